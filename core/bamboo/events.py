@@ -1,0 +1,155 @@
+"""What the coordinator is told and what it decides. The shells (local runner, operator, simulator) speak only this."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bamboo.plan import WorkerId
+from bamboo.protocol import Hello, Message
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker's channel opened and said Hello (first time or again after a cut)."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    worker: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelClosed:
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Known for certain to be gone: its process exited, its pod or node was deleted."""
+
+    worker: WorkerId
+    detail: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The worker will be taken away in that many seconds."""
+
+    worker: WorkerId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; shells send one at least every 100 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The user wants the job stopped now."""
+
+
+Event = WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | Tick | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    worker: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class AddWorkers:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorker:
+    """Let this worker go: it has been told to stop; end it if it does not."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A decision worth telling: a CamelCase reason and a sentence, for logs, events, conditions and metrics."""
+
+    reason: str
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A finished takeover as the user sees it; milliseconds by phase, counted from the moment of the loss."""
+
+    epoch: int
+    victim: WorkerId
+    worker: WorkerId
+    pipeline: int
+    stage: int
+    step: int
+    notice: bool
+    decide_ms: float
+    reform_ms: float
+    recompute_ms: float
+    forwards: int
+    backwards: int
+
+    @property
+    def pause_ms(self) -> float:
+        return self.decide_ms + self.reform_ms + self.recompute_ms
+
+
+class Outcome(StrEnum):
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    UNRECOVERABLE = "Unrecoverable"
+    INTERRUPTED = "Interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over; every worker has been told to stop."""
+
+    outcome: Outcome
+    reason: str
+    message: str
+
+
+Command = Send | AddWorkers | RemoveWorker | Emit | Finish
+
+
+class WorkerState(StrEnum):
+    """A worker's part, for display."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The job as a person sees it; made by `coordinator.status(state, now)`."""
+
+    phase: str
+    epoch: int
+    step: int
+    steps: int
+    loss: float | None
+    losses: tuple[float, ...]  # one per committed step
+    step_seconds: float | None  # median of the recent steps
+    samples_per_second: float | None
+    eta_seconds: float | None
+    grid: tuple[tuple[tuple[WorkerId, bool], ...], ...]  # [pipeline][stage] -> (owner, protected)
+    workers: tuple[tuple[WorkerId, WorkerState], ...]
+    preemptions: int
+    notices: int
+    takeovers: tuple[Takeover, ...]
+    unprotected: tuple[str, ...]
+    digests: tuple[str, ...]  # of each stage's final state, once known

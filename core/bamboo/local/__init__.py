@@ -1,0 +1,1 @@
+"""Run a BambooJob on this machine: the local shell around the coordinator."""

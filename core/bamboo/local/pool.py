@@ -1,0 +1,173 @@
+"""Worker processes on this machine, started by the trainer's fork server. Leaves nothing behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bamboo.plan import WorkerId
+
+LAUNCHER = "bamboo_trainer.launcher"
+READY_SECONDS = 120.0  # importing torch from a cold disk
+LINE_BYTES = 64 << 20
+
+
+class PoolError(Exception):
+    """The launcher does not run, or a call failed; the text is a sentence for the user."""
+
+
+class Pool:
+    """on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
+
+    log: the file that gets everything the workers print. imports: modules to be loaded before forking.
+    """
+
+    def __init__(
+        self, on_exit: Callable[[WorkerId, int | None], None], log: Path, *, imports: Sequence[str] = ()
+    ) -> None:
+        self._on_exit = on_exit
+        self._log = log
+        self._imports = imports
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._pids: dict[WorkerId, int | None] = {}  # None until the launcher has told
+        self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+
+    @property
+    def alive(self) -> tuple[WorkerId, ...]:
+        return tuple(self._pids)
+
+    def pid(self, worker: WorkerId) -> int | None:
+        return self._pids.get(worker)
+
+    async def open(self, *extra: str) -> None:
+        """Starts the launcher and waits until it can fork. Raises PoolError."""
+        arguments = [item for module in self._imports for item in ("--import", module)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", LAUNCHER, *arguments, *extra),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=LINE_BYTES,
+                env=environment,
+            )
+        self._reader = asyncio.create_task(self._read(self._process))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ready.wait(), READY_SECONDS)
+        if not self._ready.is_set() or not self._running():
+            await self.close()
+            raise PoolError(f"the launcher of workers did not start: {self.tail() or 'it said nothing'}")
+
+    def start(self, worker: WorkerId, **arguments: str | None) -> None:
+        """Forks a worker. Raises PoolError if the launcher is gone."""
+        assert worker not in self._pids, worker
+        self._pids[worker] = None
+        self._tell(op="start", worker=worker, **arguments)
+
+    def signal(self, worker: WorkerId, number: int) -> None:
+        """Does nothing if the worker is gone. One that is being started gets it as soon as it exists."""
+        if worker not in self._pids:
+            return
+        if (pid := self._pids[worker]) is None:
+            self._early[worker] = number
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
+        """What "module:function" returns in a process of its own. Raises PoolError."""
+        self._number += 1
+        future = asyncio.get_running_loop().create_future()
+        self._calls[self._number] = future
+        try:
+            self._tell(op="call", id=self._number, function=function, arguments=arguments)
+            return await asyncio.wait_for(future, seconds)
+        except TimeoutError:
+            raise PoolError(f"{function} did not return within {seconds:g} s") from None
+        finally:
+            self._calls.pop(self._number, None)
+
+    async def close(self) -> None:
+        """Kills every worker and the launcher, and waits until they are gone. May be called twice."""
+        if (process := self._process) is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 5.0)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if self._reader is not None:
+            await self._reader
+        self._process = None
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines that the workers printed."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+    def _running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def _tell(self, **command: Any) -> None:
+        if self._process is None or not self._running():
+            raise PoolError("the launcher of workers has ended")
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            self._hear(json.loads(line))
+        self._ready.set()
+        for worker in self.alive:
+            self._exited(worker, None)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(PoolError("the launcher of workers has ended"))
+        await process.wait()
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self._ready.set()
+            case "started":
+                worker = event["worker"]
+                if worker in self._pids:
+                    self._pids[worker] = event["pid"]
+                    if (number := self._early.pop(worker, None)) is not None:
+                        self.signal(worker, number)
+            case "exited":
+                self._exited(event["worker"], event["code"])
+            case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():
+                if "error" in event:
+                    future.set_exception(PoolError(str(event["error"])))
+                else:
+                    future.set_result(event["value"])
+
+    def _exited(self, worker: WorkerId, code: int | None) -> None:
+        if worker in self._pids:
+            del self._pids[worker]
+            self._early.pop(worker, None)
+            self._on_exit(worker, code)
+
+
+def exit_detail(code: int | None) -> str:
+    """How a process ended, as a person says it."""
+    if code is None:
+        return "ended with its launcher"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"

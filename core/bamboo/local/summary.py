@@ -1,0 +1,147 @@
+"""What a finished run tells: as text for a person, as JSON for a program."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from bamboo.events import Finish, Outcome, Status, Takeover
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
+
+EXIT_CODES = {
+    Outcome.COMPLETE: EXIT_OK,
+    Outcome.FAILED: EXIT_FAILED,
+    Outcome.UNRECOVERABLE: EXIT_UNRECOVERABLE,
+    Outcome.INTERRUPTED: EXIT_INTERRUPTED,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """lost_samples: those of committed steps that no gradient came from. log_tail: set if the job did not complete."""
+
+    job: str
+    outcome: Outcome
+    reason: str
+    message: str
+    steps: int
+    committed: int
+    first_loss: float | None
+    last_loss: float | None
+    seconds: float
+    samples_per_second: float | None
+    step_seconds: float | None
+    preemptions: int
+    notices: int
+    takeovers: tuple[Takeover, ...]
+    lost_samples: int
+    digests: tuple[str, ...]
+    output: str | None = None
+    sample: str | None = None
+    log_tail: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+    def pause_in_steps(self, takeover: Takeover) -> float | None:
+        """The pause in units of an undisturbed step."""
+        return takeover.pause_ms / 1000 / self.step_seconds if self.step_seconds else None
+
+
+def summarize(
+    job: str,
+    status: Status,
+    finish: Finish,
+    *,
+    batch: int,
+    seconds: float,
+    output: str | None = None,
+    sample: str | None = None,
+    log_tail: str | None = None,
+) -> Summary:
+    """seconds: of training, without the start of the workers. batch: samples of one step."""
+    losses = status.losses
+    return Summary(
+        job=job,
+        outcome=finish.outcome,
+        reason=finish.reason,
+        message=finish.message,
+        steps=status.steps,
+        committed=status.step,
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        seconds=seconds,
+        samples_per_second=len(losses) * batch / seconds if losses and seconds > 0 else None,
+        step_seconds=status.step_seconds,
+        preemptions=status.preemptions,
+        notices=status.notices,
+        takeovers=status.takeovers,
+        lost_samples=max(status.step - len(losses), 0) * batch,
+        digests=status.digests,
+        output=output,
+        sample=sample,
+        log_tail=log_tail,
+    )
+
+
+def to_json(summary: Summary, **extra: Any) -> str:
+    """One JSON object; `extra` is added to it."""
+    document = dataclasses.asdict(summary)
+    for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
+        shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
+    return json.dumps(document | extra, indent=2, default=str)
+
+
+def to_text(summary: Summary) -> str:
+    """A few lines; the trained model's own words come last."""
+    lines = [f"{summary.job}: {summary.outcome}. {summary.message}".rstrip()]
+    if summary.first_loss is not None and summary.last_loss is not None:
+        lines.append(
+            f"  {summary.committed} of {summary.steps} steps in {summary.seconds:.1f} s"
+            f"{_rate(summary.samples_per_second)}, loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
+        )
+    lines.append(
+        f"  preemptions: {summary.preemptions} ({summary.notices} with notice), "
+        f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
+    )
+    lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
+    lines += _pauses(summary)
+    if summary.digests:
+        lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
+    if summary.output:
+        lines.append(f"  saved in {summary.output}")
+    if summary.sample:
+        lines += ["  the trained model continues:", *(f"    | {line}" for line in summary.sample.splitlines())]
+    if summary.log_tail:
+        lines += ["  the workers' last words:", *(f"    | {line}" for line in summary.log_tail.splitlines())]
+    return "\n".join(lines)
+
+
+def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
+    """Whether both runs ended in the same state, bit for bit; nothing to compare is no equality."""
+    return bool(disturbed) and tuple(disturbed) == tuple(undisturbed)
+
+
+def _rate(samples_per_second: float | None) -> str:
+    return f" ({samples_per_second:.1f} samples/s)" if samples_per_second else ""
+
+
+def _takeover(summary: Summary, takeover: Takeover) -> str:
+    where = f"stage {takeover.stage} of pipeline {takeover.pipeline} at step {takeover.step}"
+    who = f"{takeover.victim} -> {takeover.worker}"
+    steps = summary.pause_in_steps(takeover)
+    pause = f"pause {takeover.pause_ms:.0f} ms" + (f" ({steps:.2f} steps)" if steps is not None else "")
+    phases = (
+        f"decide {takeover.decide_ms:.0f}, reform {takeover.reform_ms:.0f}, recompute {takeover.recompute_ms:.0f}"
+        f" ({takeover.forwards} forward, {takeover.backwards} backward)"
+    )
+    return f"{where}: {who}, {pause}: {phases}{', with notice' if takeover.notice else ''}"
+
+
+def _pauses(summary: Summary) -> list[str]:
+    pauses = [takeover.pause_ms for takeover in summary.takeovers]
+    if len(pauses) < 2:
+        return []
+    return [f"    median pause {statistics.median(pauses):.0f} ms, longest {max(pauses):.0f} ms"]

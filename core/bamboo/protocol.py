@@ -1,0 +1,171 @@
+"""The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from bamboo.names import PROTOCOL_VERSION
+from bamboo.plan import Cell, Plan, WorkerId
+
+MAX_MESSAGE_BYTES = 4 << 20
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# worker -> coordinator
+
+
+class Hello(Message, frozen=True):
+    worker: WorkerId
+    host: str
+    port: int
+    zone: str = ""
+    pid: int = 0
+    version: int = PROTOCOL_VERSION
+    plan: Plan | None = None  # the newest plan known, after a reconnection
+
+
+class Profile(Message, frozen=True):
+    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
+
+    costs: tuple[float, ...]
+
+
+class Heartbeat(Message, frozen=True):
+    step: int
+    doing: str = ""
+
+
+class PeerDown(Message, frozen=True):
+    epoch: int
+    peer: WorkerId
+
+
+class PlanApplied(Message, frozen=True):
+    epoch: int
+
+
+class ReplicaSynced(Message, frozen=True):
+    """Said by the owner: that replica of my cell has caught up with me."""
+
+    cell: Cell
+    replica: WorkerId
+
+
+class StepCommitted(Message, frozen=True):
+    """Said by the root's owner; `seconds` is the time since its previous commit."""
+
+    step: int
+    generation: int
+    loss: float
+    gradient_norm: float
+    seconds: float
+
+
+class TakenOver(Message, frozen=True):
+    """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival."""
+
+    epoch: int
+    cell: Cell
+    step: int
+    reform_ms: float
+    recompute_ms: float
+    forwards: int
+    backwards: int
+
+
+class CellFinished(Message, frozen=True):
+    cell: Cell
+    digest: str
+
+
+class NoticeReceived(Message, frozen=True):
+    """This worker was told to go (SIGTERM, metadata); `seconds` is what is left."""
+
+    seconds: float
+
+
+class Saved(Message, frozen=True):
+    path: str
+
+
+class WorkerFailed(Message, frozen=True):
+    reason: str
+    message: str
+
+
+class Bye(Message, frozen=True):
+    pass
+
+
+ToCoordinator = (
+    Hello | Profile | Heartbeat | PeerDown | PlanApplied | ReplicaSynced | StepCommitted | TakenOver
+    | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+)  # fmt: skip
+
+
+# coordinator -> worker
+
+
+class Welcome(Message, frozen=True):
+    """The job, and the secret by which workers of this job know each other."""
+
+    manifest: dict[str, Any]
+    secret: str
+
+
+class ProfileRequest(Message, frozen=True):
+    pass
+
+
+class SendPlan(Message, frozen=True):
+    plan: Plan
+
+
+class Save(Message, frozen=True):
+    path: str
+
+
+class Stop(Message, frozen=True):
+    reason: str
+    message: str = ""
+
+
+class Refused(Message, frozen=True):
+    """This worker was declared lost, or never belonged here; it must exit."""
+
+    reason: str
+    message: str = ""
+
+
+ToWorker = Welcome | ProfileRequest | SendPlan | Save | Stop | Refused
+
+_encoder = msgspec.json.Encoder()
+_from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
+_from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_from_worker(data: bytes | str) -> ToCoordinator:
+    """Raises ValueError naming what is wrong."""
+    return _decode(_from_worker, data)
+
+
+def decode_from_coordinator(data: bytes | str) -> ToWorker:
+    """Raises ValueError naming what is wrong."""
+    return _decode(_from_coordinator, data)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"malformed message: {error}") from None

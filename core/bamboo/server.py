@@ -1,0 +1,186 @@
+"""The coordinator's end of the control channel: one WebSocket per worker at /v1/workers.
+
+It turns connections into events and messages into frames, and decides nothing. All of it runs on one asyncio loop.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.names import PROTOCOL_VERSION
+from bamboo.plan import WorkerId
+from bamboo.protocol import MAX_MESSAGE_BYTES, Hello, Message, Refused, decode_from_worker, encode
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/workers"
+HELLO_SECONDS = 5.0
+ChannelEvent = WorkerJoined | Received | ChannelClosed
+
+
+class Unauthorized(Exception):
+    """This caller is not that worker. The text is told to the caller."""
+
+
+Authenticate = Callable[[web.Request, WorkerId], Awaitable[None]]
+
+
+def token_check(token: str) -> Authenticate:
+    """Accepts everyone who brings that token: for workers on this machine."""
+
+    async def authenticate(request: web.Request, worker: WorkerId) -> None:
+        offered = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
+            raise Unauthorized("the token is wrong")
+
+    return authenticate
+
+
+@dataclass(eq=False, slots=True)
+class _Channel:
+    worker: WorkerId
+    socket: web.WebSocketResponse
+    outbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+
+    async def write(self) -> None:
+        """Sends what is queued until the socket breaks."""
+        with suppress(ConnectionError):
+            while True:
+                await self.socket.send_str(encode(await self.outbox.get()).decode())
+
+
+class Server:
+    """Calls `on_event` in the loop that called `start`.
+
+    authenticate: raises Unauthorized for a caller that must go away; anything else it raises means "try later".
+    heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
+    """
+
+    def __init__(
+        self, on_event: Callable[[ChannelEvent], None], authenticate: Authenticate, *, heartbeat: float = 5.0
+    ) -> None:
+        self._on_event = on_event
+        self._authenticate = authenticate
+        self._heartbeat = heartbeat
+        self._channels: dict[WorkerId, _Channel] = {}
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._closing: set[asyncio.Task[bool]] = set()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens; returns the URL that workers connect to."""
+        app = web.Application()
+        app.router.add_get(PATH, self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        bound = self._runner.addresses[0]
+        return f"ws://{bound[0]}:{bound[1]}{PATH}"
+
+    async def stop(self) -> None:
+        """Closes every channel and stops listening; no event is told any more."""
+        self._channels.clear()
+        for socket in list(self._sockets):
+            with suppress(asyncio.TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await socket.close(code=WSCloseCode.GOING_AWAY)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
+        if (channel := self._channels.get(worker)) is not None:
+            channel.outbox.put_nowait(message)
+
+    @property
+    def connected(self) -> frozenset[WorkerId]:
+        return frozenset(self._channels)
+
+    async def _handle(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
+        await socket.prepare(request)
+        self._sockets.add(socket)
+        try:
+            if (hello := await self._greet(request, socket)) is not None:
+                await self._serve(hello, socket)
+        finally:
+            self._sockets.discard(socket)
+        return socket
+
+    async def _greet(self, request: web.Request, socket: web.WebSocketResponse) -> Hello | None:
+        """The caller's Hello; None, with the socket closed, if it may not come in."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await self._receive(socket, request.remote or "?")
+        except TimeoutError:
+            logger.warning("no Hello from %s within %g s", request.remote, HELLO_SECONDS)
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"no Hello")
+            return None
+        if hello is None:
+            return None
+        if not isinstance(hello, Hello):
+            logger.warning("the first message from %s was no Hello", request.remote)
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"the first message must be Hello")
+            return None
+        if hello.version != PROTOCOL_VERSION:
+            await self._refuse(
+                socket, hello, "ProtocolMismatch", f"protocol {hello.version}, here it is {PROTOCOL_VERSION}"
+            )
+            return None
+        try:
+            await self._authenticate(request, hello.worker)
+        except Unauthorized as error:
+            await self._refuse(socket, hello, "Unauthorized", str(error))
+            return None
+        except Exception:
+            logger.exception("cannot check who %s is", hello.worker)
+            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+            return None
+        return hello
+
+    async def _refuse(self, socket: web.WebSocketResponse, hello: Hello, reason: str, message: str) -> None:
+        logger.warning("refused %s: %s", hello.worker, message, extra={"worker": hello.worker})
+        with suppress(ConnectionError):
+            await socket.send_str(encode(Refused(reason=reason, message=message)).decode())
+        await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=reason.encode())
+
+    async def _serve(self, hello: Hello, socket: web.WebSocketResponse) -> None:
+        channel = _Channel(hello.worker, socket)
+        older = self._channels.get(hello.worker)
+        self._channels[hello.worker] = channel
+        writer = asyncio.create_task(channel.write())
+        if older is not None:
+            closing = asyncio.create_task(older.socket.close(code=WSCloseCode.OK))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        try:
+            self._on_event(WorkerJoined(hello))
+            while (message := await self._receive(socket, hello.worker)) is not None:
+                if self._channels.get(hello.worker) is not channel:
+                    break
+                self._on_event(Received(hello.worker, message))
+        finally:
+            writer.cancel()
+            if self._channels.get(hello.worker) is channel:
+                del self._channels[hello.worker]
+                self._on_event(ChannelClosed(hello.worker))
+
+    async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
+        """The next message; None once the socket is closed, also because of what came."""
+        frame = await socket.receive()
+        if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            try:
+                return decode_from_worker(frame.data)
+            except ValueError as error:
+                logger.warning("closed the channel of %s: %s", sender, error, extra={"worker": sender})
+                await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"malformed message")
+        elif frame.type is WSMsgType.ERROR:
+            logger.warning("the channel of %s broke: %s", sender, frame.data, extra={"worker": sender})
+        return None

@@ -1,0 +1,5 @@
+"""Settings of every test: one compute thread, as in a worker."""
+
+import torch
+
+torch.set_num_threads(1)

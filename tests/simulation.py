@@ -1,0 +1,189 @@
+"""The real coordinator and the real engines in one thread, over an in-memory network, with a virtual clock.
+
+Everything is deterministic: a job is a function of its manifest and its faults.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bamboo import coordinator, protocol
+from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWorker, Send, Tick, WorkerJoined, WorkerLost
+from bamboo.manifest import parse_manifest
+from bamboo.plan import Cell
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.transport.memory import MemoryNetwork
+
+
+class Killed(Exception):
+    """The worker is gone in the middle of an instruction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Kill whoever starts (or has just ended) that instruction, the first time that it happens."""
+
+    name: str
+    cell: Cell
+    step: int
+    microbatch: int = 0
+    after: bool = False
+
+
+@dataclass
+class Node:
+    name: str
+    engine: Engine
+    events: deque[Any] = field(default_factory=deque)
+    alive: bool = True
+
+
+class Watch:
+    """The observer of one worker: raises where a fault strikes."""
+
+    def __init__(self, job: "Job") -> None:
+        self.job = job
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self._strike(Fault(name, cell, step, microbatch))
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self._strike(Fault(name, cell, step, microbatch, after=True))
+
+    def _strike(self, fault: Fault) -> None:
+        self.job.executed.append(fault)
+        if fault in self.job.faults:
+            self.job.faults.remove(fault)
+            raise Killed
+
+
+class Job:
+    """One simulated job. `decide` is called before every turn and may act on the job (kill, notice)."""
+
+    def __init__(
+        self,
+        manifest: dict[str, Any],
+        faults: tuple[Fault, ...] = (),
+        decide: Callable[["Job"], None] = lambda job: None,
+    ) -> None:
+        self.manifest, self.spec = manifest, parse_manifest(manifest)
+        self.task = load_task(self.spec.task.entrypoint, self.spec.task.config)
+        self.faults, self.decide = list(faults), decide
+        self.now, self.turns = 0.0, 0
+        self.network = MemoryNetwork()
+        self.nodes: dict[str, Node] = {}
+        self.started = 0
+        self.finish: Finish | None = None
+        self.story: list[Emit] = []
+        self.executed: list[Fault] = []
+        self.inbox: deque[Any] = deque()
+        self.state = coordinator.initial(self.spec, manifest, secret="s", save_path=None, now=0.0)
+
+    def run(self, limit: int = 200_000) -> "Job":
+        while self.finish is None:
+            self.turns += 1
+            assert self.turns < limit, f"no end after {limit} turns: {self.where()}"
+            self.now += 0.001
+            self.decide(self)
+            self._coordinate(Tick())
+            while self.inbox and self.finish is None:
+                self._coordinate(self.inbox.popleft())
+            self.network.pump()
+            for node in list(self.nodes.values()):
+                self._turn(node)
+        return self
+
+    def where(self) -> str:
+        lines = [
+            f"plan {self.state.plan}",
+            f"synced {sorted(self.state.synced)}",
+            f"applied {sorted(self.state.applied)}",
+        ]
+        for node in self.nodes.values():
+            if node.alive:
+                runs = {c: (r.step, r.done, r.next) for c, r in node.engine.runs.items()}
+                lines.append(f"{node.name} epoch {node.engine.plan.epoch if node.engine.plan else 0} {runs}")
+        return "\n".join(lines)
+
+    def kill(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            node.alive = False
+            self.network.kill(name)
+            self.inbox.append(WorkerLost(name, "killed"))
+
+    def notice(self, name: str, seconds: float = 1e6) -> None:
+        self.inbox.append(Notice(name, seconds))
+
+    def _turn(self, node: Node) -> None:
+        if not node.alive:
+            return
+        try:
+            for record in list(self.state.workers):
+                if record == node.name:
+                    self.inbox.append(Received(node.name, protocol.Heartbeat(step=node.engine.step)))
+            while node.events:
+                item = node.events.popleft()
+                if isinstance(item, protocol.SendPlan):
+                    node.engine.obey(item.plan)
+                elif isinstance(item, protocol.ProfileRequest):
+                    costs = layer_costs(self.task, self.spec.training.micro_batch_size)
+                    self.inbox.append(Received(node.name, protocol.Profile(costs=costs)))
+                elif not isinstance(item, protocol.Message):
+                    node.engine.handle(item)
+            node.engine.turn()
+        except Killed:
+            self.kill(node.name)
+
+    def _coordinate(self, event: Any) -> None:
+        self.state, commands = coordinator.step(self.state, event, self.now)
+        for command in commands:
+            match command:
+                case Send(worker, message) if worker in self.nodes:
+                    self.nodes[worker].events.append(message)
+                case AddWorkers(count):
+                    for _ in range(count):
+                        self._add()
+                case RemoveWorker(worker):
+                    self.nodes[worker].alive = False
+                    self.network.kill(worker)
+                    self.inbox.append(WorkerLost(worker, "removed"))
+                case Emit():
+                    self.story.append(command)
+                case Finish():
+                    self.finish = command
+
+    def _add(self) -> None:
+        name = f"w{self.started}"
+        self.started += 1
+        training = self.spec.training
+        config = TrainingConfig(
+            seed=training.seed,
+            precision=training.precision.value,
+            max_gradient_norm=training.max_gradient_norm,
+            microbatches=training.microbatches,
+            micro_batch_size=training.micro_batch_size,
+        )
+        events: deque[Any] = deque()
+
+        def tell(message: protocol.Message) -> None:
+            self.inbox.append(Received(name, message))
+
+        engine = Engine(
+            worker=name,
+            steps=training.steps,
+            build=lambda stage, stages: Stage(self.task, stage, stages, config),
+            transport=self.network.attach(name, events.append),
+            tell=tell,
+            observer=Watch(self),
+            clock=lambda: self.now,
+        )
+        self.nodes[name] = Node(name, engine, events)
+        self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(digest for cell, digest in self.state.finished if cell.pipeline == 0)

@@ -1,0 +1,140 @@
+"""Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo.events import Outcome
+from bamboo.plan import Cell
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.reference import train
+from bamboo_trainer.stage import TrainingConfig
+from simulation import Fault, Job
+
+STEPS = 4
+
+
+def manifest(
+    stages: int, pipelines: int, *, standby: int = 0, tied: bool = False, mode: str = "LazyForward"
+) -> dict[str, Any]:
+    config = {
+        "dModel": 16,
+        "heads": 2,
+        "blocks": 3,
+        "context": 8,
+        "dropout": 0.1,
+        "text": __file__,
+        "tieEmbeddings": tied,
+    }
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            "standby": {"workers": standby},
+        },
+    }
+
+
+@functools.cache
+def undisturbed(stages: int, pipelines: int, standby: int = 0) -> Job:
+    return Job(manifest(stages, pipelines, standby=standby)).run()
+
+
+def assert_same(job: Job, stages: int, pipelines: int) -> None:
+    reference = undisturbed(stages, pipelines)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.state.losses == reference.state.losses
+    assert job.digests == reference.digests
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("pipelines", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
+    """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step."""
+    job = Job(manifest(stages, pipelines, tied=tied)).run()
+    spec = job.spec
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
+    losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
+    torch.testing.assert_close(list(job.state.losses), list(losses), rtol=1e-5, atol=1e-6)
+    held: dict[str, torch.Tensor] = {}
+    for node in job.nodes.values():
+        for holding in node.engine.holdings.values():
+            if holding.stage and holding.owned:  # a replica may still be one step behind
+                held |= holding.stage.state_tensors()
+    for name, expected in weights.items():
+        torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
+
+
+def instructions(stages: int, pipelines: int) -> list[Fault]:
+    """Every point at which a worker can die in step 2, as seen in the undisturbed run."""
+    return [f for f in dict.fromkeys(undisturbed(stages, pipelines).executed) if f.step == 2]
+
+
+@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
+def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
+    faults = instructions(stages, pipelines)
+    assert len({f.name for f in faults}) >= 6
+    for fault in faults:
+        job = Job(manifest(stages, pipelines), (fault,)).run()
+        assert not job.faults, f"{fault} did not strike"
+        assert_same(job, stages, pipelines)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_notice_drains_at_a_boundary(stage: int) -> None:
+    def decide(job: Job) -> None:
+        if job.state.step == 1 and not job.state.notices and job.state.plan:
+            job.notice(job.state.plan.at(Cell(0, stage)).owner)
+
+    job = Job(manifest(4, 1, standby=1), decide=decide).run()
+    assert_same(job, 4, 1)
+    assert any(e.reason == "PlannedTakeover" for e in job.story)
+
+
+def test_a_standby_heals_the_pipeline() -> None:
+    job = Job(manifest(4, 1, standby=1), (Fault("Backward", Cell(0, 2), 1, 1),)).run()
+    assert_same(job, 4, 1)
+    reasons = [e.reason for e in job.story]
+    assert "Takeover" in reasons
+    assert "Replicating" in reasons
+
+
+def pair(job: Job, cells: tuple[Cell, ...]) -> None:
+    if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+        for owner in {job.state.plan.at(c).owner for c in cells}:
+            job.kill(owner)
+
+
+def test_two_non_neighbours_at_once() -> None:
+    for first in range(2):
+        job = Job(manifest(4, 1), decide=lambda j, s=first: pair(j, (Cell(0, s), Cell(0, s + 2)))).run()  # type: ignore[misc]
+        assert_same(job, 4, 1)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_neighbour_pair_without_a_second_pipeline_is_not_recoverable(first: int) -> None:
+    job = Job(manifest(4, 1), decide=lambda j: pair(j, (Cell(0, first), Cell(0, (first + 1) % 4)))).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert "not recoverable without a checkpoint" in job.finish.message
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(first: int) -> None:
+    job = Job(manifest(3, 2), decide=lambda j: pair(j, (Cell(1, first), Cell(1, (first + 1) % 3)))).run()
+    assert_same(job, 3, 2)
+
+
+def test_without_redundancy_a_loss_ends_the_job() -> None:
+    job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE

@@ -1,0 +1,245 @@
+"""The data plane over TCP: what arrives, who may take part, and what a broken link looks like."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.transport import tcp, wire
+from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
+from transport_kit import SECRET, Net, eventually, make_frame, our_threads, same
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with Net() as made:
+        yield made
+
+
+PAYLOADS = {
+    "nothing": (),
+    "zero-dim": (torch.tensor(1.5),),
+    "empty": (torch.empty(0), torch.empty(3, 0, 2, dtype=torch.int64)),
+    "bool": (torch.tensor([True, False, True]),),
+    "nan": (torch.tensor([float("nan"), -0.0, float("inf")]),),
+    "strided": (torch.arange(12.0).reshape(3, 4).T,),
+    "grad": (torch.ones(3, requires_grad=True),),
+    "mixed": (torch.arange(5), torch.tensor(True), torch.randn(2, 3).bfloat16(), torch.empty(0)),
+    "large": (torch.arange(4 << 20, dtype=torch.float32), torch.tensor(7, dtype=torch.int8)),
+    **{name: (torch.arange(6).reshape(2, 3).to(dtype),) for name, dtype in wire.DTYPES.items()},
+}
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.SYNC])
+def test_tensors_arrive_bit_equal(net: Net, name: str, kind: Kind) -> None:
+    a, _, _, b_in = net.pair()
+    frame = make_frame(*(tensor.detach().contiguous() for tensor in PAYLOADS[name]), kind=kind)
+    a.send("b", make_frame(*PAYLOADS[name], kind=kind))
+    (event,) = b_in.wait(Arrived)
+    assert event.sender == "a"
+    assert same(event.frame, frame)
+    if event.frame.tensors:
+        event.frame.tensors[0].add(0)
+        assert not event.frame.tensors[0].requires_grad
+
+
+def test_meta_arrives(net: Net) -> None:
+    a, _, _, b_in = net.pair()
+    meta = {"norm": 1.25, "cells": [[0, 1], [2, 3]], "digest": b"\x00\xff", "none": None, "text": "ü"}
+    a.send("b", make_frame(kind=Kind.READY, meta=meta))
+    assert b_in.wait(Arrived)[0].frame.meta == meta
+
+
+def test_a_worker_can_send_to_itself(net: Net) -> None:
+    a, a_in, _, _ = net.pair()
+    a.send("a", make_frame(torch.ones(2)))
+    assert a_in.wait(Arrived)[0].sender == "a"
+
+
+def test_order_per_lane_and_both_directions(net: Net) -> None:
+    a, a_in, b, b_in = net.pair()
+    for index in range(300):
+        size = 40_000 if index % 7 == 0 else 3
+        for end, peer in ((a, "b"), (b, "a")):
+            end.send(peer, make_frame(torch.full((size,), index), microbatch=index))
+            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=Kind.STATE))
+    for inbox in (a_in, b_in):
+        frames = [event.frame for event in inbox.wait(Arrived, 600)]
+        for kind in (Kind.ACTIVATION, Kind.STATE):
+            got = [frame for frame in frames if frame.address.kind is kind]
+            assert [frame.address.microbatch for frame in got] == list(range(300))
+            assert all((frame.tensors[0] == frame.address.microbatch).all() for frame in got)
+        assert inbox.of(LinkDown) == inbox.of(LinkUp) == []
+
+
+def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
+    a, _, _, b_in = net.pair()
+    for _ in range(4):
+        a.send("b", make_frame(torch.zeros(16 << 20), kind=Kind.STATE))
+    a.send("b", make_frame(torch.ones(1)))
+    kinds = [event.frame.address.kind for event in b_in.wait(Arrived, 5)]
+    assert kinds.index(Kind.ACTIVATION) < 4
+
+
+def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:
+    a, _, _, b_in = net.pair()
+    with pytest.raises(ValueError, match="complex64"):
+        a.send("b", make_frame(torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(ValueError, match="too large"):
+        a.send("b", make_frame(meta="x" * (wire.MAX_META + 1)))
+    with pytest.raises(ValueError, match="epoch"):
+        a.send("b", Frame(address=Address(Kind.COMMIT, 2**40, 0, 0), epoch=1))
+    a.send("b", make_frame())
+    assert len(b_in.wait(Arrived)) == 1
+
+
+def test_send_to_an_unknown_or_silent_peer_never_blocks(net: Net) -> None:
+    a, _ = net.add("a")
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent:
+        a.peers({"silent": silent.getsockname()})
+        began = time.monotonic()
+        for _ in range(50):
+            a.send("nobody", make_frame(torch.zeros(1000)))
+            a.send("silent", make_frame(torch.zeros(1 << 20)))
+        a.close(0.1)
+        assert time.monotonic() - began < 2
+
+
+# -- membership --
+
+
+def test_a_link_waits_for_the_plan_that_names_its_sender(net: Net) -> None:
+    (a, _), (b, b_in) = net.add("a"), net.add("b")
+    a.peers({"b": ("127.0.0.1", b.port)})
+    a.send("b", make_frame(torch.ones(1)))
+    time.sleep(0.3)
+    assert b_in.events == []
+    b.peers({"a": ("127.0.0.1", a.port)})
+    b_in.wait(Arrived)
+
+
+def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "PLAN_SECONDS", 0.05)
+    a, a_in, b, b_in = net.pair()
+    a.send("b", make_frame())
+    b.send("a", make_frame())
+    b_in.wait(Arrived)
+    a_in.wait(Arrived)
+    b.peers({})
+    a_in.wait(LinkDown)
+    for _ in range(20):
+        a.send("b", make_frame(torch.ones(1)))
+        b.send("a", make_frame(torch.ones(1)))
+        time.sleep(0.02)
+    assert len(b_in.events) == len(a_in.of(Arrived)) == 1
+    b.peers({"a": ("127.0.0.1", a.port)})
+    a_in.wait(LinkUp)
+    a.send("b", make_frame(torch.ones(1)))
+    b_in.wait(Arrived, 2)
+
+
+# -- broken links --
+
+CHILD = """
+import sys, time, torch
+from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.transport.tcp import TcpTransport
+end = TcpTransport("b", sys.argv[2], lambda event: None)
+end.peers({"a": ("127.0.0.1", int(sys.argv[1]))})
+print(end.port, flush=True)
+if sys.argv[3] == "sends":
+    for kind in (Kind.ACTIVATION, Kind.SYNC):
+        end.send("a", Frame(address=Address(kind, 0, 0, 0), epoch=1, tensors=(torch.ones(3),)))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("role", ["sends", "receives", "both"])
+def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, role: str) -> None:
+    a, a_in = net.add("a")
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    mode = "sends" if role in ("sends", "both") else "waits"
+    command = [sys.executable, str(script), str(a.port), SECRET, mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        a.peers({"b": ("127.0.0.1", int(child.stdout.readline()))})
+        if role != "sends":
+            a.send("b", make_frame(torch.ones(1)))
+            a.send("b", make_frame(torch.ones(1), kind=Kind.STATE))
+            assert eventually(lambda: sum("bamboo-eof" in name for name in our_threads()) == 2)
+        if mode == "sends":
+            a_in.wait(Arrived, 2)
+        child.send_signal(signal.SIGKILL)
+        a_in.wait(LinkDown, 2 if role == "both" else 1, seconds=1.0)
+    time.sleep(0.3)
+    assert a_in.of(LinkDown) == [LinkDown("b")] * (2 if role == "both" else 1)
+    assert a_in.of(LinkUp) == []
+
+
+def test_a_link_forms_again(net: Net) -> None:
+    """The peer goes and comes back elsewhere; what is sent while it is away is dropped."""
+    a, a_in, b, b_in = net.pair()
+    a.send("b", make_frame(torch.ones(1)))
+    b_in.wait(Arrived)
+    b.close(0.0)
+    a_in.wait(LinkDown)
+    a.send("b", make_frame(torch.ones(1)))
+    again, again_in = net.add("b")
+    again.peers({"a": ("127.0.0.1", a.port)})
+    a.peers({"b": ("127.0.0.1", again.port)})
+    a_in.wait(LinkUp)
+    a.send("b", make_frame(torch.ones(1), microbatch=9))
+    (event,) = again_in.wait(Arrived)
+    assert event.frame.address.microbatch == 9
+    assert a_in.events == [LinkDown("b"), LinkUp("b")]
+
+
+def test_a_peer_that_never_answered_comes_up(net: Net) -> None:
+    (a, a_in), (b, b_in) = net.add("a"), net.add("b")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    a.peers({"b": nobody})
+    a.send("b", make_frame())
+    a_in.wait(LinkDown)
+    b.peers({"a": ("127.0.0.1", a.port)})
+    a.peers({"b": ("127.0.0.1", b.port)})
+    a_in.wait(LinkUp)
+    a.send("b", make_frame())
+    b_in.wait(Arrived)
+
+
+def test_close_flushes(net: Net) -> None:
+    a, _, _, b_in = net.pair()
+    for index in range(20):
+        a.send("b", make_frame(torch.zeros(1 << 20), microbatch=index))
+    a.close(10.0)
+    assert len(b_in.wait(Arrived, 20)) == 20
+    a.send("b", make_frame())
+    a.close(0.0)  # again is fine
+
+
+def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
+    a, _ = net.add("a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a.peers({"b": server.getsockname()})
+        a.send("b", make_frame(torch.zeros(16 << 20)))
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(bytes(16))
+            sock.recv(4096)
+            sock.sendall(wire.ACCEPTED)  # and reads no more
+            time.sleep(0.1)
+            began = time.monotonic()
+            a.close(0.2)
+            assert time.monotonic() - began < 1.5
+            assert our_threads() == []

@@ -1,0 +1,105 @@
+"""What the tests of the transports share."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.transport import wire
+from bamboo_trainer.transport.base import Event
+from bamboo_trainer.transport.tcp import TcpTransport
+
+SECRET = "a secret"
+
+
+@dataclass
+class Inbox:
+    """Collects events; wait() for a number of some type of them."""
+
+    events: list[Event] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __call__(self, event: Event) -> None:
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def of(self, kind: type) -> list[Any]:
+        with self.changed:
+            return [event for event in self.events if isinstance(event, kind)]
+
+    def wait(self, kind: type, count: int = 1, seconds: float = 10.0) -> list[Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.of(kind)) >= count, seconds), self.events
+            return self.of(kind)
+
+
+def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch: int = 0, meta: Any = None) -> Frame:
+    return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, meta=meta)
+
+
+def same(left: Frame, right: Frame) -> bool:
+    """Bit-equal."""
+    return (left.address, left.epoch, left.meta) == (right.address, right.epoch, right.meta) and all(
+        a.dtype == b.dtype and a.shape == b.shape and bytes(wire.byte_view(a)) == bytes(wire.byte_view(b))
+        for a, b in zip(left.tensors, right.tensors, strict=True)
+    )
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("bamboo-")]
+
+
+def our_sockets() -> int:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    return sum(link.startswith("socket:") for link in links)
+
+
+class Net:
+    """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
+
+    def __init__(self) -> None:
+        self.ends: list[TcpTransport] = []
+        self._sockets = our_sockets()
+
+    def __enter__(self) -> "Net":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for end in self.ends:
+            end.close(0.0)
+        assert our_threads() == []
+        gc.collect()
+        assert our_sockets() == self._sockets
+
+    def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
+        inbox = Inbox()
+        end = TcpTransport(name, secret, inbox)
+        self.ends.append(end)
+        return end, inbox
+
+    def pair(self) -> tuple[TcpTransport, Inbox, TcpTransport, Inbox]:
+        (a, a_in), (b, b_in) = self.add("a"), self.add("b")
+        for end in (a, b):
+            end.peers({"a": ("127.0.0.1", a.port), "b": ("127.0.0.1", b.port)})
+        return a, a_in, b, b_in

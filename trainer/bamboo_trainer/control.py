@@ -1,0 +1,174 @@
+"""The worker's end of the control channel: a thread that keeps one WebSocket to the coordinator open.
+
+While the coordinator is away, training goes on: what is said meanwhile waits in a queue.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+
+from bamboo.names import HEARTBEAT_SECONDS
+from bamboo.protocol import (
+    MAX_MESSAGE_BYTES,
+    Heartbeat,
+    Hello,
+    Message,
+    ToWorker,
+    decode_from_coordinator,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.05
+LAST_BACKOFF_SECONDS = 2.0
+PING_SECONDS = 5.0
+
+
+class Control:
+    """hello: called at every connection. heartbeat: what to report, as (step, doing). deliver: gets every message
+    of the coordinator, in this object's own thread; it must neither block nor raise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        hello: Callable[[], Hello],
+        heartbeat: Callable[[], tuple[int, str]],
+        deliver: Callable[[ToWorker], None],
+    ) -> None:
+        self._url = url
+        self._token = token
+        self._hello = hello
+        self._heartbeat = heartbeat
+        self._deliver = deliver
+        self._outbox: deque[Message] = deque()  # the first one leaves it when it has been written
+        self._written = threading.Event()
+        self._written.set()
+        self._lock = threading.Lock()  # over the three below
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="bamboo-control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Queues the message; from any thread, never blocks. Ignored once closed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._outbox.append(message)
+            self._written.clear()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def close(self, flush_seconds: float = 1.0) -> None:
+        """Waits at most that long until everything queued is written, then closes. May be called twice."""
+        if self._thread.is_alive():
+            self._written.wait(flush_seconds)
+        with self._lock:
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._keep_connected())
+        except Exception:
+            logger.exception("the control channel's thread ended")
+
+    async def _keep_connected(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._loop = asyncio.get_running_loop()
+            self._wake.set()
+        backoff = FIRST_BACKOFF_SECONDS
+        try:
+            async with aiohttp.ClientSession() as session:
+                while not self._stop.is_set():
+                    if await self._connect(session):
+                        backoff = FIRST_BACKOFF_SECONDS
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._stop.wait(), backoff)
+                    backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+        finally:
+            with self._lock:
+                self._loop = None
+
+    async def _connect(self, session: aiohttp.ClientSession) -> bool:
+        """One connection, until it breaks or close() is called. True if the coordinator said anything."""
+        heard = False
+
+        async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
+            nonlocal heard
+            async for frame in socket:
+                if frame.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                    heard = True
+                    self._receive(frame.data)
+
+        try:
+            async with session.ws_connect(
+                self._url,
+                headers={"Authorization": f"Bearer {self._token}"},
+                heartbeat=PING_SECONDS,
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
+            ) as socket:
+                await socket.send_str(encode(self._hello()).decode())
+                await _until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.debug("no channel to the coordinator: %s", error)
+        return heard
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            message = decode_from_coordinator(data)
+        except ValueError as error:
+            logger.warning("ignored a message of the coordinator: %s", error)
+        else:
+            self._deliver(message)
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            while self._outbox:
+                await socket.send_str(encode(self._outbox[0]).decode())
+                with self._lock:
+                    self._outbox.popleft()
+                    if not self._outbox:
+                        self._written.set()
+            self._wake.clear()
+            if not self._outbox:
+                await self._wake.wait()
+
+    async def _beat(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            step, doing = self._heartbeat()
+            await socket.send_str(encode(Heartbeat(step=step, doing=doing)).decode())
+
+
+async def _until_first(*parts: Coroutine[Any, Any, Any]) -> None:
+    """Runs all until the first one ends; raises what that one raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for task, result in zip(tasks, results, strict=True):
+        if task in done and isinstance(result, Exception):
+            raise result

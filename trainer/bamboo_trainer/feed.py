@@ -1,0 +1,54 @@
+"""What an owner knows of one replica of its cell, and what it owes it: pure decisions."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Owed(Enum):
+    NOTHING = auto()
+    STATE = auto()  # the whole state
+    GRADIENT = auto()  # the gradients of the step in progress, if they are final already
+
+
+@dataclass(slots=True)
+class Feed:
+    """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds."""
+
+    since: int | None = None
+    acked: int = -1
+    synced: bool = False
+
+    def announced(self, version: int, mine: int, same: bool) -> Owed:
+        """The replica says that it holds `version` (-1: nothing); `mine` is the owner's. same: equal digests."""
+        self.acked = max(self.acked, version)
+        if version >= 0 and not same:
+            self.since, self.acked = mine, -1
+            return Owed.STATE
+        if self.since is not None and version >= self.since:
+            return Owed.NOTHING
+        if self.since is not None and version < 0:
+            return Owed.NOTHING  # its state is on the way
+        self.since = mine if version < mine else version
+        if version < mine:
+            return Owed.STATE
+        return Owed.GRADIENT if version == mine else Owed.NOTHING
+
+    def relinked(self, mine: int) -> Owed:
+        """The link to the replica was cut and stands again: what was sent in between may be lost."""
+        if self.since is None:
+            return Owed.NOTHING
+        if self.acked >= mine:
+            return Owed.GRADIENT
+        self.since = mine
+        return Owed.STATE
+
+    def caught_up(self, mine: int) -> bool:
+        """True once, when the replica first holds all that the owner holds."""
+        if self.synced or self.since is None or self.acked < mine:
+            return False
+        self.synced = True
+        return True
+
+    def holds_back(self, step: int) -> bool:
+        """Must the owner wait before it lets step `step` be committed? See docs/design.md, how a step commits."""
+        return self.synced and self.acked < step

@@ -1,0 +1,52 @@
+"""What travels on the data plane: frames, addressed by what they are and not by who sent them."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+
+from bamboo.plan import Cell
+
+
+class Kind(IntEnum):
+    """The kinds of frames. All but ANNOUNCE and COMMIT carry tensors."""
+
+    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
+    GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
+    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
+    RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
+    TIED = 5  # gradients of tied parameters; part = source stage
+    READY = 6  # a cell has finished the step; to the root; meta: source cell, norm, losses
+    COMMIT = 7  # the root's word: apply the optimizer step; meta: norm, loss, generation, epoch
+    SYNC = 8  # a stage's final gradients, to its replicas
+    STATE = 9  # a stage's whole state, to a replica that has none
+    ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, digest
+
+
+BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED})
+
+
+class Address(NamedTuple):
+    """Names a frame's content. pipeline and stage are those of the cell it is for."""
+
+    kind: Kind
+    pipeline: int
+    stage: int
+    step: int
+    microbatch: int = 0
+    part: int = 0
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.pipeline, self.stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One message between workers. epoch: the sender's. meta: small JSON-like facts."""
+
+    address: Address
+    epoch: int
+    tensors: tuple[torch.Tensor, ...] = ()
+    meta: Any = None

@@ -1,0 +1,257 @@
+"""The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
+
+    python -m bamboo_trainer.launcher [--import MODULE]...
+
+One thread, one loop. JSON lines on stdin:
+
+    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": "module:function"}
+    {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
+
+and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
+result (id, value | error), error (message). When stdin ends or SIGTERM comes, every child is killed and reaped.
+Children belong to the launcher's process group and die with it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+MODULES = (
+    "torch",
+    "torch.fx.experimental.symbolic_shapes",
+    "aiohttp",
+    "safetensors.torch",
+    "bamboo_trainer.worker",
+)
+WORKER_MAIN = "bamboo_trainer.worker:main"
+PR_SET_PDEATHSIG = 1
+CHUNK = 1 << 16
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Raises ValueError if "module:function" names nothing callable."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not callable(found):
+        raise ValueError(f"{name} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete."""
+
+    id: Any
+    pipe: int
+    answer: bytearray = field(default_factory=bytearray)
+
+
+class Launcher:
+    def __init__(self, commands: int, events: int) -> None:
+        self._commands = commands
+        self._events = events
+        self._partial = b""
+        self._workers: dict[int, str] = {}
+        self._calls: dict[int, _Call] = {}
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe()
+
+    def run(self) -> None:
+        """Until stdin ends or SIGTERM comes; leaves no child."""
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._selector.register(self._commands, selectors.EVENT_READ, self._read_commands)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        try:
+            self._tell(event="ready")
+            while not self._stopping:
+                for key, _ in self._selector.select():
+                    key.data()
+        except BrokenPipeError:
+            pass
+        finally:
+            self._kill_all()
+
+    def _on_term(self, *_: object) -> None:
+        self._stopping = True
+
+    def _tell(self, **event: Any) -> None:
+        line = memoryview(json.dumps(event).encode() + b"\n")
+        while line:
+            line = line[os.write(self._events, line) :]
+
+    def _read_commands(self) -> None:
+        data = os.read(self._commands, CHUNK)
+        if not data:
+            self._stopping = True
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            try:
+                self._obey(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                self._tell(event="error", message=f"bad command {line[:200]!r}: {error!r}")
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command["op"]:
+            case "start":
+                worker = command["worker"]
+                main = command.get("main") or WORKER_MAIN
+                arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
+                arguments["trace"] = command.get("trace")
+                pid = self._fork(lambda: int(resolve(main)(**arguments)))
+                self._workers[pid] = worker
+                self._tell(event="started", worker=worker, pid=pid)
+            case "call":
+                self._call(command["id"], command["function"], command["arguments"])
+            case other:
+                raise ValueError(f"there is no op {other!r}")
+
+    def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
+        ours, theirs = os.pipe()
+
+        def answer() -> int:
+            try:
+                result = {"value": resolve(function)(**arguments)}
+                text = json.dumps(result)
+            except Exception as error:
+                traceback.print_exc()
+                text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            with os.fdopen(theirs, "wb") as pipe:
+                pipe.write(text.encode())
+            return 0
+
+        pid = self._fork(answer)
+        os.close(theirs)
+        call = _Call(id, ours)
+        self._calls[pid] = call
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
+
+    def _read_answer(self, call: _Call) -> None:
+        data = os.read(call.pipe, CHUNK)
+        call.answer += data
+        if data:
+            return
+        self._selector.unregister(call.pipe)
+        os.close(call.pipe)
+        call.pipe = -1  # NB: the number may be used again before the child is reaped
+        try:
+            result = json.loads(call.answer)
+        except ValueError:
+            result = {"error": "the function's process ended without an answer"}
+        self._tell(event="result", id=call.id, **result)
+
+    def _fork(self, body: Callable[[], int]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        launcher = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(launcher, body)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return pid
+
+    def _become_child(self, launcher: int, body: Callable[[], int]) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+            self._selector.close()
+            for pipe in (self._commands, self._events, self._woken, self._waker):
+                os.close(pipe)
+            for call in self._calls.values():
+                if call.pipe >= 0:
+                    os.close(call.pipe)
+            code = body()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code & 0xFF)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, CHUNK)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._calls.pop(pid, None)
+            if (worker := self._workers.pop(pid, None)) is not None:
+                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        for pid in (*self._workers, *self._calls):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # NB: a thread pool would not survive the fork
+    gc.collect()
+    gc.freeze()
+
+
+def _own_channel() -> tuple[int, int]:
+    """Moves the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
+    commands, events = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
+    options = parser.parse_args()
+    commands, events = _own_channel()
+    _preload([*(() if options.bare else MODULES), *options.modules])
+    Launcher(commands, events).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""From an entrypoint's name to a checked task, and what its layers cost."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from bamboo_trainer.stage import TaskError, build_layer, load_batch, run_layer
+from bamboo_trainer.task import Task
+
+
+def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
+    """Calls "module:function" with the config; TaskError, in one sentence, for anything but a sound Task."""
+    module_name, _, name = entrypoint.partition(":")
+    if not module_name or not name:
+        raise TaskError(f'task.entrypoint must be "module:function", got {entrypoint!r}')
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises at import
+        raise TaskError(f"cannot import {module_name!r} ({type(error).__name__}: {error})") from error
+    build = getattr(module, name, None)
+    if not callable(build):
+        problem = "has no" if build is None else "has a non-callable"
+        raise TaskError(f"task.entrypoint {entrypoint!r}: the module {problem} {name!r}")
+    try:
+        task = build(config)
+    except TaskError:
+        raise
+    except ValueError as error:
+        raise TaskError(f"task.config: {error}") from error
+    except Exception as error:
+        raise TaskError(f"{entrypoint} raised {type(error).__name__}: {error}") from error
+    if not isinstance(task, Task):
+        raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
+    if not task.layers:
+        raise TaskError(f"{entrypoint} returned a task without layers")
+    if len(task.dataset) < 1:
+        raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
+    return task
+
+
+def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
+    """Each layer's operations in one microbatch's forward plus its parameter count, at least 1.
+
+    Deterministic: counted, not timed, so that every worker that asks gets the same split.
+    """
+    length = len(task.dataset)
+    parts, _ = load_batch(task, [i % length for i in range(micro_batch_size)])
+    costs = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for index in range(len(task.layers)):
+            layer = build_layer(task, 0, index)
+            with FlopCounterMode(display=False) as counter:
+                parts = run_layer(layer, index, parts)
+            size = sum(p.numel() for p in layer.parameters())
+            costs.append(float(max(1, counter.get_total_flops() + size)))
+    return tuple(costs)

@@ -1,0 +1,212 @@
+"""A small byte-level GPT: `bamboo_trainer.models.gpt:build`. Its default text is on every machine."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.data import TextDataset, stdlib_text
+from bamboo_trainer.task import Parts, Task
+
+VOCABULARY = 256
+SAMPLE_LENGTH = 300
+SAMPLE_PROMPT = b"def "
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptConfig:
+    d_model: int = 128
+    heads: int = 4
+    blocks: int = 4
+    context: int = 128
+    dropout: float = 0.0
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    steps: int | None = None  # where the cosine ends, at a tenth of the rate; None: constant after the warm-up
+    tie_embeddings: bool = False
+    text: str = "stdlib"  # or a file's path
+
+    def __post_init__(self) -> None:
+        for key in ("d_model", "heads", "blocks", "context"):
+            _require(getattr(self, key) >= 1, key, "at least 1", getattr(self, key))
+        _require(self.d_model % self.heads == 0, "d_model", f"a multiple of heads = {self.heads}", self.d_model)
+        _require(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
+        _require(self.learning_rate > 0, "learning_rate", "positive", self.learning_rate)
+        _require(self.warmup_steps >= 0, "warmup_steps", "at least 0", self.warmup_steps)
+        _require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        if self.steps is not None:
+            _require(self.steps >= 1, "steps", "at least 1", self.steps)
+
+
+_KEYS: dict[str, tuple[str, type]] = {
+    "dModel": ("d_model", int),
+    "heads": ("heads", int),
+    "blocks": ("blocks", int),
+    "context": ("context", int),
+    "dropout": ("dropout", float),
+    "learningRate": ("learning_rate", float),
+    "warmupSteps": ("warmup_steps", int),
+    "weightDecay": ("weight_decay", float),
+    "steps": ("steps", int),
+    "tieEmbeddings": ("tie_embeddings", bool),
+    "text": ("text", str),
+}
+
+
+class Embedding(nn.Module):
+    """int64 [batch, time] -> [batch, time, d_model]; token plus learned position."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, config.d_model)
+        self.position = nn.Embedding(config.context, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        embedded: Tensor = self.dropout(self.token(tokens) + self.position(positions))
+        return embedded
+
+
+class Block(nn.Module):
+    """Pre-norm causal attention and a GELU MLP, both residual."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        width = config.d_model
+        self.heads, self.rate = config.heads, config.dropout
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(config.dropout)
+        for linear in (self.qkv, self.projection, self.up, self.down):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        for into_residual in (self.projection, self.down):
+            nn.init.normal_(into_residual.weight, std=0.02 / math.sqrt(2 * config.blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        rate = self.rate if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
+        x = x + self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, time, width)))
+        out: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
+        return out
+
+
+class Head(nn.Module):
+    """[batch, time, d_model] -> logits [batch, time, 256]."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, VOCABULARY, bias=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    parsed = parse_config(config)
+    blocks: list[Callable[[], nn.Module]] = [partial(Block, parsed)] * parsed.blocks
+    return Task(
+        layers=(partial(Embedding, parsed), *blocks, partial(Head, parsed)),
+        loss=_loss,
+        dataset=TextDataset(_text(parsed.text), parsed.context),
+        optimizer=partial(_optimizer, parsed),
+        learning_rate=partial(learning_rate, parsed),
+        tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),
+        sample=partial(_sample, parsed),
+    )
+
+
+def parse_config(config: Mapping[str, Any]) -> GptConfig:
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in _KEYS:
+            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
+        field, kind = _KEYS[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind and not (key == "steps" and value is None):
+            raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
+        values[field] = value
+    return GptConfig(**values)
+
+
+def learning_rate(config: GptConfig, step: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth of the rate at `steps`."""
+    rate = config.learning_rate
+    if step < config.warmup_steps:
+        return rate * (step + 1) / config.warmup_steps
+    if config.steps is None:
+        return rate
+    horizon = max(1, config.steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / horizon)
+    return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+def _require(holds: bool, field: str, expected: str, got: object) -> None:
+    if not holds:
+        key = next(k for k, (name, _) in _KEYS.items() if name == field)
+        raise ValueError(f"{key} must be {expected}, got {got}")
+
+
+def _text(source: str) -> bytes:
+    if source == "stdlib":
+        return stdlib_text()
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise ValueError(f"text must be stdlib or a readable file, got {source!r} ({error.strerror})") from error
+
+
+def _loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten())
+
+
+def _optimizer(config: GptConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, vectors do not."""
+    pairs = list(named)
+    groups = [
+        {"params": [p for _, p in pairs if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for _, p in pairs if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=(0.9, 0.95))
+
+
+@torch.no_grad()
+def _sample(config: GptConfig, layers: Sequence[nn.Module]) -> str:
+    training = [layer.training for layer in layers]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.tensor([list(SAMPLE_PROMPT)])
+    device = next(layers[0].parameters()).device
+    for layer in layers:
+        layer.eval()
+    for _ in range(SAMPLE_LENGTH):
+        x = tokens[:, -config.context :].to(device)
+        for layer in layers:
+            x = layer(x)
+        chances = (x[0, -1].float().cpu() / TEMPERATURE).softmax(0)
+        tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)[None]], dim=1)
+    for layer, was in zip(layers, training, strict=True):
+        layer.train(was)
+    return bytes(tokens[0].tolist()).decode("utf-8", errors="replace")

@@ -1,0 +1,138 @@
+"""Not a language model: a residual MLP tells two noisy spirals apart (`bamboo_trainer.models.mlp:build`).
+
+Its layers pass a pair of tensors: the hidden state and the points themselves, which every block sees again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Parts, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpConfig:
+    width: int = 64
+    blocks: int = 6
+    samples: int = 4096
+    noise: float = 0.05
+    turns: float = 1.5
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+
+
+_KEYS: dict[str, tuple[str, type]] = {
+    "width": ("width", int),
+    "blocks": ("blocks", int),
+    "samples": ("samples", int),
+    "noise": ("noise", float),
+    "turns": ("turns", float),
+    "learningRate": ("learning_rate", float),
+    "momentum": ("momentum", float),
+}
+
+
+class Lift(nn.Module):
+    """points [batch, 2] -> (hidden [batch, width], points)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, width)
+
+    def forward(self, points: Tensor) -> Parts:
+        return self.linear(points), points
+
+
+class Residual(nn.Module):
+    """(hidden, points) -> (hidden, points)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width + 2, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, parts: Parts) -> Parts:
+        hidden, points = parts
+        inner = F.silu(self.up(torch.cat([self.norm(hidden), points.to(hidden.dtype)], dim=-1)))
+        return hidden + self.down(inner), points
+
+
+class Classifier(nn.Module):
+    """(hidden, points) -> logits [batch, 2]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2)
+
+    def forward(self, parts: Parts) -> Tensor:
+        logits: Tensor = self.linear(parts[0])
+        return logits
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    parsed = _parse(config)
+    blocks: list[Callable[[], nn.Module]] = [partial(Residual, parsed.width)] * parsed.blocks
+    dataset = spirals(parsed.samples, parsed.noise, parsed.turns, seed=0)
+    return Task(
+        layers=(partial(Lift, parsed.width), *blocks, partial(Classifier, parsed.width)),
+        loss=_loss,
+        dataset=dataset,
+        optimizer=partial(_optimizer, parsed),
+        learning_rate=lambda _: parsed.learning_rate,
+        sample=partial(_accuracy, dataset),
+    )
+
+
+def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDataset:
+    """Points of two interleaved spirals, and which of the two each belongs to."""
+    generator = torch.Generator().manual_seed(seed)
+    label = torch.arange(samples) % 2
+    radius = torch.rand(samples, generator=generator).sqrt()
+    angle = 2 * math.pi * turns * radius + math.pi * label
+    points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+    return TensorDataset((points + noise * torch.randn(samples, 2, generator=generator),), (label,))
+
+
+def _parse(config: Mapping[str, Any]) -> MlpConfig:
+    values: dict[str, Any] = {}
+    value: Any
+    for key, value in config.items():
+        if key not in _KEYS:
+            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
+        field, kind = _KEYS[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
+        least: Any = 1 if kind is int else 0
+        if not value >= least:
+            raise ValueError(f"{key} must be at least {least}, got {value}")
+        values[field] = value
+    return MlpConfig(**values)
+
+
+def _loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])
+
+
+def _optimizer(config: MlpConfig, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=config.learning_rate, momentum=config.momentum)
+
+
+@torch.no_grad()
+def _accuracy(dataset: TensorDataset, layers: Sequence[nn.Module]) -> str:
+    (points,), (label,) = dataset.batch(range(len(dataset)))
+    x: Any = points
+    for layer in layers:
+        x = layer(x)
+    right = int((x.argmax(dim=-1) == label).sum())
+    return f"{right} of {len(label)} points on the right spiral ({100 * right / len(label):.1f} %)"

@@ -1,0 +1,54 @@
+"""The same training in one process, in plain PyTorch: what the distributed result is compared with."""
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.stage import (
+    TrainingConfig,
+    autocast,
+    build_layer,
+    forward_seed,
+    load_batch,
+    task_loss,
+    tie,
+    tied_groups,
+)
+from bamboo_trainer.task import Task
+
+
+def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+    """The mean loss of each step, and the final state by "layers.<layer>.<name>"."""
+    layers = [build_layer(task, config.seed, i) for i in range(len(task.layers))]
+    firsts = tie(dict(enumerate(layers)), tied_groups(task), task, config.seed)
+    model = nn.ModuleList(layers)
+    # A tied parameter goes by its group's first name, as everywhere.
+    named = [(firsts.get(id(p), (0, name))[1], p) for name, p in model.named_parameters() if p.requires_grad]
+    optimizer = task.optimizer(named)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        step_losses = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
+        if config.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        optimizer.step()
+        losses.append(sum(step_losses) / len(step_losses))
+    state = {
+        f"layers.{i}.{name}": tensor.detach().clone()
+        for i, layer in enumerate(layers)
+        for name, tensor in layer.state_dict().items()
+    }
+    return losses, state
+
+
+def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], step: int, microbatch: int) -> float:
+    parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
+    for index, layer in enumerate(layers):
+        torch.manual_seed(forward_seed(config.seed, step, microbatch, index))
+        with autocast(torch.device("cpu"), config.precision):
+            result = layer(parts[0] if len(parts) == 1 else parts)
+        parts = (result,) if isinstance(result, Tensor) else result
+    loss = task_loss(task, parts, targets)
+    (loss / config.microbatches).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())

@@ -1,0 +1,46 @@
+"""What a user brings: `build(config) -> Task`."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor or several
+
+
+class Dataset(Protocol):
+    """Samples by number. The same number always gives the same sample."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """The inputs of the first layer and the targets of the loss for these samples, stacked along dimension 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model as a list of layer factories, with its data, loss and optimizer.
+
+    layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
+      or a tuple of tensors.
+    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch.
+    optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
+      (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`).
+    learning_rate: the learning rate of a step, a pure function.
+    tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
+    sample: an optional demonstration of the trained model as text, given all layers.
+    """
+
+    layers: Sequence[Callable[[], nn.Module]]
+    loss: Callable[[Parts, Parts], torch.Tensor]
+    dataset: Dataset
+    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+    learning_rate: Callable[[int], float]
+    tied: Sequence[tuple[str, ...]] = ()
+    sample: Callable[[Sequence[nn.Module]], str] | None = None
+
+
+Build = Callable[[Mapping[str, Any]], Task]

@@ -1,0 +1,1 @@
+"""How frames travel between workers: the Transport protocol and its implementations."""

@@ -1,0 +1,189 @@
+"""The transport over plain TCP: one simplex link per sender, receiver and lane.
+
+Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads
+take it, and always before `_changed`, which guards the tables and under which nothing foreign is called. So
+`deliver` may call send and peers, and may take a lock under which others call them.
+A frame that a reader already holds when peers() or close() is called may still be delivered; none after that.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from bamboo.plan import WorkerId
+from bamboo_trainer.frames import Frame
+from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
+from bamboo_trainer.transport.inbound import Inbound
+from bamboo_trainer.transport.outbound import Outbound
+from bamboo_trainer.transport.standing import Standing
+
+logger = logging.getLogger(__name__)
+
+PLAN_SECONDS = 5.0  # how long a link may wait for the plan that names its sender
+JOIN_SECONDS = 5.0  # for all threads together
+MAX_STRANGERS = 128  # connections that have not been admitted yet
+
+
+class TcpTransport:
+    """Listens at once, on a free port; connects to a peer at the first frame for it."""
+
+    def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
+        self._me = worker
+        self._secret = secret.encode()
+        self._deliver = deliver
+        self._news = threading.Lock()
+        self._changed = threading.Condition()
+        self._peers: dict[WorkerId, tuple[str, int]] = {}
+        self._outbound: dict[tuple[WorkerId, wire.Lane], Outbound] = {}
+        self._inbound: dict[tuple[WorkerId, wire.Lane], Inbound] = {}  # the admitted ones
+        self._accepted: set[Inbound] = set()  # all whose threads run
+        self._in, self._out = Standing(), Standing()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        with self._changed:
+            self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
+
+    def trust(self, secret: str) -> None:
+        """Replace the job's secret; links that are formed from now on use it."""
+        self._secret = secret.encode()
+
+    def send(self, peer: WorkerId, frame: Frame) -> None:
+        """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
+        buffers = wire.encode_frame(frame)
+        key = (peer, wire.lane_of(frame.address.kind))
+        with self._changed:
+            if self._closed or peer not in self._peers:
+                logger.debug("frame to %s dropped: not in the plan", peer)
+                return
+            link = self._outbound.get(key)
+            if link is None:
+                route = (self._me, *key)
+                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands)
+                self._outbound[key] = link
+                self._start(link.thread)
+        link.send(buffers)
+
+    def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
+        """See Transport."""
+        with self._changed:
+            gone = self._peers.keys() - peers.keys()
+            self._peers = dict(peers)
+            for key in [key for key in self._outbound if key[0] in gone]:
+                self._outbound.pop(key).close()
+            for key in [key for key in self._inbound if key[0] in gone]:
+                self._inbound.pop(key).close()
+            for peer in gone:
+                self._in.forget(peer)
+                self._out.forget(peer)
+            for (peer, _), link in self._outbound.items():
+                link.move(self._peers[peer])
+            self._changed.notify_all()
+
+    def close(self, flush_seconds: float) -> None:
+        """See Transport. No events follow, but for a frame that is just being delivered."""
+        deadline = time.monotonic() + flush_seconds
+        with self._changed:
+            outbound = list(self._outbound.values())
+        for link in outbound:
+            if not link.flush(deadline - time.monotonic()):
+                logger.warning("frames to %s not flushed within %.1f s", link.peer, flush_seconds)
+        with self._changed:
+            self._closed = True
+            ends: list[Outbound | Inbound] = [*self._outbound.values(), *self._accepted]
+            threads = list(self._threads)
+            self._outbound.clear()
+            self._inbound.clear()
+            self._changed.notify_all()
+        sockets.wake(self._listener)
+        for end in ends:
+            end.close()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._listener.close()
+
+    def admit(self, link: Inbound, hello: wire.Hello) -> bool:
+        """For readers only. A newer link of the same sender and lane replaces an older one."""
+        key = (hello.worker, hello.lane)
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or hello.worker in self._peers, PLAN_SECONDS)
+            if self._closed or hello.worker not in self._peers:
+                return False
+            older = self._inbound.get(key)
+            self._inbound[key] = link
+        if older is not None:
+            older.close()
+        with self._news:
+            with self._changed:
+                due = self._inbound.get(key) is link and self._in.stands(*key)
+            if due:
+                self._deliver(LinkUp(hello.worker))
+        return True
+
+    def arrived(self, link: Inbound, frame: Frame) -> None:
+        """For readers only."""
+        assert link.hello is not None
+        with self._changed:
+            current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
+        if current:
+            self._deliver(Arrived(link.hello.worker, frame))
+
+    def left(self, link: Inbound, reason: str) -> None:
+        """For readers only."""
+        with self._news:
+            with self._changed:
+                self._accepted.discard(link)
+                key = (link.hello.worker, link.hello.lane) if link.hello else None
+                if key is None or self._inbound.get(key) is not link:
+                    return
+                del self._inbound[key]
+                due = self._in.broke(*key)
+            logger.info("%s link from %s ended: %s", key[1], key[0], reason)
+            if due:
+                self._deliver(LinkDown(key[0]))
+
+    def _out_broke(self, link: Outbound) -> None:
+        self._report(link, broke=True)
+
+    def _out_stands(self, link: Outbound) -> None:
+        self._report(link, broke=False)
+
+    def _report(self, link: Outbound, *, broke: bool) -> None:
+        with self._news:
+            with self._changed:
+                if self._outbound.get((link.peer, link.lane)) is not link:
+                    return  # it is no link of this plan any more
+                decide = self._out.broke if broke else self._out.stands
+                due = decide(link.peer, link.lane)
+            if due:
+                self._deliver(LinkDown(link.peer) if broke else LinkUp(link.peer))
+
+    def _start(self, thread: threading.Thread) -> None:
+        """Caller holds the lock."""
+        self._threads = [other for other in self._threads if other.is_alive()]
+        thread.start()
+        self._threads.append(thread)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if not self._closed:
+                    logger.warning("accept: %s", error)
+                    time.sleep(0.05)  # out of file descriptors, perhaps
+                continue
+            with self._changed:
+                if self._closed or len(self._accepted) - len(self._inbound) >= MAX_STRANGERS:
+                    sock.close()
+                    continue
+                link = Inbound(sock, self._me, self._secret, self)
+                self._accepted.add(link)
+                self._start(link.thread)

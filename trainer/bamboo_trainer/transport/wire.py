@@ -1,0 +1,219 @@
+"""The bytes of the TCP data plane: pure functions between frames or hellos and buffers. Nothing is trusted.
+
+A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], user meta]`, and the tensors' bytes one
+after the other, in the machine's byte order (little-endian everywhere that torch runs). Whatever is out of
+bounds or does not add up is a WireError; the reader then closes the link.
+"""
+
+import hashlib
+import hmac
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import torch
+
+from bamboo.plan import WorkerId
+from bamboo_trainer.frames import BULK, Address, Frame, Kind
+
+MAGIC: Final = b"BMBO"
+VERSION: Final = 1
+MAX_META: Final = 1 << 20
+MAX_BODY: Final = 8 << 30
+MAX_DIMENSIONS: Final = 16
+MAX_HELLO: Final = 2048
+NONCE_SIZE: Final = 16
+COALESCE: Final = 64 << 10
+ACCEPTED: Final = b"\x01"
+
+# magic, version, kind, epoch, pipeline, stage, step, microbatch, part, meta length, body length
+HEADER: Final = struct.Struct("<4sBBqiiqiiIQ")
+HELLO_LENGTH: Final = struct.Struct("<H")
+
+DTYPES: Final = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+Buffer = bytes | memoryview
+
+
+class WireError(Exception):
+    """What came over the wire is not what this protocol allows."""
+
+
+class Lane(StrEnum):
+    """Links between the same two workers that do not delay each other."""
+
+    BOUNDARY = "boundary"
+    BULK = "bulk"
+
+
+def lane_of(kind: Kind) -> Lane:
+    return Lane.BULK if kind in BULK else Lane.BOUNDARY
+
+
+class Header(NamedTuple):
+    address: Address
+    epoch: int
+    meta_length: int
+    body_length: int
+
+
+class TensorSpec(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    tensors: list[tuple[str, tuple[int, ...]]]
+    user: Any
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who opens a link, for which lane, and the proof that it knows the job's secret."""
+
+    worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    lane: Lane
+    mac: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+_META_DECODER: Final = msgspec.msgpack.Decoder(_Meta)
+_HELLO_DECODER: Final = msgspec.msgpack.Decoder(Hello)
+_META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def byte_view(tensor: torch.Tensor) -> memoryview:
+    """The storage of a contiguous CPU tensor of any dtype and shape, as bytes; writable."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def encode_frame(frame: Frame) -> list[Buffer]:
+    """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go."""
+    tensors = [tensor.detach().cpu().contiguous() for tensor in frame.tensors]
+    unknown = {tensor.dtype for tensor in tensors} - _NAMES.keys()
+    if unknown:
+        raise ValueError(f"{frame.address}: dtypes {unknown} cannot be sent")
+    specs = [(_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
+    meta = msgspec.msgpack.encode(_Meta(specs, frame.meta))
+    body_length = sum(tensor.nbytes for tensor in tensors)
+    if len(meta) > MAX_META or body_length > MAX_BODY or any(t.dim() > MAX_DIMENSIONS for t in tensors):
+        raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
+    try:
+        kind, *place = frame.address
+        header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, *place, len(meta), body_length)
+    except struct.error as error:
+        raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
+    return [header + meta, *(byte_view(tensor) for tensor in tensors if tensor.nbytes)]
+
+
+def parse_header(raw: bytes | bytearray) -> Header:
+    """Raises WireError."""
+    if len(raw) != HEADER.size:
+        raise WireError(f"a header of {len(raw)} bytes")
+    magic, version, kind, epoch, pipeline, stage, step, microbatch, part, meta, body = HEADER.unpack(raw)
+    if magic != MAGIC or version != VERSION:
+        raise WireError(f"magic {magic!r}, version {version}")
+    if meta > MAX_META or body > MAX_BODY:
+        raise WireError(f"meta {meta}, body {body} bytes: too large")
+    try:
+        address = Address(Kind(kind), pipeline, stage, step, microbatch, part)
+    except ValueError as error:
+        raise WireError(f"kind {kind}") from error
+    return Header(address, epoch, meta, body)
+
+
+def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
+    """What tensors the body holds, and the user's meta. WireError also if they do not fill the body."""
+    try:
+        meta = _META_DECODER.decode(raw)
+    except _META_ERRORS as error:
+        raise WireError(f"meta: {error}") from error
+    specs = tuple(_spec(name, shape) for name, shape in meta.tensors)
+    size = sum(spec.size for spec in specs)
+    if size != body_length:
+        raise WireError(f"tensors of {size} bytes in a body of {body_length}")
+    return specs, meta.user
+
+
+def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
+    if name not in DTYPES:
+        raise WireError(f"dtype {name[:32]!r}")
+    # NB: with a zero among them, the other dimensions could still overflow the strides.
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(d or 1 for d in shape) > MAX_BODY:
+        raise WireError(f"shape of {len(shape)} dimensions out of bounds")
+    return TensorSpec(DTYPES[name], shape)
+
+
+def travelled(frame: Frame) -> Frame:
+    """The frame as it would come out at the other end: tensors of its own, meta through msgpack."""
+    tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
+    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.meta))
+    return Frame(address=frame.address, epoch=frame.epoch, tensors=tensors, meta=meta)
+
+
+def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:
+    """The same bytes in the same order; small buffers joined up to `limit`, large ones untouched."""
+    small: list[Buffer] = []
+    size = 0
+    for buffer in buffers:
+        if small and size + len(buffer) >= limit:
+            yield b"".join(small)
+            small, size = [], 0
+        if len(buffer) >= limit:
+            yield buffer
+        else:
+            small.append(buffer)
+            size += len(buffer)
+    if small:
+        yield b"".join(small)
+
+
+def _mac(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
+    # NB: the receiver is in it, so that a link to a port that another worker has since taken is refused.
+    message = msgspec.msgpack.encode([sender, receiver, lane, nonce])
+    return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+def encode_hello(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
+    """The answer to the acceptor's nonce: a length, then the hello."""
+    hello = Hello(worker=sender, lane=lane, mac=_mac(secret, nonce, sender, receiver, lane))
+    raw = msgspec.msgpack.encode(hello)
+    return HELLO_LENGTH.pack(len(raw)) + raw
+
+
+def parse_hello_length(raw: bytes | bytearray) -> int:
+    """Raises WireError."""
+    length: int = HELLO_LENGTH.unpack(raw)[0]
+    if not 0 < length <= MAX_HELLO:
+        raise WireError(f"a hello of {length} bytes")
+    return length
+
+
+def parse_hello(raw: bytes | bytearray, secret: bytes, nonce: bytes, receiver: WorkerId) -> Hello:
+    """Raises WireError, also if the sender does not know the secret or means another receiver."""
+    try:
+        hello = _HELLO_DECODER.decode(raw)
+        expected = _mac(secret, nonce, hello.worker, receiver, hello.lane)
+    except _META_ERRORS as error:
+        raise WireError(f"hello: {error}") from error
+    if not hmac.compare_digest(hello.mac, expected):
+        raise WireError("hello: wrong mac")
+    return hello

@@ -1,0 +1,212 @@
+"""One worker: the control channel, the transport and the engine put together, in one process."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from bamboo.manifest import parse_manifest
+from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
+from bamboo.protocol import (
+    Bye,
+    Hello,
+    Message,
+    NoticeReceived,
+    Profile,
+    ProfileRequest,
+    Refused,
+    Save,
+    Saved,
+    SendPlan,
+    Stop,
+    ToWorker,
+    Welcome,
+    WorkerFailed,
+)
+from bamboo.spec import JobSpec
+from bamboo_trainer.control import Control
+from bamboo_trainer.engine import Engine, Observer
+from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
+from bamboo_trainer.task import Task
+from bamboo_trainer.trace import Silent, TraceFile
+from bamboo_trainer.transport.base import Event
+from bamboo_trainer.transport.tcp import TcpTransport
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+FLUSH_SECONDS = 2.0
+NOTICE_SECONDS = 30.0
+
+
+class ClosingObserver(Observer, Protocol):
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """The one place where a worker blocks: what other threads say, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._items: deque[Event | ToWorker | NoticeReceived] = deque()
+        self._news = threading.Condition()
+
+    def put(self, item: Event | ToWorker | NoticeReceived) -> None:
+        with self._news:
+            self._items.append(item)
+            self._news.notify()
+
+    def take(self, seconds: float) -> list[Event | ToWorker | NoticeReceived]:
+        """All that is there; waits for something for at most that long."""
+        with self._news:
+            if not self._items and seconds > 0:
+                self._news.wait(seconds)
+            items = []
+            while self._items:  # one by one: the signal handler may add while we take
+                items.append(self._items.popleft())
+            return items
+
+
+class Worker:
+    """The agent around the engine. run() returns the process's exit code."""
+
+    def __init__(self, worker: str, url: str, token: str, zone: str, observer: ClosingObserver) -> None:
+        self.worker, self.zone, self.observer = worker, zone, observer
+        self.inbox = Inbox()
+        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put)
+        self.control = Control(url, token, self._hello, self._progress, self.inbox.put)
+        self.engine: Engine | None = None
+        self.task: Task | None = None
+        self.spec: JobSpec | None = None
+        self.notified = False
+        self.exit_code: int | None = None
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_term)
+        self.control.start()
+        try:
+            while self.exit_code is None:
+                self._turn()
+        except TaskError as error:
+            self._fail("TaskFailed", str(error))
+        except MemoryError as error:
+            self._fail("OutOfMemory", str(error))
+        except Exception as error:
+            logger.exception("%s: the worker failed", self.worker)
+            self._fail("WorkerError", f"{type(error).__name__}: {error}")
+        finally:
+            self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
+            self.control.close(FLUSH_SECONDS)
+            self.observer.close()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def _turn(self) -> None:
+        busy = self.engine.turn() if self.engine else False
+        for item in self.inbox.take(0.0 if busy else IDLE_SECONDS):
+            if isinstance(item, Message):
+                self._obey(item)
+            elif self.engine:
+                self.engine.handle(item)
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Welcome(manifest=manifest, secret=secret):
+                self._begin(manifest, secret)
+            case ProfileRequest():
+                assert self.task is not None
+                assert self.spec is not None
+                costs = layer_costs(self.task, self.spec.training.micro_batch_size)
+                self.control.send(Profile(costs=costs))
+            case SendPlan(plan=plan):
+                if self.engine:
+                    self.engine.obey(plan)
+            case Save(path=path):
+                self._save(Path(path))
+            case NoticeReceived():
+                self.control.send(message)
+            case Stop():
+                self.control.send(Bye())
+                self.exit_code = EXIT_DRAINED
+            case Refused(reason=reason, message=text):
+                logger.warning("%s must go: %s: %s", self.worker, reason, text)
+                self.exit_code = EXIT_FENCED
+
+    def _begin(self, manifest: dict[str, object], secret: str) -> None:
+        if self.engine:
+            return  # a repeated welcome after a cut
+        spec = self.spec = parse_manifest(manifest)
+        task = self.task = load_task(spec.task.entrypoint, spec.task.config)
+        training = spec.training
+        config = TrainingConfig(
+            seed=training.seed,
+            precision=training.precision.value,
+            max_gradient_norm=training.max_gradient_norm,
+            microbatches=training.microbatches,
+            micro_batch_size=training.micro_batch_size,
+        )
+        self.transport.trust(secret)
+        self.engine = Engine(
+            worker=self.worker,
+            steps=training.steps,
+            build=lambda stage, stages: Stage(task, stage, stages, config),
+            transport=self.transport,
+            tell=self.control.send,
+            observer=self.observer,
+            clock=time.monotonic,
+        )
+
+    def _save(self, folder: Path) -> None:
+        """Write the stages that this worker owns in the first pipeline."""
+        assert self.engine is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        for cell in [c for c in self.engine.runs if c.pipeline == 0]:
+            stage = self.engine.holdings[cell.stage].stage
+            assert stage is not None
+            save_file(stage.state_tensors(), str(folder / f"stage-{cell.stage:03d}.safetensors"))
+        self.control.send(Saved(path=str(folder)))
+
+    def _fail(self, reason: str, message: str) -> None:
+        self.control.send(WorkerFailed(reason=reason, message=message))
+        self.exit_code = EXIT_FAILED
+
+    def _hello(self) -> Hello:
+        plan = self.engine.plan if self.engine else None
+        return Hello(
+            worker=self.worker, host="127.0.0.1", port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
+        )
+
+    def _progress(self) -> tuple[int, str]:
+        return (self.engine.step, "training") if self.engine else (0, "starting")
+
+    def _on_term(self, *_: object) -> None:
+        """SIGTERM is a notice; a second one ends the worker at once."""
+        if self.notified:
+            os._exit(128 + signal.SIGTERM)
+        self.notified = True
+        self.inbox.put(NOTICE)
+
+
+NOTICE = NoticeReceived(seconds=NOTICE_SECONDS)
+
+
+def main(
+    worker: str,
+    url: str,
+    token: str,
+    zone: str = "",
+    trace: str | None = None,
+    observer: ClosingObserver | None = None,
+) -> int:
+    """Run one worker in this process until it is told to stop; returns its exit code."""
+    torch.set_num_threads(1)
+    if observer is None:
+        observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
+    return Worker(worker, url, token, zone, observer).run()
