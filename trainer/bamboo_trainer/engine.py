@@ -400,6 +400,9 @@ class Engine:
             known = old.worker_ids() if old and old.at(ROOT).owner == self.worker else frozenset()
             for step, commit in self.ledger.latest():
                 self._tell_commit(step, commit, sorted(plan.worker_ids() - known - {self.worker}))
+        if old and plan.at(ROOT).owner not in (old.at(ROOT).owner, self.worker):
+            for step, commit in self.ledger.latest():  # the old root may have told only some of us
+                self._tell_commit(step, commit, [plan.at(ROOT).owner])
         for stage in self.holdings:
             self._announce(stage)
         self.tell(PlanApplied(epoch=plan.epoch))
