@@ -1,5 +1,6 @@
 """Plans and the coordinator: tables for the pure functions, Hypothesis for the invariants."""
 
+import itertools
 from collections import deque
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: 
 def test_neighbours_sit_in_different_zones_where_possible(zones: list[str]) -> None:
     order = ring([peer(f"w{i}", z) for i, z in enumerate(zones)], len(zones))
     most = max(zones.count(z) for z in set(zones))
-    clashes = sum(a.zone == b.zone for a, b in zip(order, order[1:], strict=False))
+    clashes = sum(a.zone == b.zone for a, b in itertools.pairwise(order))
     assert len({p.worker for p in order}) == len(zones)
     assert clashes <= max(0, most - 1 - (len(zones) - most))
 

@@ -272,9 +272,12 @@ class Engine:
         for worker in workers:
             self._send(worker, self.frame(Address(Kind.COMMIT, *ROOT, step), meta=to_meta(commit)))
 
-    def _committed(self, step: int, commit: Commit) -> None:
+    def _committed(self, step: int, commit: Commit, mine: bool) -> None:
         if not self.ledger.record(step, commit):
             return
+        if ROOT in self.runs and not mine:  # heard from a survivor of the old root's broadcast: finish it
+            assert self.plan is not None
+            self._tell_commit(step, commit, sorted(self.plan.worker_ids() - {self.worker}))
         self.log.committed(step)
         self._required_epoch = max(self._required_epoch, commit.epoch)
         if self.pending and self.pending.epoch <= self._required_epoch:
@@ -292,7 +295,7 @@ class Engine:
         address = frame.address
         match address.kind:
             case Kind.COMMIT:
-                self._committed(address.step, commit_from(frame.meta))
+                self._committed(address.step, commit_from(frame.meta), sender == self.worker)
             case Kind.READY:
                 self.ledger.ready(address.step, Cell(address.microbatch, address.part), ready_from(frame.meta))
             case Kind.SYNC if address.stage in self.holdings:
