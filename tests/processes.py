@@ -36,7 +36,7 @@ class Processes:
         self.finish: Finish | None = None
         self.state = coordinator.initial(
             parse_manifest(manifest), self.manifest, secret=secrets.token_hex(8), save_path=None,
-            now=time.monotonic(), heartbeat_timeout=2.0,
+            now=time.monotonic(),
         )  # fmt: skip
 
     async def run(self, seconds: float = 60.0) -> "Processes":

@@ -61,21 +61,25 @@ class Watch:
 
 
 class Job:
-    """One simulated job. `decide` is called before every turn and may act on the job (kill, notice)."""
+    """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
+
+    capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
+    """
 
     def __init__(
         self,
         manifest: dict[str, Any],
         faults: tuple[Fault, ...] = (),
         decide: Callable[["Job"], None] = lambda job: None,
+        capacity: int = 1000,
     ) -> None:
         self.manifest, self.spec = manifest, parse_manifest(manifest)
         self.task = load_task(self.spec.task.entrypoint, self.spec.task.config)
-        self.faults, self.decide = list(faults), decide
+        self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()
         self.nodes: dict[str, Node] = {}
-        self.started = 0
+        self.started, self.wanted = 0, 0
         self.finish: Finish | None = None
         self.story: list[Emit] = []
         self.executed: list[Fault] = []
@@ -91,6 +95,7 @@ class Job:
             self._coordinate(Tick())
             while self.inbox and self.finish is None:
                 self._coordinate(self.inbox.popleft())
+            self._staff()
             self.network.pump()
             for node in list(self.nodes.values()):
                 self._turn(node)
@@ -127,7 +132,9 @@ class Job:
                     self.inbox.append(Received(node.name, protocol.Heartbeat(step=node.engine.step)))
             while node.events:
                 item = node.events.popleft()
-                if isinstance(item, protocol.SendPlan):
+                if isinstance(item, protocol.ReportRequest):
+                    node.engine.report()
+                elif isinstance(item, protocol.SendPlan):
                     node.engine.obey(item.plan)
                 elif isinstance(item, protocol.ProfileRequest):
                     costs = layer_costs(self.task, self.spec.training.micro_batch_size)
@@ -145,8 +152,7 @@ class Job:
                 case Send(worker, message) if worker in self.nodes:
                     self.nodes[worker].events.append(message)
                 case AddWorkers(count):
-                    for _ in range(count):
-                        self._add()
+                    self.wanted += count
                 case RemoveWorker(worker):
                     self.nodes[worker].alive = False
                     self.network.kill(worker)
@@ -155,6 +161,11 @@ class Job:
                     self.story.append(command)
                 case Finish():
                     self.finish = command
+
+    def _staff(self) -> None:
+        while self.wanted and sum(node.alive for node in self.nodes.values()) < self.capacity:
+            self.wanted -= 1
+            self._add()
 
     def _add(self) -> None:
         name = f"w{self.started}"
@@ -183,6 +194,7 @@ class Job:
         )
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
+        self.inbox.append(Received(name, protocol.WorkerReady()))
 
     @property
     def digests(self) -> tuple[str, ...]:

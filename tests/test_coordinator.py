@@ -24,6 +24,7 @@ from bamboo.events import (
 from bamboo.grid import initial_plan, ring, shadow_of, split_layers, split_microbatches
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell, Peer, Plan, plan_problems
+from bamboo.reconcile import protected
 
 
 def peer(name: str, zone: str = "") -> Peer:
@@ -97,7 +98,9 @@ def test_problems_of_a_plan_are_named() -> None:
 class World:
     """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps."""
 
-    def __init__(self, stages: int, pipelines: int, standby: int) -> None:
+    def __init__(
+        self, stages: int, pipelines: int, standby: int, least: int | None = None, most: int | None = None
+    ) -> None:
         document: dict[str, Any] = {
             "apiVersion": "bamboo.dev/v1alpha1",
             "kind": "BambooJob",
@@ -107,15 +110,22 @@ class World:
                 "training": {"steps": 10_000, "globalBatchSize": 8, "microBatchSize": 1},
                 "topology": {"stages": stages, "pipelines": pipelines},
                 "standby": {"workers": standby},
+                "elastic": {
+                    "minPipelines": least or pipelines,
+                    "maxPipelines": most or pipelines,
+                    "stabilizationSeconds": 0,
+                },
             },
         }
-        self.spec = parse_manifest(document)
+        self.away = 0  # workers that are asked for and do not come
+        self.document, self.spec = document, parse_manifest(document)
         self.state = coordinator.initial(self.spec, document, secret="", save_path=None, now=0.0)
         self.now, self.count = 0.0, 0
         self.finish: Finish | None = None
         self.plans: list[Plan] = []
         self.lost: set[str] = set()
         self.pending: deque[Any] = deque()
+        self.held: dict[str, dict[int, int]] = {}  # what workers say that they hold, stage by stage
         self.tell(Tick())
 
     def tell(self, event: object) -> None:
@@ -126,12 +136,18 @@ class World:
         for command in commands:
             match command:
                 case AddWorkers(count):
-                    for _ in range(count):
+                    here = max(0, count - self.away)
+                    self.away = max(0, self.away - count)
+                    for _ in range(here):
                         hello = protocol.Hello(worker=f"w{self.count}", host="h", port=1, zone=f"z{self.count % 3}")
                         self.pending.append(WorkerJoined(hello))
+                        self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
                         self.count += 1
                 case Send(worker, protocol.ProfileRequest()):
                     self.pending.append(Received(worker, protocol.Profile(costs=(1.0,) * 8)))
+                case Send(worker, protocol.ReportRequest()):
+                    report = protocol.Report(committed=self.state.step - 1, held=self.held.get(worker, {}))
+                    self.pending.append(Received(worker, report))
                 case Send(worker, protocol.SendPlan(plan=plan)):
                     self.check(plan)
                     self.pending.append(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
@@ -161,8 +177,15 @@ class World:
             if self.finish:
                 return
             if not self.pending:
-                step = self.state.step
-                message = protocol.StepCommitted(step=step, generation=0, loss=1.0, gradient_norm=1.0, seconds=0.1)
+                step, plan = self.state.step, self.state.plan
+                message = protocol.StepCommitted(
+                    step=step,
+                    generation=plan.target.generation if plan else 0,
+                    loss=1.0,
+                    gradient_norm=1.0,
+                    microbatches=8,
+                    seconds=0.1,
+                )
                 before = (self.state.plan, len(self.state.workers))
                 if self.state.plan:
                     self.tell(Received(self.state.plan.at(Cell(0, 0)).owner, message))
@@ -178,22 +201,51 @@ class World:
         if name not in self.lost:
             self.tell(event)
 
+    def restart(self, dead: tuple[str, ...] = ()) -> None:
+        """The coordinator forgets everything; its workers come back and report, but for those that died meanwhile."""
+        old = self.state
+        self.pending.clear()
+        self.lost |= set(dead)
+        self.state = coordinator.initial(self.spec, self.document, secret="", save_path=None, now=self.now)
+        plan = old.plan
+        assert plan is not None
+        for worker in [w for w in old.workers if w not in dead]:
+            known = plan if worker in plan.worker_ids() else None
+            self.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=known)))
+            self.tell(Received(worker, protocol.WorkerReady()))
+            self.tell(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+            if plan.owned_by(worker) and Cell(0, 0) in plan.owned_by(worker):
+                message = protocol.StepCommitted(
+                    step=old.step - 1,
+                    generation=plan.target.generation,
+                    loss=1.0,
+                    gradient_norm=1.0,
+                    microbatches=8,
+                    seconds=0.0,
+                )
+                self.tell(Received(worker, message))
+            for cell, replica in old.synced:
+                if plan.at(cell).owner == worker:
+                    self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
+            self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
+
     def lose(self, worker: str) -> None:
         self.lost.add(worker)
         self.tell(WorkerLost(worker, "test"))
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["lose", "notice", "deliver", "settle", "cut"]), st.integers(0, 20)), max_size=40
+    st.tuples(st.sampled_from(["lose", "notice", "deliver", "settle", "cut", "away"]), st.integers(0, 20)),
+    max_size=40,
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 2), st.integers(0, 3), actions)
+@given(st.integers(1, 5), st.integers(1, 2), st.integers(0, 1), st.integers(0, 2), st.integers(0, 3), actions)
 def test_invariants_hold_whatever_happens(
-    stages: int, pipelines: int, standby: int, what: list[tuple[str, int]]
+    stages: int, pipelines: int, fewer: int, more: int, standby: int, what: list[tuple[str, int]]
 ) -> None:
-    world = World(stages, pipelines, standby)
+    world = World(stages, pipelines, standby, max(1, pipelines - fewer), pipelines + more)
     world.settle()
     for action, index in what:
         if world.finish:
@@ -208,6 +260,8 @@ def test_invariants_hold_whatever_happens(
             world.lose(worker)
         elif worker and action == "notice":
             world.tell(Notice(worker, 1e9))
+        elif action == "away":
+            world.away += index % 4
         elif worker and action == "cut":
             world.tell(ChannelClosed(worker))
             world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)))
@@ -216,16 +270,21 @@ def test_invariants_hold_whatever_happens(
         assert world.finish.outcome is Outcome.UNRECOVERABLE
         return
     plan = world.state.plan
-    assert plan is not None
+    if plan is None:
+        assert len(world.state.workers) < stages * pipelines
+        return
+    elastic, workers = world.spec.elastic, sum(r.notice_until is None for r in world.state.workers.values())
     for worker, record in world.state.workers.items():
-        if record.notice_until is not None:
+        if record.notice_until is not None and workers:
             assert not plan.owned_by(worker), "a leaving worker still owns a cell, at rest"
-    assert all(len(plan.owned_by(w)) <= 1 for w in world.state.workers), "not healed, although workers were there"
-    if stages > 1:
+    wanted = max(elastic.min_pipelines, min(elastic.max_pipelines, workers // stages))
+    assert len(plan.layouts) == 1
+    assert len(plan.pipelines) == plan.target.pipelines == wanted, "not resized at rest"
+    if workers >= stages * wanted:
+        assert all(len(plan.owned_by(w)) <= 1 for w in world.state.workers), "not healed, although workers were there"
+    if stages > 1 and workers > 1:
         for cell in plan.cells():
-            assert any((cell, w) in world.state.synced for w in plan.at(cell).replicas), (
-                f"{cell} is unprotected at rest"
-            )
+            assert protected(plan, world.state.synced, cell), f"{cell} is unprotected at rest"
 
 
 def test_a_lost_worker_never_returns() -> None:
@@ -247,3 +306,73 @@ def test_a_silent_worker_is_declared_lost() -> None:
     world.tell(Tick())
     assert "w0" not in world.state.workers
     assert "w1" in world.state.workers
+
+
+def test_a_cut_channel_with_a_broken_link_beside_it_is_a_loss() -> None:
+    for channel_first in (False, True):
+        world = World(3, 1, 0)
+        world.settle()
+        events = [Received("w0", protocol.PeerDown(peer="w1")), ChannelClosed("w1")]
+        for event in reversed(events) if channel_first else events:
+            assert "w1" in world.state.workers
+            world.tell(event)
+        assert "w1" not in world.state.workers
+
+
+def test_a_link_that_stays_broken_costs_the_worker_that_most_others_cannot_reach() -> None:
+    world = World(4, 1, 0)
+    world.settle()
+    for reporter, peer in (("w0", "w2"), ("w1", "w2"), ("w3", "w0")):
+        world.tell(Received(reporter, protocol.PeerDown(peer=peer)))
+    world.tell(Received("w3", protocol.PeerUp(peer="w0")))
+    world.now += 6
+    for worker in ("w0", "w1", "w2", "w3"):
+        world.tell(Received(worker, protocol.Heartbeat(step=1)))
+    world.tell(Tick())
+    assert "w2" not in world.state.workers
+    assert {"w0", "w1", "w3"} <= set(world.state.workers)
+
+
+@pytest.mark.parametrize("dead", [(), ("w1",), ("w0",), ("w4", "w1")])
+def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> None:
+    world = World(4, 1, 1)
+    world.settle()
+    old = world.state
+    world.restart(dead)
+    if dead:
+        assert world.state.phase == "Recovering"
+        world.now += 11
+        for worker in world.state.workers:
+            world.tell(Received(worker, protocol.Heartbeat(step=1)))
+        world.tell(Tick())
+    assert world.state.phase == "Running"
+    assert old.plan is not None
+    assert world.state.plan is not None
+    if not dead:
+        assert world.state.plan == old.plan
+        assert world.state.synced == old.synced
+    world.settle()
+    assert world.finish is None
+    assert world.state.step > old.step or dead
+    assert all(len(world.state.plan.owned_by(w)) <= 1 for w in world.state.workers)
+
+
+def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:
+    world = World(2, 1, 1)
+    world.settle()
+    old = world.state.plan
+    assert old is not None
+    world.lose("w2")
+    world.lost.clear()
+    world.settle()
+    newest = world.state.plan
+    world.state = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now)
+    world.tell(WorkerJoined(protocol.Hello(worker="w2", host="h", port=1, plan=old)))
+    world.tell(Received("w2", protocol.WorkerReady()))
+    assert newest is not None
+    for worker in newest.worker_ids():
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=newest)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    assert world.state.phase == "Running"
+    assert "w2" not in world.state.workers
+    assert "w2" in world.state.gone

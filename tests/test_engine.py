@@ -17,8 +17,16 @@ STEPS = 4
 
 
 def manifest(
-    stages: int, pipelines: int, *, standby: int = 0, tied: bool = False, mode: str = "LazyForward"
+    stages: int,
+    pipelines: int,
+    *,
+    standby: int = 0,
+    tied: bool = False,
+    mode: str = "LazyForward",
+    steps: int = STEPS,
+    elastic: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
+    least, most = elastic or (pipelines, pipelines)
     config = {
         "dModel": 16,
         "heads": 2,
@@ -34,17 +42,18 @@ def manifest(
         "metadata": {"name": "test"},
         "spec": {
             "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0},
+            "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0},
             "topology": {"stages": stages, "pipelines": pipelines},
             "redundancy": {"mode": mode},
             "standby": {"workers": standby},
+            "elastic": {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": 0},
         },
     }
 
 
 @functools.cache
-def undisturbed(stages: int, pipelines: int, standby: int = 0) -> Job:
-    return Job(manifest(stages, pipelines, standby=standby)).run()
+def undisturbed(stages: int, pipelines: int, standby: int = 0, steps: int = STEPS) -> Job:
+    return Job(manifest(stages, pipelines, standby=standby, steps=steps)).run()
 
 
 def assert_same(job: Job, stages: int, pipelines: int) -> None:
@@ -64,7 +73,7 @@ def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
     spec = job.spec
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
-    torch.testing.assert_close(list(job.state.losses), list(losses), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(list(job.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
     held: dict[str, torch.Tensor] = {}
     for node in job.nodes.values():
         for holding in node.engine.holdings.values():
@@ -138,3 +147,67 @@ def test_without_redundancy_a_loss_ends_the_job() -> None:
     job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
     assert job.finish is not None
     assert job.finish.outcome is Outcome.UNRECOVERABLE
+
+
+def assert_close(job: Job, stages: int, steps: int) -> None:
+    """As in one pipeline, but for the order of the pipelines' sums: a few ulps a step."""
+    reference = undisturbed(stages, 1, 0, steps)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    losses, expected = list(job.state.losses.values()), list(reference.state.losses.values())
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_the_job_grows_when_workers_come(stages: int) -> None:
+    job = Job(manifest(stages, 1, steps=8, elastic=(1, 3))).run()
+    assert_close(job, stages, 8)
+    assert job.state.plan is not None
+    assert job.state.plan.target.pipelines == 3
+    assert len(job.state.plan.pipelines) == 3
+    assert [e.reason for e in job.story].count("Growing") == 1
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> None:
+    def decide(job: Job) -> None:
+        if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+            job.capacity = 2 * stages - 1
+            job.kill(job.state.plan.at(Cell(0, stages - 1)).owner)
+        if job.state.step == 6:
+            job.capacity = 2 * stages
+
+    job = Job(manifest(stages, 2, steps=12, elastic=(1, 2)), decide=decide, capacity=2 * stages).run()
+    assert_close(job, stages, 12)
+    reasons = [e.reason for e in job.story]
+    assert "Shrinking" in reasons
+    assert "Growing" in reasons[reasons.index("Resized") :]
+    assert job.state.plan is not None
+    assert job.state.plan.target.pipelines == 2
+
+
+@pytest.mark.parametrize("victim", range(6))
+@pytest.mark.parametrize("change", ["Growing", "Shrinking"])
+def test_a_loss_while_the_grid_changes(change: str, victim: int) -> None:
+    """Whoever dies, and whenever: between the plan and the first step under the new layout."""
+    for delay in range(0, 40, 7):
+        assert_close(_resized(change, victim, delay), 3, 8)
+
+
+def _resized(change: str, victim: int, delay: int) -> Job:
+    def decide(job: Job) -> None:
+        if job.state.step == 1 and change == "Shrinking":
+            job.capacity = 5
+            if not job.state.preemptions:
+                job.kill("w5")
+        seen = [e.reason for e in job.story]
+        if change in seen and not struck:
+            since.append(job.turns)
+            if job.turns - since[0] >= delay:
+                struck.append(f"w{victim}")
+                job.kill(f"w{victim}")
+
+    struck: list[str] = []
+    since: list[int] = []
+    pipelines = 1 if change == "Growing" else 2
+    return Job(manifest(3, pipelines, steps=8, elastic=(1, 2)), decide=decide, capacity=6).run()

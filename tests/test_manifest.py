@@ -6,62 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bamboo import spec as s
 from bamboo.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from manifest_kit import MINIMAL, WHOLE, minimal, problems
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ABSENT = object()
-
-MINIMAL = """\
-apiVersion: bamboo.dev/v1alpha1
-kind: BambooJob
-metadata: {name: tiny}
-spec: {task: {entrypoint: "m:build"}, topology: {stages: 2},
-       training: {steps: 10, globalBatchSize: 8, microBatchSize: 2}}
-"""
-
-WHOLE = """\
-apiVersion: bamboo.dev/v1alpha1
-kind: BambooJob
-metadata: {name: whole, namespace: team-a, labels: {a: b}, creationTimestamp: 2024-01-01T00:00:00Z}
-spec:
-  suspend: true
-  managedBy: kueue.x-k8s.io/multikueue
-  task: {entrypoint: "a.b:build", config: {rate: 1e-3, sizes: [1, 2.5, null, {deep: true}]}}
-  training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: bf16,
-             maxGradientNorm: 1}
-  topology: {stages: 4, pipelines: 2}
-  elastic: {minPipelines: 1, maxPipelines: 4, stabilizationSeconds: 60}
-  redundancy: {mode: None, placement: Host}
-  standby: {workers: 1}
-  nodePools:
-  - {name: spot, capacity: Spot, preset: Karpenter, pricePerHour: "0.91", maxWorkers: 8}
-  - {name: fallback, capacity: OnDemand, pricePerHour: "3.06", afterSeconds: 300, maxWorkers: 2, revert: true}
-  spread: {topologyKey: example.com/rack, policy: None}
-  checkpoint:
-    storage: {persistentVolumeClaim: {claimName: x}}
-    everySteps: 50
-    keepLatest: 2
-    resume: Never
-  worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 1, memory: 16Gi}},
-           template: {spec: {a: 1}}}
-  queue: {name: q}
-  failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}
-  activeDeadlineSeconds: 86400
-  progressDeadlineSeconds: 900
-  ttlSecondsAfterFinished: 0
-  cleanPodPolicy: All
-status: {step: 3}
-"""
-
-
-def minimal() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(MINIMAL)
-    return document
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:
@@ -77,23 +28,6 @@ def changed(changes: dict[str, Any]) -> dict[str, Any]:
         else:
             at[last] = deepcopy(value)
     return document
-
-
-def problems(document: Any) -> list[str]:
-    with pytest.raises(ManifestError) as caught:
-        parse_manifest(document)
-    assert str(caught.value) == "\n".join(map(str, caught.value.problems))
-    return [str(problem) for problem in caught.value.problems]
-
-
-def file_problem(tmp_path: Path, content: str | bytes) -> str:
-    path = tmp_path / "job.yaml"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(ManifestError) as caught:
-        load_manifest(path)
-    (problem,) = caught.value.problems
-    assert problem.path == str(path)
-    return problem.message
 
 
 def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
@@ -387,83 +321,3 @@ def test_config_is_bounded_even_when_it_repeats_itself() -> None:
     first, second = problems(document)
     assert first.endswith(": nested too deeply, expected at most 16 levels")
     assert second.endswith(": too large, expected at most 10000 values")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "the file is empty"),
-        ("a: [", "not valid YAML at line 1, column 5: expected the node content, but found '<stream end>'"),
-        ("a: 1\nb: 2\na: 3\n", 'not valid YAML at line 3, column 1: duplicate key "a"'),
-        ("[1]: 2", "not valid YAML at line 1, column 1: a key is not a string"),
-        ("a: &a {b: 1}\nc: {<<: *a}\n", "not valid YAML at line 2, column 5: merge keys (<<) are refused"),
-        (MINIMAL + "---\n" + MINIMAL, "expected one document, got 2"),
-        (b"\xff\xfe\x00", "not valid YAML: not UTF-8 text"),
-        ("a: \x01", "not valid YAML: special characters are not allowed"),
-        ('a: !!int ""', "not valid YAML: a value does not fit its tag"),
-        ("a: !!bool maybe", "not valid YAML: a value does not fit its tag"),
-        ("a: " + "9" * 5000, "not valid YAML: a value does not fit its tag"),
-        ("[" * 5000, "not valid YAML: nested too deeply"),
-        ("#" * (1 << 20) + "#", "larger than 1 MiB"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_a_file_that_is_no_manifest(tmp_path: Path, content: str | bytes, message: str) -> None:
-    assert file_problem(tmp_path, content) == message
-
-
-def test_an_unsafe_tag_is_refused(tmp_path: Path) -> None:
-    assert "could not determine a constructor" in file_problem(tmp_path, "!!python/object/apply:os.getcwd []")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("absent.yaml", "no such file"), (".", "cannot be read: Is a directory")]
-)
-def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(ManifestError) as caught:
-        load_manifest(tmp_path / name)
-    assert caught.value.problems == (Problem(str(tmp_path / name), message),)
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-FIELDS = list(yaml.safe_load(WHOLE)["spec"])
-NAMES = st.sampled_from(["apiVersion", "kind", "metadata", "spec", "steps", "name", "claimName", *FIELDS])
-JSON = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def sentences(document: Any) -> tuple[Problem, ...]:
-    """The problems; none if it is valid. Any other exception fails the test."""
-    try:
-        parse_manifest(document)
-    except ManifestError as error:
-        return error.problems or (Problem("", "\n"),)
-    return ()
-
-
-@given(JSON)
-def test_any_document_is_refused_in_one_way(document: Any) -> None:
-    assert all("\n" not in line for line in problems(document))
-
-
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5))
-def test_any_field_is_read_or_refused_in_one_way(fields: dict[str, Any]) -> None:
-    document = minimal()
-    document["spec"].update(fields)
-    assert all("\n" not in str(problem) for problem in sentences(document))
-
-
-@given(st.data())
-def test_a_whole_manifest_with_one_value_replaced(data: st.DataObject) -> None:
-    document = yaml.safe_load(WHOLE)
-    at: Any = document["spec"]
-    while True:
-        key = data.draw(st.sampled_from(list(at) if isinstance(at, dict) else list(range(len(at)))))
-        if not isinstance(at[key], dict | list) or not at[key] or data.draw(st.booleans()):
-            break
-        at = at[key]
-    at[key] = data.draw(JSON)
-    assert all("\n" not in str(problem) for problem in sentences(document))

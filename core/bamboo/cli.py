@@ -1,100 +1,120 @@
 """The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml`, `bamboo version`."""
 
-import asyncio
 import copy
 import logging
+import math
+import signal
 import sys
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
-from bamboo import manifest as manifests
-from bamboo.events import Outcome
-from bamboo.local import preempt as preemption
-from bamboo.local.metrics import MetricsView
-from bamboo.local.pool import PoolError
-from bamboo.local.runner import Options, run_job
-from bamboo.local.summary import Summary, compare, to_json, to_text
-from bamboo.local.view import LiveView, PlainView, QuietView, View, Views
-from bamboo.names import EXIT_FAILED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.spec import JobSpec
+from bamboo.yamlfile import load_document
 
 app = typer.Typer(
-    help="Train large models on spot nodes and lose nothing.",
+    help="Train large PyTorch models on spot nodes and lose nothing.",
+    epilog="Exit codes: 0 complete; 1 failed; 2 wrong flag or manifest; 3 not recoverable; 130 stopped by the user.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 
 def main() -> None:
+    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
     app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
 def run(
     job: Job,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers in the pipelines: a multiple of the job's stages.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Workers in the pipelines: a multiple of the job's stages.",
+            show_default="the job's",
+        ),
     ] = None,
-    standby: Annotated[int | None, typer.Option(min=0, help="Spare workers.")] = None,
+    standby: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")
+    ] = None,
     preempt: Annotated[
         list[str] | None,
         typer.Option(
-            help="none, random:RATE (per minute), at:STEP[:STAGE][:notice] or trace:FILE[:SPEEDUP]. Repeatable."
+            metavar="WHEN",
+            help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP]"
+            " (recorded removals, played SPEEDUP times as fast) or none. May be given several times.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the preemptions' random choices.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random choices in --preempt.")] = 0,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Run it again undisturbed and compare the final state.")
+        bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
     ] = False,
-    trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace to this file.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what every worker did, for Perfetto or chrome://tracing.")
+    ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder for the trained weights and the workers' log.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the trained weights and the workers' log in this folder.")
+    ] = None,
     heartbeat_timeout: Annotated[
-        float, typer.Option(min=0.5, help="Seconds of silence after which a worker is lost.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.5, help="Silence after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
-    """Run the job on this machine, one process per worker."""
-    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
-    spec, document = _load(job, workers, standby)
+    """Run the job on this machine, one process per worker.
+
+    On a terminal it shows the pipelines live; there a worker's letter kills it, the capital letter gives it a notice.
+    """
+    from bamboo.local import preempt as preemption  # here, so that --help and mistakes are answered at once
+    from bamboo.local.runner import Options
+    from bamboo.local.session import Report, train
+
+    logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
+    spec, manifest = _load(job, workers, standby)
     try:
         schedule = preemption.parse(preempt or [], seed=seed)
         preemption.check(schedule, steps=spec.training.steps, stages=spec.topology.stages)
     except ValueError as error:
         _usage(str(error))
+    if not math.isfinite(heartbeat_timeout):
+        _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
     _check_paths(trace, output)
-    options = Options(preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout)
-
-    def view() -> View:
-        shown = _view(spec.name, quiet=quiet or json)
-        return Views(shown, MetricsView(spec.name, metrics_port)) if metrics_port else shown
-
-    summary = _run(spec, document, options, view())
-    if not json:
-        typer.echo(to_text(summary))
-    equal = None
-    if verify and summary.outcome is Outcome.COMPLETE:
-        if not json:
-            typer.echo("the same job again, undisturbed:")
-        again = _run(spec, document, Options(heartbeat_timeout=heartbeat_timeout, undisturbed=True), view())
-        if again.outcome is not Outcome.COMPLETE:
-            typer.echo(to_text(again), err=True)
-            raise typer.Exit(again.exit_code)
-        equal = compare(summary.digests, again.digests)
-        if not json:
-            typer.echo(f"bit-equal: {'yes' if equal else 'no'}")
-    if json:
-        typer.echo(to_json(summary, **({} if equal is None else {"bit_equal": equal})))
-    raise typer.Exit(EXIT_FAILED if equal is False else summary.exit_code)
+    wanted = Options(preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout)
+    report = Report(json=json, quiet=quiet, metrics_port=metrics_port)
+    raise typer.Exit(train(spec, manifest, wanted, report, verify=verify))
 
 
 @app.command()
@@ -117,48 +137,45 @@ def version() -> None:
 def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:
     """The job, and its document with the flags' values in it."""
     try:
-        document = copy.deepcopy(manifests._load(str(path)))
-        spec = manifests.parse_manifest(document)
-        if workers is not None:
-            pipelines, rest = divmod(workers, spec.topology.stages)
-            if rest:
-                _usage(f"--workers {workers}: expected a multiple of the job's {spec.topology.stages} stages")
-            document["spec"]["topology"]["pipelines"] = pipelines
-        if standby is not None:
-            document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": standby}
-        return manifests.parse_manifest(document), document
-    except manifests.ManifestError as error:
+        document = copy.deepcopy(load_document(str(path)))
+    except ManifestError as error:
         _usage(str(error))
+    spec = _parse(document, str(path))
+    if workers is not None:
+        pipelines, rest = divmod(workers, spec.topology.stages)
+        if rest:
+            _usage(f"--workers {workers}: expected a multiple of the job's {spec.topology.stages} stages")
+        document["spec"]["topology"]["pipelines"] = pipelines
+        spec = _parse(document, f"--workers {workers}")
+    if standby is not None:
+        document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": standby}
+        spec = _parse(document, f"--standby {standby}")
+    return spec, document
 
 
-def _run(spec: JobSpec, document: dict[str, Any], options: Options, view: View) -> Summary:
+def _parse(document: dict[str, Any], source: str) -> JobSpec:
+    """source: what a mistake is blamed on."""
     try:
-        return asyncio.run(run_job(spec, document, options, view))
-    except (PoolError, OSError) as error:
-        typer.echo(f"bamboo: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise typer.Exit(130) from None
-
-
-def _view(job: str, *, quiet: bool) -> View:
-    if quiet:
-        return QuietView()
-    if sys.stdout.isatty() and sys.stdin.isatty():
-        return LiveView(job, Console())
-    return PlainView(lambda line: print(line, flush=True))
+        return parse_manifest(document)
+    except ManifestError as error:
+        _usage(*(f"{source}: {problem}" for problem in error.problems))
 
 
 def _check_paths(trace: Path | None, output: Path | None) -> None:
     if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
         _usage(f"--trace {trace}: expected a file in an existing folder")
-    if output is not None:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            _usage(f"--output {output}: {error.strerror}")
+    if output is None:
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        kept = any((output / "weights").glob("*"))
+    except OSError as error:
+        _usage(f"--output {output}: {error.strerror}")
+    if kept:
+        _usage(f"--output {output}: it holds the weights of another run; expected a new or empty folder")
 
 
-def _usage(message: str) -> NoReturn:
-    typer.echo(f"bamboo: {message}", err=True)
+def _usage(*messages: str) -> NoReturn:
+    for message in messages:
+        typer.echo(f"bamboo: {message}", err=True)
     raise typer.Exit(EXIT_USAGE)

@@ -84,7 +84,11 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A finished takeover as the user sees it; milliseconds by phase, counted from the moment of the loss."""
+    """A finished takeover as the user sees it, in milliseconds by phase.
+
+    decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan; reform_ms: from the plan's
+    arrival until it is in force at the new owner; recompute_ms: until the lost work is repeated.
+    """
 
     epoch: int
     victim: WorkerId
@@ -141,8 +145,10 @@ class Status:
     epoch: int
     step: int
     steps: int
+    first_loss: float | None
     loss: float | None
-    losses: tuple[float, ...]  # one per committed step
+    losses: tuple[float, ...]  # of the newest steps
+    lost_samples: int  # of committed steps, those whose loss did not go into the step's
     step_seconds: float | None  # median of the recent steps
     samples_per_second: float | None
     eta_seconds: float | None

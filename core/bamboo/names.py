@@ -21,3 +21,4 @@ ENV_COORDINATOR = "BAMBOO_COORDINATOR"
 HEARTBEAT_SECONDS = 0.2
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
+RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the workers of the newest plan

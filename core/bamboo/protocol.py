@@ -34,13 +34,24 @@ class Profile(Message, frozen=True):
     costs: tuple[float, ...]
 
 
+class WorkerReady(Message, frozen=True):
+    """The task is loaded; from now on plans may count on this worker."""
+
+
 class Heartbeat(Message, frozen=True):
     step: int
     doing: str = ""
 
 
 class PeerDown(Message, frozen=True):
-    epoch: int
+    """My link to that peer broke; it is being formed again."""
+
+    peer: WorkerId
+
+
+class PeerUp(Message, frozen=True):
+    """A link that was reported down stands again."""
+
     peer: WorkerId
 
 
@@ -55,13 +66,30 @@ class ReplicaSynced(Message, frozen=True):
     replica: WorkerId
 
 
+class Report(Message, frozen=True):
+    """What this worker has: the version of each stage's state it holds, and the newest commit it knows (-1: none)."""
+
+    committed: int
+    held: dict[int, int]
+
+
+class LeftBehind(Message, frozen=True):
+    """This worker owns a cell whose state is too old: what it takes to catch up is gone."""
+
+    cell: Cell
+
+
 class StepCommitted(Message, frozen=True):
-    """Said by the root's owner; `seconds` is the time since its previous commit."""
+    """Said by the root's owner. generation: of the layout that ran the step. microbatches: whose losses it counts.
+
+    seconds: the time since the same owner's previous commit; 0 if there is none.
+    """
 
     step: int
     generation: int
     loss: float
     gradient_norm: float
+    microbatches: int
     seconds: float
 
 
@@ -89,7 +117,9 @@ class NoticeReceived(Message, frozen=True):
 
 
 class Saved(Message, frozen=True):
-    path: str
+    """The stage's final weights are in the folder."""
+
+    stage: int
 
 
 class WorkerFailed(Message, frozen=True):
@@ -102,8 +132,8 @@ class Bye(Message, frozen=True):
 
 
 ToCoordinator = (
-    Hello | Profile | Heartbeat | PeerDown | PlanApplied | ReplicaSynced | StepCommitted | TakenOver
-    | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+    Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
+    | StepCommitted | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
 )  # fmt: skip
 
 
@@ -121,11 +151,18 @@ class ProfileRequest(Message, frozen=True):
     pass
 
 
+class ReportRequest(Message, frozen=True):
+    pass
+
+
 class SendPlan(Message, frozen=True):
     plan: Plan
 
 
 class Save(Message, frozen=True):
+    """Write the stage's final weights to that folder."""
+
+    stage: int
     path: str
 
 
@@ -141,7 +178,7 @@ class Refused(Message, frozen=True):
     message: str = ""
 
 
-ToWorker = Welcome | ProfileRequest | SendPlan | Save | Stop | Refused
+ToWorker = Welcome | ProfileRequest | ReportRequest | SendPlan | Save | Stop | Refused
 
 _encoder = msgspec.json.Encoder()
 _from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)

@@ -5,25 +5,63 @@ worker that already holds an in-sync replica of the stage, so that any proposal 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from bamboo.grid import shadow_of
-from bamboo.plan import Assignment, Cell, Peer, Plan, WorkerId
+from bamboo.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 
 Synced = frozenset[tuple[Cell, WorkerId]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a reconciliation looks at. live: in order of joining; leaving: those that have a notice."""
+    """What a reconciliation looks at.
+
+    live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
+    generation: the newest layout that a step has been committed with (-1: none yet); reported: workers that say that
+    they hold a stage's state at a usable version, by stage.
+    """
 
     plan: Plan
     live: Mapping[WorkerId, Peer]
     leaving: frozenset[WorkerId]
     synced: Synced
     redundant: bool
+    pipelines: int
+    generation: int
+    reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
+
+    def spare(self) -> list[WorkerId]:
+        """Workers that own nothing and stay; those that are being prepared for a part come first."""
+        busy = {w for c in self.plan.cells() for w in self.plan.at(c).holders}
+        owners = {self.plan.at(c).owner for c in self.plan.cells()}
+        spare = [w for w in self.live if w not in owners and w not in self.leaving]
+        return sorted(spare, key=lambda w: w not in busy)
+
+    def newcomers(self) -> dict[Cell, WorkerId]:
+        """If the job should grow: who will own which cell of the new rows; whole rows only."""
+        plan, depth = self.plan, len(self.plan.stages)
+        if len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
+            return {}
+        spare = [w for w in self.spare() if w not in {h for h in _healers(self).values() if h}]
+        newcomers: Workers = {}
+        rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
+        for cell in (Cell(d, s) for d in rows for s in range(depth)):
+            filled = (w for w in spare if w in plan.at(Cell(0, cell.stage)).replicas)
+            worker = next(filled, None) or next((w for w in spare if not plan.replicated_by(w)), spare[0])
+            spare.remove(worker)
+            newcomers[cell] = worker
+        return newcomers
+
+
+def protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
+    """Can the cell's owner be lost without losing its state? A replica or another pipeline's owner has it, too."""
+    if any((cell, w) in synced for w in plan.at(cell).replicas):
+        return True
+    siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)}
+    return bool(siblings - {plan.at(cell).owner})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +72,7 @@ class StageLost:
 
 
 Cells = dict[Cell, Assignment]
+Workers = dict[Cell, WorkerId]
 
 
 def takeover(view: View) -> Plan | StageLost | None:
@@ -60,17 +99,17 @@ def takeover(view: View) -> Plan | StageLost | None:
         return StageLost(tuple(gone))
     story = ", ".join(f"{heir} takes stage {c.stage} of pipeline {c.pipeline} over" for c, heir in moved)
     message = f"lost {', '.join(sorted(lost)) or 'a worker without a part'}; {story or 'no cell had to move'}"
-    return _next(view, cells, "Takeover" if moved else "WorkerRemoved", message)
+    return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
 
 
 def _heir(view: View, cell: Cell) -> WorkerId | None:
-    """An in-sync replica, staying ones first; else the owner of the same stage in another pipeline."""
+    """An in-sync replica, staying ones first; else the owner of the same stage in another pipeline, or who has it."""
     plan = view.plan
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
     for worker in sorted(replicas, key=lambda w: w in view.leaving):
         return worker
     siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
-    return next((w for w in siblings if w in view.live), None)
+    return next((w for w in (*siblings, *view.reported.get(cell.stage, ())) if w in view.live), None)
 
 
 def improve(view: View) -> Plan | None:
@@ -78,12 +117,11 @@ def improve(view: View) -> Plan | None:
     plan, target = view.plan, _target(view)
     wanted: Cells = {}
     for cell in plan.cells():
-        owner, shadow = target[cell]
-        missing = [w for w in (owner, shadow) if w and w not in plan.at(cell).holders]
+        missing = [w for w in target[cell] if w not in plan.at(cell).holders]
         wanted[cell] = Assignment(owner=plan.at(cell).owner, replicas=(*plan.at(cell).replicas, *missing))
     if any(wanted[c] != plan.at(c) for c in plan.cells()):
         names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
-        return _next(view, wanted, "Replicating", f"{', '.join(names)} receive(s) replicas while training goes on")
+        return next_plan(view, wanted, "Replicating", f"{', '.join(names)} receive(s) replicas while training goes on")
     moves = {
         cell: target[cell][0]
         for cell in plan.cells()
@@ -91,53 +129,58 @@ def improve(view: View) -> Plan | None:
     }
     if moves:
         return _move(view, moves)
-    return _trim(view, target)
+    return _trim(view, target) if len(plan.layouts) == 1 else None
 
 
-def _target(view: View) -> dict[Cell, tuple[WorkerId, WorkerId | None]]:
-    """The owner and the shadow that each cell should have, given who is there."""
+def _target(view: View) -> dict[Cell, tuple[WorkerId, ...]]:
+    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled."""
     plan = view.plan
-    busy = {w for c in plan.cells() for w in plan.at(c).holders}
-    owners_now = {plan.at(c).owner for c in plan.cells()}
-    spare = [w for w in view.live if w not in owners_now and w not in view.leaving]
-    spare.sort(key=lambda w: w not in busy)  # those that are being prepared already, first
-    owners = {c: plan.at(c).owner for c in plan.cells()}
-    for cell in _to_move(view):
-        healer = next((w for w in spare if w in plan.at(cell).replicas), None) or next(
-            (w for w in spare if not _prepared_elsewhere(plan, w, cell)), None
-        )
-        if healer:
-            spare.remove(healer)
-            owners[cell] = healer
-        elif owners[cell] in view.leaving:
-            owners[cell] = _stand_in(view, cell) or owners[cell]
+    healers, newcomers = _healers(view), view.newcomers()
+    taken = {*healers.values(), *newcomers.values()}
+    spare = [w for w in view.spare() if w not in taken]
+    owners = {c: healers.get(c) or plan.at(c).owner for c in plan.cells()}
     target = {}
     for cell in plan.cells():
+        if cell.pipeline >= plan.target.pipelines:
+            target[cell] = plan.at(cell).holders  # this row is on its way out
+            continue
         row = [owners[Cell(cell.pipeline, s)] for s in range(len(plan.stages))]
         staying = [w if w not in view.leaving else row[cell.stage] for w in row]
         shadow = shadow_of(staying, cell.stage) if view.redundant else None
         if shadow is None and view.redundant and plan.target.pipelines == 1:
             shadow = next((w for w in plan.at(cell).replicas if w in spare), None) or next(iter(spare), None)
-        target[cell] = (owners[cell], shadow)
+        filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
+        target[cell] = (owners[cell], *([shadow] if shadow else []), *filled)
     return target
 
 
-def _prepared_elsewhere(plan: Plan, worker: WorkerId, cell: Cell) -> bool:
-    return any(worker in plan.at(c).holders for c in plan.cells() if c != cell)
+def _healers(view: View) -> Workers:
+    """Who should own the cells that need another owner: spare workers, else somebody who stays."""
+    plan, spare = view.plan, view.spare()
+    healers: Workers = {}
+    for cell in _to_move(view):
+        healer = next((w for w in spare if w in plan.at(cell).replicas), None) or next(
+            (w for w in spare if not any(c != cell for c in plan.replicated_by(w))), None
+        )
+        if healer:
+            spare.remove(healer)
+        elif plan.at(cell).owner in view.leaving:
+            healer = _stand_in(view, cell)
+        if healer:
+            healers[cell] = healer
+    return healers
 
 
 def _stand_in(view: View, cell: Cell) -> WorkerId | None:
-    """Who should own a leaving worker's cell when nobody is spare: its shadow, else the nearest staying neighbour."""
-    plan = view.plan
-    for worker in plan.at(cell).replicas:
-        if worker not in view.leaving and (cell, worker) in view.synced:
-            return worker
-    row = [plan.at(Cell(cell.pipeline, s)).owner for s in range(len(plan.stages))]
-    for back in range(1, len(row)):
-        candidate = row[(cell.stage - back) % len(row)]
-        if candidate not in view.leaving:
-            return candidate
-    return None
+    """Who should own a leaving worker's cell when nobody is spare.
+
+    Its shadow, else the nearest neighbour that stays, else the owner of the same stage in another pipeline.
+    """
+    plan, depth = view.plan, len(view.plan.stages)
+    shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]
+    neighbours = [plan.at(Cell(cell.pipeline, (cell.stage - back) % depth)).owner for back in range(1, depth)]
+    siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)]
+    return next((w for w in (*shadows, *neighbours, *siblings) if w not in view.leaving), None)
 
 
 def _to_move(view: View) -> list[Cell]:
@@ -145,8 +188,12 @@ def _to_move(view: View) -> list[Cell]:
     plan = view.plan
     cells: list[Cell] = []
     for worker in dict.fromkeys(plan.at(c).owner for c in plan.cells()):
-        owned = plan.owned_by(worker)
-        cells += owned if worker in view.leaving else [c for c in owned if c != _home(owned, len(plan.stages))]
+        owned = [c for c in plan.owned_by(worker) if c.pipeline < plan.target.pipelines]
+        if worker in view.leaving:
+            cells += owned
+        elif len(owned) > 1:
+            home = _home(owned, len(plan.stages))
+            cells += [c for c in owned if c != home]
     return cells
 
 
@@ -182,31 +229,44 @@ def _move(view: View, moves: Mapping[Cell, WorkerId]) -> Plan:
             cells[cell] = assignment
     leaving = any(plan.at(c).owner in view.leaving for c in moves)
     story = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
-    return _next(view, cells, "PlannedTakeover" if leaving else "Healed", f"{story} at the next step", boundary=True)
+    return next_plan(
+        view, cells, "PlannedTakeover" if leaving else "Healed", f"{story} at the next step", boundary=True
+    )
 
 
-def _trim(view: View, target: Mapping[Cell, tuple[WorkerId, WorkerId | None]]) -> Plan | None:
+def _trim(view: View, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:
     """Drop replicas that are not wanted, once those that are wanted are in sync."""
     plan = view.plan
     cells: Cells = {}
     for cell in plan.cells():
-        owner, shadow = target[cell]
+        owner, *others = target[cell]
         assignment = plan.at(cell)
-        settled = assignment.owner == owner and (shadow is None or (cell, shadow) in view.synced)
-        kept = tuple(w for w in assignment.replicas if w == shadow) if settled else assignment.replicas
+        settled = assignment.owner == owner and all((cell, w) in view.synced for w in others)
+        kept = tuple(w for w in assignment.replicas if w in others) if settled else assignment.replicas
         cells[cell] = Assignment(owner=assignment.owner, replicas=kept)
     if all(cells[c] == plan.at(c) for c in plan.cells()):
         return None
-    return _next(view, cells, "Settled", "replicas that are not needed any more are dropped")
+    return next_plan(view, cells, "Settled", "replicas that are not needed any more are dropped")
 
 
-def _next(view: View, cells: Cells, reason: str, message: str, boundary: bool = False) -> Plan:
+def next_plan(
+    view: View,
+    cells: Cells,
+    reason: str,
+    message: str,
+    *,
+    boundary: bool = False,
+    layouts: tuple[Layout, ...] | None = None,
+) -> Plan:
+    """The plan in force with other assignments (and layouts), one epoch later."""
     plan = view.plan
-    rows = tuple(tuple(cells[Cell(d, s)] for s in range(len(plan.stages))) for d in range(len(plan.pipelines)))
+    depth = range(len(plan.stages))
+    rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
     return msgspec.structs.replace(
         plan,
         epoch=plan.epoch + 1,
         pipelines=rows,
+        layouts=layouts or plan.layouts,
         workers=tuple(view.live.values()),
         boundary=boundary,
         reason=reason,

@@ -2,22 +2,26 @@
 
 from statistics import median
 
-from bamboo.coordinator import State
 from bamboo.events import Status, WorkerState
 from bamboo.plan import Cell, WorkerId
+from bamboo.reconcile import protected
+from bamboo.state import State
 
 
 def status(state: State, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
     seconds = median(state.step_seconds[-20:]) if state.step_seconds else None
     steps = state.spec.training.steps
+    losses = tuple(state.losses[k] for k in sorted(state.losses))
     return Status(
         phase=state.phase,
         epoch=state.plan.epoch if state.plan else 0,
         step=state.step,
         steps=steps,
-        loss=state.losses[-1] if state.losses else None,
-        losses=state.losses,
+        first_loss=state.first_loss,
+        loss=losses[-1] if losses else None,
+        losses=losses,
+        lost_samples=state.lost_microbatches * state.spec.training.micro_batch_size,
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
         eta_seconds=(steps - state.step) * seconds if seconds else None,
@@ -31,21 +35,18 @@ def status(state: State, now: float) -> Status:
     )
 
 
-def _protected(state: State, cell: Cell) -> bool:
-    assert state.plan is not None
-    return any((cell, w) in state.synced for w in state.plan.at(cell).replicas)
-
-
 def _unprotected(state: State) -> list[Cell]:
-    return [c for c in state.plan.cells() if not _protected(state, c)] if state.plan else []
+    plan = state.plan
+    return [c for c in plan.cells() if not protected(plan, state.synced, c)] if plan else []
 
 
 def _grid(state: State) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
-    if state.plan is None:
+    plan = state.plan
+    if plan is None:
         return ()
     return tuple(
-        tuple((a.owner, _protected(state, Cell(d, s))) for s, a in enumerate(row))
-        for d, row in enumerate(state.plan.pipelines)
+        tuple((a.owner, protected(plan, state.synced, Cell(d, s))) for s, a in enumerate(row))
+        for d, row in enumerate(plan.pipelines)
     )
 
 

@@ -7,7 +7,7 @@ raises because of a peer: the protocol simulator drives the very same class.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -16,10 +16,13 @@ from torch import Tensor
 from bamboo.plan import ROOT, Cell, Layout, Plan, WorkerId
 from bamboo.protocol import (
     CellFinished,
+    LeftBehind,
     Message,
     PeerDown,
+    PeerUp,
     PlanApplied,
     ReplicaSynced,
+    Report,
     StepCommitted,
     TakenOver,
 )
@@ -81,6 +84,10 @@ class Engine:
         self.log = MessageLog()
         self._orphans: list[tuple[WorkerId, Frame]] = []
         self._required_epoch = 0
+        self._root_since = 0  # epoch
+        self._down: set[WorkerId] = set()  # peers whose link is broken
+        self._ceded: dict[Cell, Frame] = {}  # the last gradients of cells that moved away, for who owns them now
+        self._unheard: set[WorkerId] = set()  # who may know a commit of the root before us
         self._committed_at: float | None = None
 
     # what happened
@@ -88,14 +95,17 @@ class Engine:
     def handle(self, event: Event) -> None:
         match event:
             case Arrived(sender, frame):
+                if self.plan and frame.epoch <= self.plan.epoch and sender not in self.plan.worker_ids():
+                    return  # it was declared lost; what it had sent before may still arrive
                 try:
                     self._frame(sender, frame)
                 except msgspec.ValidationError as error:
                     logger.warning("refused a frame %s of %s: %s", frame.address, sender, error)
             case LinkDown(peer):
-                if self.plan and peer in self.plan.worker_ids():
-                    self.tell(PeerDown(epoch=self.plan.epoch, peer=peer))
+                self._link_down(peer)
             case LinkUp(peer):
+                self._down.discard(peer)
+                self.tell(PeerUp(peer=peer))
                 self._relink(peer)
 
     def obey(self, plan: Plan) -> None:
@@ -106,6 +116,36 @@ class Engine:
             self.pending = plan
             return
         self._activate(plan)
+
+    def report(self) -> None:
+        """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
+        for peer in sorted(self._down):
+            self.tell(PeerDown(peer=peer))
+        if self.plan is None:
+            return
+        self.tell(PlanApplied(epoch=self.plan.epoch))
+        for (cell, replica), feed in self.feeds.items():
+            if feed.synced:
+                self.tell(ReplicaSynced(cell=cell, replica=replica))
+        held = {index: holding.version for index, holding in self.holdings.items()}
+        self.tell(Report(committed=self.ledger.newest, held=held))
+        if ROOT in self.runs:
+            for step, commit in self.ledger.latest():
+                self._tell_coordinator(step, commit)
+        for run in self.runs.values():
+            stage = self.holdings[run.cell.stage].stage
+            if run.finished and stage:
+                self.tell(CellFinished(cell=run.cell, digest=stage.digest()))
+
+    def trained(self, index: int) -> Stage | None:
+        """The stage in its final state, if it is here."""
+        stage = self.holdings[index].stage if index in self.holdings else None
+        return stage if stage and stage.version >= self.steps else None
+
+    @property
+    def newest_plan(self) -> Plan | None:
+        """The newest plan that this worker knows, in force or not."""
+        return self.pending or self.plan
 
     # one piece of work
 
@@ -148,7 +188,9 @@ class Engine:
                 return False  # its last gradients are on the way; repeating the step would be waste
             run.predecessor = None
         if isinstance(instruction, ReportReady):
-            return not any(f.holds_back(run.step) for (c, _), f in self.feeds.items() if c == run.cell)
+            # NB: with the owner of several cells, the log of what they sent to each other is lost, too
+            strict = len([r for r in self.runs.values() if r.program]) > 1
+            return not any(f.holds_back(run.step, strict) for (c, _), f in self.feeds.items() if c == run.cell)
         tied = self.tied_stages(run.cell.stage)
         wanted = needs(instruction, run.cell, len(self.plan.stages), run.layout, run.step, tied)
         return all(address in run.inbox for address in wanted)
@@ -176,11 +218,17 @@ class Engine:
         self.log.add(frame)
         self._send(self.plan.at(frame.address.cell).owner, frame)
 
-    def feed_replicas(self, cell: Cell, step: int, gradient: Tensor) -> None:
-        """The final gradients of a step: for our own optimizer step, and for the replicas."""
-        self.holdings[cell.stage].reduced[step] = gradient
-        for (fed, replica), feed in self.feeds.items():
-            if fed == cell and feed.since is not None and feed.since <= step:
+    def finalize(self, stage: int, step: int, gradient: Tensor) -> None:
+        """The final gradients of a step are known: for our own optimizer step, and for the replicas.
+
+        They come from a cell of ours, or, if none of them runs this step, from the owner whose replica we are.
+        """
+        holding = self.holdings[stage]
+        if step < holding.version or step in holding.reduced:
+            return
+        holding.reduced[step] = gradient
+        for (cell, replica), feed in self.feeds.items():
+            if cell.stage == stage and feed.since is not None and feed.since <= step:
                 self._send(replica, self.frame(Address(Kind.SYNC, *cell, step), (gradient,)))
 
     def frame(self, address: Address, tensors: tuple[Tensor, ...] = (), meta: Any = None) -> Frame:
@@ -247,41 +295,60 @@ class Engine:
         if ROOT not in self.runs or not self.runs[ROOT].program:
             return False
         root, target = self.runs[ROOT], self.pending or self.plan
-        if root.step in self.ledger.commits or root.layout is None:
+        if self._unheard or root.step in self.ledger.commits or root.layout is None:
             return False
         commit = self.ledger.decide(
             root.step, len(self.plan.stages), root.layout, target.target.generation, target.epoch
         )
         if commit is None:
             return False
-        now = self.clock()
+        self._committed(root.step, commit)
+        return True
+
+    def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
+        assert self.plan is not None
         self.tell(
             StepCommitted(
-                step=root.step,
-                generation=root.layout.generation,
+                step=step,
+                generation=self.ledger.generations.get(step, self.plan.layouts[0].generation),
                 loss=commit.loss,
                 gradient_norm=commit.norm,
-                seconds=now - self._committed_at if self._committed_at is not None else 0.0,
+                microbatches=commit.microbatches,
+                seconds=seconds,
             )
         )
-        self._committed_at = now
-        self._tell_commit(root.step, commit, sorted(self.plan.worker_ids() | target.worker_ids()))
-        return True
 
     def _tell_commit(self, step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
         for worker in workers:
             self._send(worker, self.frame(Address(Kind.COMMIT, *ROOT, step), meta=to_meta(commit)))
 
-    def _committed(self, step: int, commit: Commit, mine: bool) -> None:
-        if not self.ledger.record(step, commit):
+    def _committed(self, step: int, commit: Commit) -> None:
+        """A step is committed: by this root, or by another one that told us."""
+        known = self.ledger.commits.get(step)
+        if known is not None:
+            if (known.generation, known.epoch) != (commit.generation, commit.epoch):
+                logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
             return
-        if ROOT in self.runs and not mine:  # heard from a survivor of the old root's broadcast: finish it
+        self.ledger.record(step, commit)
+        self._ceded = {cell: frame for cell, frame in self._ceded.items() if frame.address.step >= step}
+        if ROOT in self.runs:  # NB: a commit of the old root may have reached only some; the new one tells everybody
             assert self.plan is not None
-            self._tell_commit(step, commit, sorted(self.plan.worker_ids() - {self.worker}))
+            now, before = self.clock(), self._committed_at
+            self._committed_at = now
+            self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
+            workers = self.plan.worker_ids() | (self.pending or self.plan).worker_ids()
+            self._tell_commit(step, commit, sorted(workers - {self.worker}))
         self.log.committed(step)
         self._required_epoch = max(self._required_epoch, commit.epoch)
         if self.pending and self.pending.epoch <= self._required_epoch:
             self._activate(self.pending)
+        self._check_pace()
+
+    def _check_pace(self) -> None:
+        """A copy that took over although nobody had vouched for it may turn out to be too old."""
+        for run in self.runs.values():
+            if run.program and run.step < self.ledger.newest:
+                self.tell(LeftBehind(cell=run.cell))
 
     # frames
 
@@ -295,16 +362,19 @@ class Engine:
         address = frame.address
         match address.kind:
             case Kind.COMMIT:
-                self._committed(address.step, commit_from(frame.meta), sender == self.worker)
+                self._committed(address.step, commit_from(frame.meta))
             case Kind.READY:
                 self.ledger.ready(address.step, Cell(address.microbatch, address.part), ready_from(frame.meta))
+            case Kind.HEARD if self.plan and frame.epoch <= self.plan.epoch:
+                if frame.epoch >= self._root_since:
+                    self._unheard.discard(sender)
             case Kind.SYNC if address.stage in self.holdings:
-                holding = self.holdings[address.stage]
-                if address.step >= holding.version:
-                    holding.reduced.setdefault(address.step, frame.tensors[0])
+                self.finalize(address.stage, address.step, frame.tensors[0])
+                self._announce(address.stage)
             case Kind.STATE if address.stage in self.holdings:
                 self._restore(address, frame)
             case Kind.ANNOUNCE if (address.cell, sender) in self.feeds:
+                self.feeds[address.cell, sender].secured = int(frame.meta["secured"])
                 self._announced(address.cell, sender, int(frame.meta["version"]), str(frame.meta["digest"]))
             case Kind.ACTIVATION | Kind.GRADIENT | Kind.CONTRIBUTION | Kind.RESULT | Kind.TIED if (
                 address.cell in self.runs
@@ -314,15 +384,29 @@ class Engine:
                 if frame.epoch > (self.plan.epoch if self.plan else 0):
                     self._orphans.append((sender, frame))  # the plan that gives us this part is on its way
 
+    def _link_down(self, peer: WorkerId) -> None:
+        if self.plan is None or peer not in self.plan.worker_ids():
+            return
+        self._down.add(peer)
+        self.tell(PeerDown(peer=peer))
+        for run in self.runs.values():
+            if run.predecessor == peer:
+                run.predecessor = None  # what it owed may be lost; the step can be repeated
+
     def _relink(self, peer: WorkerId) -> None:
         if self.plan is None or peer not in self.plan.worker_ids():
             return
+        for cell, frame in self._ceded.items():
+            if self.plan.at(cell).owner == peer:
+                self._send(peer, replace(frame, epoch=self.plan.epoch))
         for cell in self.plan.cells():
             if self.plan.at(cell).owner == peer:
                 self._resend(cell)
         if ROOT in self.runs:
             for step, commit in self.ledger.latest():
                 self._tell_commit(step, commit, [peer])
+        elif self.plan.at(ROOT).owner == peer:
+            self._introduce()
         for stage in self.holdings:
             self._announce(stage)
         for (cell, replica), feed in self.feeds.items():
@@ -332,7 +416,7 @@ class Engine:
     def _resend(self, cell: Cell) -> None:
         assert self.plan is not None
         for frame in self.log.to(cell):
-            self._send(self.plan.at(cell).owner, frame)
+            self._send(self.plan.at(cell).owner, replace(frame, epoch=self.plan.epoch))
 
     # replicas
 
@@ -344,7 +428,8 @@ class Engine:
         digest = holding.stage.digest() if first and holding.stage else ""
         for cell in self.plan.replicated_by(self.worker):
             if cell.stage == stage:
-                meta = {"version": holding.version, "digest": digest}
+                secured = holding.version + (holding.version in holding.reduced)
+                meta = {"version": holding.version, "secured": secured, "digest": digest}
                 self._send(self.plan.at(cell).owner, self.frame(Address(Kind.ANNOUNCE, *cell, 0), meta=meta))
 
     def _announced(self, cell: Cell, replica: WorkerId, version: int, digest: str) -> None:
@@ -390,8 +475,12 @@ class Engine:
             self.pending = None
         self.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != self.worker})
         self._take_roles(plan, fresh=old is None and plan.epoch == 1)
+        self._down &= plan.worker_ids()
         for cell in [c for c in self.runs if plan.at(c).owner != self.worker] if old else []:
-            del self.runs[cell]
+            self._cede(cell)
+        if not plan.boundary:
+            for run in self.runs.values():
+                run.predecessor = None
         self._set_feeds(plan, old)
         for cell in plan.owned_by(self.worker):
             if cell not in self.runs:
@@ -399,19 +488,49 @@ class Engine:
         for cell in plan.cells() if old else []:
             if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
                 self._resend(cell)
-        if ROOT in self.runs:
-            known = old.worker_ids() if old and old.at(ROOT).owner == self.worker else frozenset()
-            for step, commit in self.ledger.latest():
-                self._tell_commit(step, commit, sorted(plan.worker_ids() - known - {self.worker}))
-        if old and plan.at(ROOT).owner not in (old.at(ROOT).owner, self.worker):
-            for step, commit in self.ledger.latest():  # the old root may have told only some of us
-                self._tell_commit(step, commit, [plan.at(ROOT).owner])
+        self._meet_root(old)
         for stage in self.holdings:
             self._announce(stage)
+        self._check_pace()
         self.tell(PlanApplied(epoch=plan.epoch))
         orphans, self._orphans = self._orphans, []
         for sender, frame in orphans:
             self._frame(sender, frame)
+
+    def _cede(self, cell: Cell) -> None:
+        del self.runs[cell]
+        if cell.stage in self.holdings:
+            step, reduced = self.ledger.newest, self.holdings[cell.stage].reduced
+            if step in reduced:
+                self._ceded[cell] = self.frame(Address(Kind.SYNC, *cell, step), (reduced[step],))
+
+    def _meet_root(self, old: Plan | None) -> None:
+        """A new root decides nothing before it has heard which commits the others know from the root before it."""
+        plan = self.plan
+        assert plan is not None
+        others = plan.worker_ids() - {self.worker}
+        if plan.at(ROOT).owner != self.worker:
+            self._unheard = set()
+            self._introduce()
+            return
+        if old is None or old.at(ROOT).owner == self.worker:
+            self._unheard &= others
+            newcomers = others - (old.worker_ids() if old else others)
+        else:
+            self._unheard, self._root_since, self._committed_at = set(others), plan.epoch, None
+            newcomers = others
+        for step, commit in self.ledger.latest():
+            self._tell_commit(step, commit, sorted(newcomers))
+            if newcomers == others:
+                self._tell_coordinator(step, commit)
+
+    def _introduce(self) -> None:
+        """Tell the root which commits are known here."""
+        assert self.plan is not None
+        root = self.plan.at(ROOT).owner
+        for step, commit in self.ledger.latest():
+            self._tell_commit(step, commit, [root])
+        self._send(root, self.frame(Address(Kind.HEARD, *ROOT, 0)))
 
     def _take_roles(self, plan: Plan, fresh: bool) -> None:
         owned = {c.stage for c in plan.owned_by(self.worker)}
@@ -422,7 +541,8 @@ class Engine:
             del self.runs[cell]
         for stage in sorted(owned | replicated):
             if stage not in self.holdings:
-                new = self.build(stage, plan.stages) if fresh or stage in owned else None
+                assert fresh or stage not in owned, f"{self.worker} is to own stage {stage} and has no state of it"
+                new = self.build(stage, plan.stages) if fresh else None
                 self.holdings[stage] = Holding(new)
             self.holdings[stage].owned = stage in owned
 
@@ -438,9 +558,8 @@ class Engine:
         """This worker owns the cell from now on; its state stands where the replica stands."""
         assert self.plan is not None
         run = self.runs[cell] = Run(cell)
-        if old is not None and cell.pipeline < len(old.pipelines):
-            before = old.at(cell).owner
-            run.predecessor = before if before in self.plan.worker_ids() else None
+        if old is not None and self.plan.boundary and cell.pipeline < len(old.pipelines):
+            run.predecessor = old.at(cell).owner
         self._begin(run)
         if old is not None:
             run.catching = Catching(arrived, self.clock())

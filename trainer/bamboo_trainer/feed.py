@@ -12,10 +12,14 @@ class Owed(Enum):
 
 @dataclass(slots=True)
 class Feed:
-    """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds."""
+    """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds.
+
+    secured: the version that it can reach without anybody's help, with the gradients that it has.
+    """
 
     since: int | None = None
     acked: int = -1
+    secured: int = -1
     synced: bool = False
 
     def announced(self, version: int, mine: int, same: bool) -> Owed:
@@ -49,6 +53,9 @@ class Feed:
         self.synced = True
         return True
 
-    def holds_back(self, step: int) -> bool:
-        """Must the owner wait before it lets step `step` be committed? See docs/design.md, how a step commits."""
-        return self.synced and self.acked < step
+    def holds_back(self, step: int, strict: bool) -> bool:
+        """Must the owner wait before it lets step `step` be committed? See docs/design.md, how a step commits.
+
+        strict: the replica must not depend on anybody's log to complete the step.
+        """
+        return self.synced and (self.acked < step or (strict and self.secured <= step))

@@ -10,7 +10,7 @@ from bamboo.plan import Cell
 
 
 class Kind(IntEnum):
-    """The kinds of frames. All but ANNOUNCE and COMMIT carry tensors."""
+    """The kinds of frames. All but READY, COMMIT, ANNOUNCE and HEARD carry tensors."""
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
@@ -18,10 +18,11 @@ class Kind(IntEnum):
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; meta: source cell, norm, losses
-    COMMIT = 7  # the root's word: apply the optimizer step; meta: norm, loss, generation, epoch
+    COMMIT = 7  # the root's word: apply the optimizer step; meta: norm, loss, microbatches, generation, epoch
     SYNC = 8  # a stage's final gradients, to its replicas
     STATE = 9  # a stage's whole state, to a replica that has none
-    ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, digest
+    ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
+    HEARD = 11  # to a new root, after the newest COMMITs that this worker knows: there are no others
 
 
 BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED})

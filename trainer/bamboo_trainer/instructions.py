@@ -135,7 +135,7 @@ def _sum_tied(engine: "Engine", run: Run, _: SumTied) -> None:
 
 
 def _sync(engine: "Engine", run: Run, _: SyncReplicas) -> None:
-    engine.feed_replicas(run.cell, run.step, _final(run))
+    engine.finalize(run.cell.stage, run.step, _final(run))
 
 
 def _report_ready(engine: "Engine", run: Run, _: ReportReady) -> None:

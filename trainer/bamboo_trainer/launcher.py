@@ -9,7 +9,7 @@ One thread, one loop. JSON lines on stdin:
 
 and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
 result (id, value | error), error (message). When stdin ends or SIGTERM comes, every child is killed and reaped.
-Children belong to the launcher's process group and die with it.
+Children belong to the launcher's process group and die with the launcher, even if it is killed.
 """
 
 import argparse
@@ -39,15 +39,19 @@ PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
 
 
+class Unresolved(ValueError):
+    """A name that leads to no function; the text is a sentence for the user."""
+
+
 def resolve(name: str) -> Callable[..., Any]:
-    """Raises ValueError if "module:function" names nothing callable."""
+    """Raises Unresolved if "module:function" names nothing callable."""
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name}: {error}") from error
+    except Exception as error:  # whatever a module raises while it is imported
+        raise Unresolved(f"cannot import {name}: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise ValueError(f"{name} is not a function")
+        raise Unresolved(f"{name} is not a function")
     return found  # type: ignore[no-any-return]
 
 
@@ -114,17 +118,24 @@ class Launcher:
     def _obey(self, command: dict[str, Any]) -> None:
         match command["op"]:
             case "start":
-                worker = command["worker"]
-                main = command.get("main") or WORKER_MAIN
-                arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
-                arguments["trace"] = command.get("trace")
-                pid = self._fork(lambda: int(resolve(main)(**arguments)))
-                self._workers[pid] = worker
-                self._tell(event="started", worker=worker, pid=pid)
+                self._start(command)
             case "call":
                 self._call(command["id"], command["function"], command["arguments"])
             case other:
                 raise ValueError(f"there is no op {other!r}")
+
+    def _start(self, command: dict[str, Any]) -> None:
+        worker, main = command["worker"], command.get("main") or WORKER_MAIN
+        arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
+        arguments["trace"] = command.get("trace")
+        try:
+            pid = self._fork(lambda: int(resolve(main)(**arguments)))
+        except OSError as error:
+            print(f"launcher: cannot start {worker}: {error.strerror}", file=sys.stderr)
+            self._tell(event="exited", worker=worker, code=1)
+            return
+        self._workers[pid] = worker
+        self._tell(event="started", worker=worker, pid=pid)
 
     def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
         ours, theirs = os.pipe()
@@ -133,6 +144,8 @@ class Launcher:
             try:
                 result = {"value": resolve(function)(**arguments)}
                 text = json.dumps(result)
+            except Unresolved as error:
+                text = json.dumps({"error": str(error)})
             except Exception as error:
                 traceback.print_exc()
                 text = json.dumps({"error": f"{type(error).__name__}: {error}"})
@@ -165,10 +178,11 @@ class Launcher:
         sys.stderr.flush()
         launcher = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
-        pid = os.fork()
-        if pid == 0:
-            self._become_child(launcher, body)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        try:
+            if (pid := os.fork()) == 0:
+                self._become_child(launcher, body)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return pid
 
     def _become_child(self, launcher: int, body: Callable[[], int]) -> NoReturn:
@@ -190,6 +204,8 @@ class Launcher:
             code = body()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Unresolved as error:
+            print(f"launcher: {error}", file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:

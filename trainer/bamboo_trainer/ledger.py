@@ -1,7 +1,6 @@
 """Which steps are committed, and what the root has heard of the step in progress."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,10 +18,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on."""
+    """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
+
+    microbatches: how many the loss is the mean of.
+    """
 
     norm: float
     loss: float
+    microbatches: int
     generation: int
     epoch: int
 
@@ -71,12 +74,8 @@ class Ledger:
             return None
         norm = math.sqrt(sum(reports[Cell(0, s)].norm_squared for s in range(stages)))
         losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
-        return Commit(norm=norm, loss=_mean(losses[m] for m in sorted(losses)), generation=generation, epoch=epoch)
-
-
-def _mean(values: Iterable[float]) -> float:
-    items = list(values)
-    return math.fsum(items) / len(items)
+        loss = math.fsum(losses[m] for m in sorted(losses)) / len(losses)
+        return Commit(norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch)
 
 
 def to_meta(report: Ready | Commit) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bamboo_trainer.stage import TaskError, build_layer, load_batch, run_layer
 from bamboo_trainer.task import Task
+from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:

@@ -3,17 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer.stage import (
-    TrainingConfig,
-    autocast,
-    build_layer,
-    forward_seed,
-    load_batch,
-    task_loss,
-    tie,
-    tied_groups,
-)
+from bamboo_trainer.optimizing import ScheduledOptimizer
+from bamboo_trainer.stage import TrainingConfig
 from bamboo_trainer.task import Task
+from bamboo_trainer.ties import tie, tied_groups
+from bamboo_trainer.user_code import autocast, build_layer, forward_seed, load_batch, task_loss
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -23,16 +17,14 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     model = nn.ModuleList(layers)
     # A tied parameter goes by its group's first name, as everywhere.
     named = [(firsts.get(id(p), (0, name))[1], p) for name, p in model.named_parameters() if p.requires_grad]
-    optimizer = task.optimizer(named)
+    optimizer = ScheduledOptimizer(task, named)
     losses = []
     for step in range(steps):
-        optimizer.zero_grad()
+        model.zero_grad()
         step_losses = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
         if config.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = task.learning_rate(step)
-        optimizer.step()
+        optimizer.step(step)
         losses.append(sum(step_losses) / len(step_losses))
     state = {
         f"layers.{i}.{name}": tensor.detach().clone()

@@ -28,8 +28,11 @@ class Task:
       or a tuple of tensors.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch.
     optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
-      (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`).
-    learning_rate: the learning rate of a step, a pure function.
+      (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for
+      one over its own parameters. It may group them, by name or otherwise; a group may come out empty on some stage,
+      which torch takes only if groups hold parameters, not pairs.
+    learning_rate: the learning rate of a step, a pure function. A parameter group's rate is this times the group's
+      multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     sample: an optional demonstration of the trained model as text, given all layers.
     """

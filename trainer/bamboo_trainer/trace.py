@@ -26,6 +26,7 @@ class Silent:
 class TraceFile:
     """Appends complete events (one JSON object and a comma a line); a killed worker loses at most the last half second.
 
+    The worker is a process of the trace, every cell that it runs a thread of it.
     Times are microseconds of the machine's monotonic clock, which all local workers share.
     """
 
@@ -34,21 +35,26 @@ class TraceFile:
         self._pid = pid
         self._started = 0.0
         self._flushed = time.monotonic()
+        self._named: set[Cell] = set()
         self._file.write("[\n")
-        self._write({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": worker}})
+        self._name("process_name", 0, f"worker {worker}")
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         self._started = time.monotonic()
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         now = time.monotonic()
+        thread = cell.pipeline * 1000 + cell.stage + 1
+        if cell not in self._named:
+            self._named.add(cell)
+            self._name("thread_name", thread, f"pipeline {cell.pipeline} stage {cell.stage}")
         self._write(
             {
                 "name": name,
                 "cat": name,
                 "ph": "X",
                 "pid": self._pid,
-                "tid": cell.pipeline * 1000 + cell.stage,
+                "tid": thread,
                 "ts": round(self._started * 1e6, 1),
                 "dur": round((now - self._started) * 1e6, 1),
                 "args": {"pipeline": cell.pipeline, "stage": cell.stage, "step": step, "microbatch": microbatch},
@@ -57,6 +63,9 @@ class TraceFile:
         if now - self._flushed > FLUSH_SECONDS:
             self._file.flush()
             self._flushed = now
+
+    def _name(self, what: str, thread: int, name: str) -> None:
+        self._write({"name": what, "ph": "M", "pid": self._pid, "tid": thread, "args": {"name": name}})
 
     def _write(self, event: dict[str, object]) -> None:
         self._file.write(json.dumps(event) + ",\n")

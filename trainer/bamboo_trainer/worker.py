@@ -22,6 +22,7 @@ from bamboo.protocol import (
     Profile,
     ProfileRequest,
     Refused,
+    ReportRequest,
     Save,
     Saved,
     SendPlan,
@@ -29,6 +30,7 @@ from bamboo.protocol import (
     ToWorker,
     Welcome,
     WorkerFailed,
+    WorkerReady,
 )
 from bamboo.spec import JobSpec
 from bamboo_trainer.control import Control
@@ -86,6 +88,7 @@ class Worker:
         self.task: Task | None = None
         self.spec: JobSpec | None = None
         self.notified = False
+        self.to_save: list[Save] = []
         self.exit_code: int | None = None
 
     def run(self) -> int:
@@ -110,6 +113,10 @@ class Worker:
 
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
+        for request in list(self.to_save):
+            if self.engine and (stage := self.engine.trained(request.stage)):
+                self.to_save.remove(request)
+                self._save(stage, request)
         for item in self.inbox.take(0.0 if busy else IDLE_SECONDS):
             if isinstance(item, Message):
                 self._obey(item)
@@ -125,11 +132,14 @@ class Worker:
                 assert self.spec is not None
                 costs = layer_costs(self.task, self.spec.training.micro_batch_size)
                 self.control.send(Profile(costs=costs))
+            case ReportRequest():
+                if self.engine:
+                    self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
                     self.engine.obey(plan)
-            case Save(path=path):
-                self._save(Path(path))
+            case Save():
+                self.to_save.append(message)
             case NoticeReceived():
                 self.control.send(message)
             case Stop():
@@ -140,8 +150,12 @@ class Worker:
                 self.exit_code = EXIT_FENCED
 
     def _begin(self, manifest: dict[str, object], secret: str) -> None:
-        if self.engine:
-            return  # a repeated welcome after a cut
+        if self.engine:  # the channel was cut, or the coordinator restarted
+            self.control.send(WorkerReady())
+            if self.notified:
+                self.control.send(NOTICE)
+            self.engine.report()
+            return
         spec = self.spec = parse_manifest(manifest)
         task = self.task = load_task(spec.task.entrypoint, spec.task.config)
         training = spec.training
@@ -162,23 +176,20 @@ class Worker:
             observer=self.observer,
             clock=time.monotonic,
         )
+        self.control.send(WorkerReady())
 
-    def _save(self, folder: Path) -> None:
-        """Write the stages that this worker owns in the first pipeline."""
-        assert self.engine is not None
+    def _save(self, stage: Stage, request: Save) -> None:
+        folder = Path(request.path)
         folder.mkdir(parents=True, exist_ok=True)
-        for cell in [c for c in self.engine.runs if c.pipeline == 0]:
-            stage = self.engine.holdings[cell.stage].stage
-            assert stage is not None
-            save_file(stage.state_tensors(), str(folder / f"stage-{cell.stage:03d}.safetensors"))
-        self.control.send(Saved(path=str(folder)))
+        save_file(stage.state_tensors(), str(folder / f"stage-{request.stage:03d}.safetensors"))
+        self.control.send(Saved(stage=request.stage))
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))
         self.exit_code = EXIT_FAILED
 
     def _hello(self) -> Hello:
-        plan = self.engine.plan if self.engine else None
+        plan = self.engine.newest_plan if self.engine else None
         return Hello(
             worker=self.worker, host="127.0.0.1", port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
         )

@@ -1,0 +1,176 @@
+"""Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from bamboo import protocol
+from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
+from bamboo.names import RECONNECT_GRACE_SECONDS
+from bamboo.plan import Peer, Plan, WorkerId
+from bamboo.state import Turn, Worker
+
+
+def joined(turn: Turn, hello: protocol.Hello) -> None:
+    """A channel was opened: by a new worker, after a cut, or after our own restart."""
+    state, worker, plan = turn.state, hello.worker, hello.plan
+    if worker in state.gone:
+        turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and may not return")
+        return
+    peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone)
+    if worker in state.workers:
+        _returned(turn, worker, peer)
+        return
+    if plan and state.phase not in ("Pending", "Recovering"):
+        turn.set(gone=state.gone | {worker})
+        turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
+        return
+    record = Worker(peer=peer, seen=turn.now, epoch=plan.epoch if plan else 0)
+    turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
+    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
+    turn.do(Emit("WorkerJoined", f"{worker} joined" + (f" in zone {peer.zone}" if peer.zone else "")))
+    if plan:
+        _found(turn, plan)
+
+
+def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
+    """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
+    state = turn.state
+    turn.worker(worker, peer=peer, seen=turn.now, cut_since=None, released=False)
+    turn.set(
+        links={pair: since for pair, since in state.links.items() if pair[0] != worker},
+        asked_to_save={s: w for s, w in state.asked_to_save.items() if w != worker},
+        profiling=None if state.profiling == worker else state.profiling,
+    )
+    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
+    if state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
+        turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
+    if state.asked_at is not None:
+        turn.do(Send(worker, protocol.ReportRequest()))
+
+
+def _found(turn: Turn, plan: Plan) -> None:
+    """A worker brings a plan that this coordinator does not know: it has been restarted itself."""
+    old = turn.state.plan
+    if turn.state.phase == "Pending":
+        turn.enter("Recovering")
+    if old is None or plan.epoch > old.epoch:
+        kept = {
+            (cell, w)
+            for cell, w in turn.state.synced
+            if old and cell in plan.cells() and plan.at(cell).owner == old.at(cell).owner
+        }
+        turn.set(plan=plan, synced=frozenset(kept), applied=frozenset())
+
+
+def lost(turn: Turn, worker: WorkerId, detail: str) -> None:
+    """Declare a worker lost, for good."""
+    state = turn.state
+    if worker in state.gone:
+        return
+    if worker not in state.workers:
+        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
+        turn.finish(Outcome.FAILED, "WorkerStartFailed", f"{worker} ended before it joined: {detail}")
+        return
+    record = state.workers[worker]
+    signs = [since for (_, peer), since in state.links.items() if peer == worker]
+    signs += [turn.now if record.cut_since is None else record.cut_since]
+    had_part = state.plan is not None and any(worker in state.plan.at(c).holders for c in state.plan.cells())
+    turn.set(
+        workers={w: r for w, r in state.workers.items() if w != worker},
+        gone=state.gone | {worker},
+        signs={**state.signs, worker: min(signs)},
+        links={pair: since for pair, since in state.links.items() if worker not in pair},
+        applied=state.applied - {worker},
+        preemptions=state.preemptions + (record.notice_until is None),
+        profiling=None if state.profiling == worker else state.profiling,
+    )
+    if record.notice_until is None or had_part:
+        turn.do(Emit("WorkerLost", f"{worker} is lost: {detail}", True))
+    else:
+        turn.do(Emit("WorkerLeft", f"{worker} has left after its notice"))
+    turn.refuse(worker, "DeclaredLost", detail)
+    turn.do(RemoveWorker(worker))
+
+
+def notice(turn: Turn, worker: WorkerId, seconds: float) -> None:
+    """The worker will be taken away in that many seconds."""
+    record = turn.state.workers.get(worker)
+    if record is None or record.notice_until is not None:
+        return
+    turn.worker(worker, notice_until=turn.now + seconds)
+    turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
+    turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
+
+
+def channel_closed(turn: Turn, worker: WorkerId) -> None:
+    """A cut channel alone is forgiven for a while; with a broken link beside it the worker is gone."""
+    record = turn.state.workers.get(worker)
+    if record is None:
+        return
+    turn.worker(worker, cut_since=record.cut_since if record.cut_since is not None else turn.now)
+    witness = next((reporter for reporter, peer in turn.state.links if peer == worker), None)
+    if witness:
+        lost(turn, worker, f"its channel is closed, and {witness} cannot reach it")
+
+
+def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> None:
+    peer = turn.state.workers.get(message.peer)
+    if peer is None:
+        return
+    if peer.cut_since is not None:
+        lost(turn, message.peer, f"its channel is closed, and {reporter} cannot reach it")
+    elif (reporter, message.peer) not in turn.state.links:
+        turn.set(links={**turn.state.links, (reporter, message.peer): turn.now})
+
+
+def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
+    turn.set(links={pair: since for pair, since in turn.state.links.items() if pair != (reporter, message.peer)})
+
+
+def check_deadlines(turn: Turn) -> None:
+    """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
+    now, limit = turn.now, turn.state.heartbeat_timeout
+    for worker, record in turn.state.workers.items():
+        if record.cut_since is not None and now - record.cut_since > RECONNECT_GRACE_SECONDS:
+            lost(turn, worker, f"its channel is closed for more than {RECONNECT_GRACE_SECONDS:g} s")
+        elif now - record.seen > limit:
+            lost(turn, worker, f"no heartbeat for {now - record.seen:.1f} s")
+        elif record.notice_until is not None and now > record.notice_until:
+            lost(turn, worker, "the deadline of its notice has passed")
+    broken = [pair for pair, since in turn.state.links.items() if now - since > limit]
+    if broken:
+        worker = blamed(broken, _part(turn))
+        lost(turn, worker, f"a data link of it has been broken for more than {limit:g} s")
+
+
+def blamed(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:
+    """Which worker has to go so that the others can talk: the one with most broken links, then the smallest part."""
+    degree = Counter(worker for pair in broken for worker in pair)
+    return min(degree, key=lambda w: (-degree[w], part[w], w))
+
+
+def _part(turn: Turn) -> Counter[WorkerId]:
+    """How many cells each worker owns, and, weighing less, how many it replicates."""
+    part: Counter[WorkerId] = Counter()
+    plan = turn.state.plan
+    for cell in plan.cells() if plan else []:
+        part[plan.at(cell).owner] += 1000  # type: ignore[union-attr]
+        part.update(plan.at(cell).replicas)  # type: ignore[union-attr]
+    return part
+
+
+def staff(turn: Turn) -> None:
+    """Ask for the workers that are missing, and for the profile once there is a worker."""
+    state, spec = turn.state, turn.state.spec
+    if state.phase not in ("Pending", "Running"):
+        return
+    staying = sum(1 for w in state.workers.values() if w.notice_until is None)
+    pipelines = max(spec.topology.pipelines, spec.elastic.max_pipelines)
+    missing = spec.topology.stages * pipelines + spec.standby.workers - staying - state.requested
+    if missing > 0:
+        turn.set(requested=state.requested + missing)
+        turn.do(AddWorkers(missing))
+    if state.plan is None and state.costs is None and state.profiling is None and state.ready:
+        first = next(iter(state.ready))
+        turn.set(profiling=first)
+        turn.do(Send(first, protocol.ProfileRequest()))

@@ -1,0 +1,206 @@
+"""When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bamboo import protocol
+from bamboo.elastic import desired_pipelines, resize, settle
+from bamboo.events import Emit, Outcome, RemoveWorker, Send
+from bamboo.grid import initial_plan, split_layers
+from bamboo.names import RECOVERY_SECONDS
+from bamboo.plan import Cell, Plan, WorkerId, plan_problems
+from bamboo.reconcile import StageLost, View, drain, improve, takeover
+from bamboo.spec import RedundancyMode
+from bamboo.state import Recovery, State, Turn
+
+DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
+
+
+def reconcile(turn: Turn) -> None:
+    """Bring the plan closer to what the job should look like, given who is there."""
+    if turn.state.phase == "Recovering" and not _recovered(turn):
+        return
+    state = turn.state
+    if state.plan is None:
+        _start(turn)
+        return
+    if state.plan.worker_ids() - state.workers.keys():
+        plan = takeover(view(state, turn.now))
+        if isinstance(plan, StageLost):
+            _ask_around(turn, plan)
+            return
+        if plan:
+            _issue(turn, plan)
+            return
+    _watch_size(turn)
+    over = state.phase != "Running" or state.step >= state.spec.training.steps
+    if over or not state.plan.worker_ids() <= state.applied:
+        return
+    now = view(turn.state, turn.now)
+    proposal = drain(now) or settle(now) or resize(now) or improve(now)
+    if proposal:
+        _issue(turn, proposal)
+    else:
+        _release(turn)
+
+
+def view(state: State, now: float) -> View:
+    """What the planning functions look at."""
+    plan = state.plan
+    assert plan is not None
+    return View(
+        plan=plan,
+        live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
+        leaving=frozenset(w for w, r in state.workers.items() if r.notice_until is not None),
+        synced=state.synced,
+        redundant=state.spec.redundancy.mode != RedundancyMode.NONE,
+        pipelines=_pipelines(state, now),
+        generation=state.generation,
+    )
+
+
+def _recovered(turn: Turn) -> bool:
+    """After our own restart: has everyone in the newest plan come back, or had the time to?"""
+    state, plan = turn.state, turn.state.plan
+    assert plan is not None
+    missing = plan.worker_ids() - state.ready.keys()
+    if missing and turn.now - state.phase_since < RECOVERY_SECONDS:
+        return False
+    strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
+    for worker in strangers:
+        turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
+    turn.set(
+        gone=state.gone | strangers | (plan.worker_ids() - state.workers.keys()),
+        workers={w: r for w, r in state.workers.items() if w not in strangers},
+        last_progress=turn.now,
+    )
+    turn.enter("Running")
+    turn.do(Emit("Recovered", f"epoch {plan.epoch} goes on with {len(turn.state.workers)} worker(s)"))
+    if not missing:  # else a plan without them follows at once
+        message = protocol.SendPlan(plan=plan)
+        turn.do(*(Send(w, message) for w in turn.state.ready))
+    return True
+
+
+def _ask_around(turn: Turn, loss: StageLost) -> None:
+    """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
+    state = turn.state
+    assert state.plan is not None
+    waiting_for = (state.plan.worker_ids() & state.workers.keys()) - state.reports.keys()
+    if state.asked_at is None:
+        turn.set(asked_at=turn.now, reports={})
+        turn.do(*(Send(w, protocol.ReportRequest()) for w in state.ready))
+        return
+    if waiting_for and turn.now - state.asked_at < state.heartbeat_timeout:
+        return
+    plan = takeover(replace(view(state, turn.now), reported=usable_copies(state.reports)))
+    if isinstance(plan, Plan):
+        _issue(turn, plan)
+        return
+    cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
+    message = f"{cells}: owner and replica were lost together; not recoverable without a checkpoint"
+    turn.finish(Outcome.UNRECOVERABLE, "StageLost", message)
+
+
+def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
+    """Who holds which stage in a version from which the step in progress can be reached: logs reach one commit back."""
+    newest = max((r.committed for r in reports.values()), default=-1)
+    stages = {s for r in reports.values() for s in r.held}
+    return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
+
+
+def _start(turn: Turn) -> None:
+    """The first plan: with the pipelines asked for, or after a while with as many as may be."""
+    state, spec = turn.state, turn.state.spec
+    if state.costs is None:
+        return
+    ready = [w.peer for w in state.ready.values() if w.notice_until is None]
+    pipelines = min(len(ready) // spec.topology.stages, spec.topology.pipelines)
+    waited = turn.now - state.started >= spec.elastic.stabilization_seconds
+    if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
+        return
+    try:
+        stages = split_layers(state.costs, spec.topology.stages)
+    except ValueError as error:
+        turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
+        return
+    redundant = spec.redundancy.mode != RedundancyMode.NONE
+    plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, redundant)
+    turn.enter("Running")
+    turn.set(last_progress=turn.now)
+    _issue(turn, plan)
+
+
+def _watch_size(turn: Turn) -> None:
+    """Note since when the workers suffice for another number of pipelines than the plan aims at."""
+    state = turn.state
+    assert state.plan is not None
+    staying = sum(1 for r in state.ready.values() if r.notice_until is None)
+    wanted = desired_pipelines(staying, state.spec)
+    if wanted == state.plan.target.pipelines:
+        if state.resize:
+            turn.set(resize=None)
+    elif state.resize is None or state.resize[0] != wanted:
+        turn.set(resize=(wanted, turn.now))
+
+
+def _pipelines(state: State, now: float) -> int:
+    """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
+    assert state.plan is not None
+    if state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds:
+        return state.resize[0]
+    return state.plan.target.pipelines
+
+
+def _issue(turn: Turn, plan: Plan) -> None:
+    """Make a plan the newest one and send it to everybody."""
+    problems = plan_problems(plan)
+    assert not problems, f"an unsound plan: {problems}"
+    old, victims = turn.state.plan, []
+    synced = set()
+    for cell in plan.cells():
+        now = plan.at(cell)
+        before = old.at(cell) if old and cell.pipeline < len(old.pipelines) else None
+        if before and before.owner == now.owner:
+            synced |= {(cell, w) for w in now.replicas if (cell, w) in turn.state.synced}
+        elif before:
+            synced |= {(cell, w) for w in now.replicas if w == before.owner}
+            victims.append((cell, before.owner))
+    _note_recovery(turn, plan, victims)
+    turn.set(plan=plan, applied=frozenset(), synced=frozenset(synced), asked_at=None, reports={})
+    turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
+    message = protocol.SendPlan(plan=plan)
+    turn.do(*(Send(w, message) for w in plan.worker_ids()))
+
+
+def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
+    """A takeover begins: its new owners will report when they have caught up."""
+    state = turn.state
+    lost = [v for _, v in victims if v in state.gone]
+    left = [v for _, v in victims if v in state.workers and state.workers[v].notice_until is not None]
+    if lost or left:
+        first = min((state.signs.get(v, turn.now) for v in lost), default=turn.now)
+        recovery = Recovery(
+            epoch=plan.epoch, lost_at=first, decided_at=turn.now, notice=not lost, victims=tuple(victims)
+        )
+        turn.set(recoveries=(*state.recoveries, recovery))
+    turn.set(signs={})
+
+
+def _release(turn: Turn) -> None:
+    """Let workers with a notice go once they have no part and their log cannot be needed any more."""
+    state = turn.state
+    assert state.plan is not None
+    for worker, record in state.workers.items():
+        if (
+            record.notice_until is None
+            or record.released
+            or any(worker in state.plan.at(c).holders for c in state.plan.cells())
+        ):
+            continue
+        if record.free_since_step is None:
+            turn.worker(worker, free_since_step=state.step)
+        elif state.step >= record.free_since_step + DRAIN_COMMITS:
+            turn.worker(worker, released=True)
+            stop = protocol.Stop(reason="Drained", message="no part is left; leave")
+            turn.do(Send(worker, stop), RemoveWorker(worker))

@@ -1,0 +1,180 @@
+"""What workers report, message by message."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bamboo import protocol
+from bamboo.events import Emit, Outcome, Send, Takeover
+from bamboo.membership import lost, notice, peer_down, peer_up
+from bamboo.plan import Cell, Layout, WorkerId
+from bamboo.state import KEPT_LOSSES, Turn
+
+
+def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
+    """Take in a message of a worker that belongs to the job; others are not heard."""
+    if worker not in turn.state.workers:
+        return
+    turn.worker(worker, seen=turn.now)
+    handler = _HANDLERS.get(type(message))
+    if handler:
+        handler(turn, worker, message)
+
+
+def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
+    turn.worker(worker, ready=True)
+
+
+def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
+    turn.set(costs=message.costs)
+
+
+def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
+    if turn.state.plan and message.epoch == turn.state.plan.epoch:
+        turn.set(applied=turn.state.applied | {worker})
+
+
+def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
+    plan = turn.state.plan
+    if plan and message.cell in plan.cells() and plan.at(message.cell).owner == worker:
+        turn.set(synced=turn.state.synced | {(message.cell, message.replica)})
+
+
+def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
+    turn.set(reports={**turn.state.reports, worker: message})
+
+
+def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
+    cell = message.cell
+    text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
+    turn.finish(Outcome.UNRECOVERABLE, "StageLost", f"{text}; not recoverable without a checkpoint")
+
+
+def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
+    """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
+    state, step = turn.state, message.step
+    if step in state.losses or step < state.step - KEPT_LOSSES:
+        return
+    losses = {**state.losses, step: message.loss}
+    if len(losses) > KEPT_LOSSES:
+        del losses[min(losses)]
+    turn.set(
+        losses=losses,
+        first_loss=message.loss if step == 0 else state.first_loss,
+        lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
+    )
+    if step >= state.step:
+        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now)
+        if message.seconds > 0:
+            turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
+    if not math.isfinite(message.loss):
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss of step {step} is {message.loss}")
+
+
+def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
+    state = turn.state
+    for recovery in state.recoveries:
+        victim = dict(recovery.victims).get(message.cell)
+        if victim is None or message.epoch < recovery.epoch:
+            continue
+        taken = Takeover(
+            epoch=recovery.epoch, victim=victim, worker=worker, pipeline=message.cell.pipeline,
+            stage=message.cell.stage, step=message.step, notice=recovery.notice,
+            decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3, reform_ms=message.reform_ms,
+            recompute_ms=message.recompute_ms, forwards=message.forwards, backwards=message.backwards,
+        )  # fmt: skip
+        left = tuple((c, v) for c, v in recovery.victims if c != message.cell)
+        others = tuple(r for r in state.recoveries if r is not recovery)
+        turn.set(
+            takeovers=(*state.takeovers, taken),
+            recoveries=(*others, replace(recovery, victims=left)) if left else others,
+        )
+        turn.do(
+            Emit(
+                "TakenOver",
+                f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
+                f" step {taken.step}, pause {taken.pause_ms:.0f} ms, repeated {taken.forwards} forwards"
+                f" and {taken.backwards} backwards",
+            )
+        )
+        return
+
+
+def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
+    """The job is done when every cell of a layout that may be in force has finished."""
+    state = turn.state
+    if state.plan is None:
+        return
+    finished = {**dict(state.finished), message.cell: message.digest}
+    turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
+    stages = len(state.plan.stages)
+    done = any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts)
+    if not done or state.phase != "Running":
+        return
+    digests = [{digest for cell, digest in finished.items() if cell.stage == s} for s in range(stages)]
+    if any(len(different) > 1 for different in digests):
+        turn.finish(Outcome.FAILED, "PipelinesDiverged", "pipelines ended with different weights: a bug in Bamboo")
+    elif state.save_path is None:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.step} steps are done")
+    else:
+        turn.enter("Saving")
+
+
+def ask_to_save(turn: Turn) -> None:
+    """Who finished a stage of the first pipeline writes it, or who owns it if that one is lost; each is asked once."""
+    state, plan = turn.state, turn.state.plan
+    assert state.save_path is not None
+    assert plan is not None
+    owners = {s: plan.at(Cell(0, s)).owner for s in range(len(plan.stages)) if s not in state.saved}
+    for cell, worker in state.finishers.items():
+        if cell.pipeline == 0 and cell.stage in owners and worker in state.workers:
+            owners[cell.stage] = worker  # NB: a plan that waits for a step boundary stays without effect now
+    new = {s: w for s, w in owners.items() if state.asked_to_save.get(s) != w}
+    if new:
+        turn.enter("Saving")  # the time limit starts anew
+        turn.set(asked_to_save={**state.asked_to_save, **new})
+        turn.do(*(Send(w, protocol.Save(stage=s, path=state.save_path)) for s, w in new.items()))
+    if not owners:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.step} steps are done; weights saved")
+
+
+def _cells(layout: Layout, stages: int) -> set[Cell]:
+    return {Cell(d, s) for d in range(layout.pipelines) for s in range(stages)}
+
+
+def _saved(turn: Turn, worker: WorkerId, message: protocol.Saved) -> None:
+    turn.set(saved=turn.state.saved | {message.stage})
+
+
+def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
+    notice(turn, worker, message.seconds)
+
+
+def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
+    turn.finish(Outcome.FAILED, message.reason, f"{worker}: {message.message}")
+
+
+def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
+    record = turn.state.workers.get(worker)
+    if record and record.notice_until is not None:
+        lost(turn, worker, "it has left")
+
+
+_HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
+    protocol.WorkerReady: _ready,
+    protocol.Profile: _profile,
+    protocol.PeerDown: peer_down,
+    protocol.PeerUp: peer_up,
+    protocol.PlanApplied: _plan_applied,
+    protocol.ReplicaSynced: _replica_synced,
+    protocol.Report: _report,
+    protocol.LeftBehind: _left_behind,
+    protocol.StepCommitted: _step_committed,
+    protocol.TakenOver: _taken_over,
+    protocol.CellFinished: _cell_finished,
+    protocol.Saved: _saved,
+    protocol.NoticeReceived: _notice_received,
+    protocol.WorkerFailed: _worker_failed,
+    protocol.Bye: _bye,
+}

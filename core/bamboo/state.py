@@ -1,0 +1,118 @@
+"""The coordinator's memory, and the turn in which an event changes it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bamboo import protocol
+from bamboo.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.plan import Cell, Peer, Plan, WorkerId
+from bamboo.spec import JobSpec
+
+KEPT_LOSSES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker that joined and is not known to be lost."""
+
+    peer: Peer
+    seen: float
+    ready: bool = False  # its task is loaded
+    epoch: int = 0  # of the newest plan that it knew when it joined
+    cut_since: float | None = None  # the channel is closed since then
+    notice_until: float | None = None
+    free_since_step: int | None = None  # it has a notice and no part any more
+    released: bool = False  # it was told to leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A takeover in progress, until every new owner has reported."""
+
+    epoch: int
+    lost_at: float
+    decided_at: float
+    notice: bool
+    victims: tuple[tuple[Cell, WorkerId], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """links: (reporter, peer) -> since when the reporter cannot reach the peer.
+
+    phase: Pending, Recovering (after the coordinator's own restart), Running, Saving, Over.
+    resize: the number of pipelines that the workers suffice for, and since when, if it is another one than now.
+    """
+
+    spec: JobSpec
+    manifest: dict[str, Any]
+    secret: str
+    save_path: str | None
+    started: float
+    heartbeat_timeout: float
+    phase: str = "Pending"
+    phase_since: float = 0.0
+    workers: dict[WorkerId, Worker] = field(default_factory=dict)
+    gone: frozenset[WorkerId] = frozenset()
+    links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
+    signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
+    requested: int = 0  # workers asked for and not joined yet
+    profiling: WorkerId | None = None
+    costs: tuple[float, ...] | None = None
+    plan: Plan | None = None
+    applied: frozenset[WorkerId] = frozenset()
+    synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
+    asked_at: float | None = None  # when everyone was asked what it holds, because a stage seems to be lost
+    reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers
+    recoveries: tuple[Recovery, ...] = ()
+    resize: tuple[int, float] | None = None
+    step: int = 0  # committed steps
+    generation: int = -1  # the newest layout that a step was committed with
+    first_loss: float | None = None
+    losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
+    lost_microbatches: int = 0
+    step_seconds: tuple[float, ...] = ()
+    last_progress: float = 0.0
+    preemptions: int = 0
+    notices: int = 0
+    takeovers: tuple[Takeover, ...] = ()
+    finished: tuple[tuple[Cell, str], ...] = ()
+    finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
+    asked_to_save: dict[int, WorkerId] = field(default_factory=dict)  # stage -> who was asked last
+    saved: frozenset[int] = frozenset()  # stages
+
+    @property
+    def ready(self) -> dict[WorkerId, Worker]:
+        """The workers that plans may count on."""
+        return {w: r for w, r in self.workers.items() if r.ready}
+
+
+class Turn:
+    """Collects the commands of one step; `state` is replaced, never written."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self.state, self.now = state, now
+        self.commands: list[Command] = []
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def enter(self, phase: str) -> None:
+        self.set(phase=phase, phase_since=self.now)
+
+    def worker(self, worker: WorkerId, **changes: Any) -> None:
+        if worker in self.state.workers:
+            new = replace(self.state.workers[worker], **changes)
+            self.set(workers={**self.state.workers, worker: new})
+
+    def do(self, *commands: Command) -> None:
+        self.commands += commands
+
+    def refuse(self, worker: WorkerId, reason: str, message: str) -> None:
+        self.do(Send(worker, protocol.Refused(reason=reason, message=message)))
+
+    def finish(self, outcome: Outcome, reason: str, message: str) -> None:
+        self.enter("Over")
+        for worker in self.state.workers:
+            self.do(Send(worker, protocol.Stop(reason=reason, message=message)), RemoveWorker(worker))
+        self.do(Emit(reason, message, outcome is not Outcome.COMPLETE), Finish(outcome, reason, message))

@@ -1,0 +1,84 @@
+"""What the tests of stages share: two small tasks, and a chain of stages run in one process."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.models import gpt
+from bamboo_trainer.stage import Stage, TrainingConfig, Work
+from bamboo_trainer.task import Parts, Task
+
+TEXT = bytes(range(32, 127)) * 60
+CONFIG = TrainingConfig(seed=3, precision="fp32", max_gradient_norm=0.5, microbatches=3, micro_batch_size=2)
+SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
+
+
+def small_gpt(folder: Path, **config: Any) -> Task:
+    """Learns from a text that it writes into the folder."""
+    path = folder / "text"
+    path.write_bytes(TEXT)
+    return gpt.build({"dModel": 16, "heads": 2, "blocks": 2, "context": 8, "text": str(path), **config})
+
+
+def small_task(**changes) -> Task:
+    points = torch.arange(24.0).reshape(12, 2)
+    task = Task(
+        layers=(lambda: nn.Linear(2, 3), nn.Tanh, lambda: nn.Linear(3, 2)),
+        loss=lambda outputs, targets: (outputs[0] - targets[0]).square().mean(),
+        dataset=TensorDataset((points / 24,), (points.flip(1) / 24,)),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+        learning_rate=lambda step: 0.1,
+    )
+    return replace(task, **changes)
+
+
+def chain(task: Task, split, config=CONFIG) -> list[Stage]:
+    return [Stage(task, s, split, config) for s in range(len(split))]
+
+
+def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) -> list[Parts | None]:
+    """Forward and backward through all stages; returns everything that crossed a boundary."""
+    crossed: list[Parts | None] = []
+    parts: Parts | None = None
+    for stage, work in zip(stages, works, strict=True):
+        parts = stage.forward(work, step, index, parts)
+        crossed.append(parts)
+    gradients: Parts | None = None
+    for stage, work in zip(reversed(stages), reversed(works), strict=True):
+        gradients = stage.backward(work, step, index, gradients)
+        crossed.append(gradients)
+    return crossed
+
+
+def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> None:
+    places: dict[int, list[torch.Tensor]] = {}
+    for stage, gradient in zip(stages, gradients, strict=True):
+        for segment in stage.tied_segments():
+            place = gradient[segment.offset : segment.offset + segment.size]
+            places.setdefault(segment.group, []).append(place)
+    for group in places.values():
+        total = torch.stack(group).sum(0)
+        for place in group:
+            place.copy_(total)
+
+
+def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
+    works = [s.begin() for s in stages]
+    for index in range(config.microbatches):
+        microbatch(stages, works, step, index)
+    reduce_tied(stages, [w.gradient for w in works])
+    norm = math.sqrt(sum(s.norm_squared(w.gradient) for s, w in zip(stages, works, strict=True)))
+    for stage, work in zip(stages, works, strict=True):
+        stage.apply(work.gradient, norm)
+    losses = works[-1].losses
+    return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
+
+
+def state_of(stages: Iterable[Stage]) -> dict[str, torch.Tensor]:
+    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}

@@ -1,0 +1,139 @@
+"""Parameter groups of a user's optimizer: their learning rates, and groups that are empty on some stage."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer import reference
+from bamboo_trainer.optimizing import ScheduledOptimizer
+from bamboo_trainer.stage import Stage, TaskError
+from bamboo_trainer.task import Task
+from stage_kit import CONFIG, chain, one_step, small_task, state_of
+
+Named = Iterable[tuple[str, nn.Parameter]]
+UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
+
+
+class Shift(nn.Module):
+    """Nothing but a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
+LAYERS = (lambda: nn.Linear(2, 3), nn.Tanh, lambda: nn.Linear(3, 3, bias=False), Shift, lambda: nn.Linear(3, 2))
+SPLITS = (
+    [(0, 5)],
+    [(0, 2), (2, 5)],
+    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)],  # nothing to train, no biases, biases only
+)
+
+
+def by_name(kind: Callable[..., torch.optim.Optimizer], biases: dict[str, float], **settings: float):
+    """Weights as the optimizer's settings have them, biases with their own."""
+
+    def build(named: Named) -> torch.optim.Optimizer:
+        pairs = list(named)
+        weights = [p for name, p in pairs if not name.endswith("bias")]
+        rest = [p for name, p in pairs if name.endswith("bias")]
+        return kind([{"params": rest, **biases}, {"params": weights}], **settings)
+
+    return build
+
+
+def grouped_task(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
+    return small_task(layers=LAYERS, optimizer=optimizer, learning_rate=lambda step: 0.1 / (step + 1))
+
+
+GROUPED = {
+    "AdamW": by_name(torch.optim.AdamW, {"weight_decay": 0.0}, weight_decay=0.3),
+    "AdamW with rates": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, weight_decay=0.3),
+    "foreach": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, foreach=True),
+    "momentum": by_name(torch.optim.SGD, {"momentum": 0.0, "lr": 7.0}, lr=2.0, momentum=0.9),
+    "Adagrad": by_name(torch.optim.Adagrad, {"lr": 0.0}, lr=0.1),
+    "NAdam": by_name(torch.optim.NAdam, {"lr": 0.2}, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+@pytest.mark.parametrize("name", GROUPED)
+def test_parameter_groups_train_as_in_plain_pytorch_on_any_split(name, split):
+    task = grouped_task(GROUPED[name])
+    losses, state = reference.train(task, UNCLIPPED, 4)
+    stages = chain(task, split, UNCLIPPED)
+    assert [one_step(stages, k, UNCLIPPED) for k in range(4)] == losses
+    torch.testing.assert_close(state_of(stages), state, rtol=0, atol=0)
+
+
+def test_groups_by_name_are_not_one_group():
+    def trained(biases: dict[str, float]) -> torch.Tensor:
+        optimizer = by_name(torch.optim.AdamW, biases, lr=1e-3, weight_decay=0.3)
+        return reference.train(grouped_task(optimizer), UNCLIPPED, 2)[1]["layers.3.bias"]
+
+    alike, undecayed, slower = trained({}), trained({"weight_decay": 0.0}), trained({"lr": 3e-4})
+    assert not torch.equal(alike, undecayed)
+    assert not torch.equal(alike, slower)
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "moved"),
+    [
+        (0.1, {}, 2.0),
+        (0.1, {"lr": 0.1}, 2.0),
+        (0.1, {"lr": 0.03}, 0.6),
+        (0.5, {"lr": 5.0}, 20.0),
+        (0.1, {"lr": 0.0}, 0.0),
+        (0.0, {}, 2.0),
+        (torch.tensor(0.5), {"lr": 0.25}, 1.0),
+    ],
+)
+def test_a_group_keeps_its_multiple_of_the_learning_rate(default, own, moved):
+    plain, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    task = small_task(
+        optimizer=lambda named: torch.optim.SGD([{"params": [plain]}, {"params": [other], **own}], lr=default),
+        learning_rate=lambda version: 2.0 * (version - 6),
+    )
+    optimizer = ScheduledOptimizer(task, [("plain", plain), ("other", other)])
+    for steps, version in enumerate((7, 7), start=1):
+        plain.grad, other.grad = torch.ones(2), torch.ones(2)
+        optimizer.step(version)
+        torch.testing.assert_close(plain.detach(), torch.full((2,), -2.0 * steps))
+        torch.testing.assert_close(other.detach(), torch.full((2,), -moved * steps))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_restored_stage_keeps_its_groups(name):
+    task = grouped_task(GROUPED[name])
+    one = Stage(task, 0, SPLITS[0], CONFIG)
+    one_step([one], 0)
+    two = Stage(task, 0, SPLITS[0], CONFIG)
+    two.restore(*one.snapshot())
+    for stage in (one, two):
+        one_step([stage], 1)
+    assert one.digest() == two.digest()
+
+
+def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
+    pairs = list(named)
+    biases = [pair for pair in pairs if pair[0].endswith("bias")]
+    return torch.optim.SGD([{"params": biases}, {"params": [pair for pair in pairs if pair not in biases]}])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (by_name(torch.optim.SGD, {"lr": 0.1}, lr=0.0), "rate of their own .0.1, 0.0., but the optimizer's default"),
+        (by_name(torch.optim.SGD, {}, lr=-1.0), "task.optimizer raised ValueError: Invalid learning rate: -1.0"),
+        (pairs_in_groups, "task.optimizer raised ValueError: all optimizer param groups should be with/without names"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_is_told(optimizer, message):
+    with pytest.raises(TaskError, match=message):
+        chain(grouped_task(optimizer), SPLITS[2])

@@ -1,0 +1,80 @@
+"""Tasks: what ours learn, and which sentence a faulty one gets."""
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from bamboo_trainer import reference
+from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.stage import Stage, TaskError
+from stage_kit import CONFIG, one_step, small_gpt, small_task
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("on purpose")
+
+
+class Unequal(nn.Module):
+    def forward(self, x):
+        return [x]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": (lambda: nn.BatchNorm1d(2),)}, r"layer 0 \(BatchNorm1d\) changes its buffer"),
+        (
+            {"layers": (lambda: nn.Linear(2, 2), Failing)},
+            r"layer 1 \(Failing\) raised RuntimeError: on purpose",
+        ),
+        ({"layers": (lambda: nn.Linear(2, 2), Unequal)}, r"layer 1 \(Unequal\) must return"),
+        ({"layers": (lambda: 3,)}, "layer 0 returned int"),
+        ({"layers": (lambda: nn.Linear(2, 2).double(),)}, r"parameter 0.weight is torch.float64"),
+        ({"loss": lambda outputs, targets: outputs[0]}, "scalar"),
+        ({"optimizer": lambda named: None}, "optimizer returned NoneType"),
+        ({"tied": (("0.weight", "2.weight"),)}, "differ"),
+        ({"tied": (("0.weight", "2.nothing"),)}, "no parameter 'nothing'"),
+        ({"tied": (("0.weight", "9.weight"),)}, "9.weight"),
+    ],
+)
+def test_a_faulty_task_is_told_by_name(changes, message):
+    task = small_task(**changes)
+    with pytest.raises(TaskError, match=message):
+        one_step([Stage(task, 0, [(0, len(task.layers))], CONFIG)], 0)
+
+
+def test_the_models_learn_and_show_something(tmp_path):
+    task = load_task("bamboo_trainer.models.mlp:build", {"samples": 256, "blocks": 2, "width": 16})
+    config = replace(CONFIG, max_gradient_norm=None, micro_batch_size=32)
+    losses, _ = reference.train(task, config, 60)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    layers = [factory() for factory in task.layers]
+    assert "points on the right spiral" in task.sample(layers)
+    language = small_gpt(tmp_path)
+    assert language.sample([factory() for factory in language.layers]).startswith("def ")
+    costs = layer_costs(language, 2)
+    assert len(costs) == 4
+    assert costs == layer_costs(language, 2)
+    assert costs[1] == costs[2] > costs[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "config", "message"),
+    [
+        ("nonsense", {}, "module:function"),
+        ("no_such_module:build", {}, "cannot import 'no_such_module'"),
+        ("bamboo_trainer.models.gpt:nothing", {}, "has no 'nothing'"),
+        ("bamboo_trainer.models.gpt:VOCABULARY", {}, "non-callable"),
+        ("builtins:dict", {}, "returned dict"),
+        ("bamboo_trainer.models.gpt:build", {"nosuch": 1}, "unknown key 'nosuch'"),
+        ("bamboo_trainer.models.gpt:build", {"heads": 3, "dModel": 16}, "dModel must be a multiple"),
+        ("bamboo_trainer.models.gpt:build", {"heads": "3"}, "heads must be of type int"),
+        ("bamboo_trainer.models.gpt:build", {"text": "/nowhere"}, "readable file"),
+        ("bamboo_trainer.models.mlp:build", {"width": 0}, "width must be at least 1"),
+    ],
+)
+def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config, message):
+    with pytest.raises(TaskError, match=message):
+        load_task(entrypoint, config)
