@@ -23,7 +23,7 @@ from bamboo.events import (
 from bamboo.membership import channel_closed, check_deadlines, joined, lost, notice, staff
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning import reconcile
-from bamboo.reports import ask_to_save, received
+from bamboo.reports import ask_to_save, finish_if_done, received
 from bamboo.spec import JobSpec
 from bamboo.state import State, Turn
 
@@ -75,6 +75,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
     if turn.state.phase != "Over":
         staff(turn)
         reconcile(turn)
+    if turn.state.phase == "Running":
+        finish_if_done(turn)
     if turn.state.phase == "Saving":
         ask_to_save(turn)
     return turn.state, tuple(turn.commands)

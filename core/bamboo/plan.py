@@ -80,13 +80,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def worker_ids(self) -> frozenset[WorkerId]:
         return frozenset(p.worker for p in self.workers)
 
-    def layout(self, generation: int) -> Layout:
-        """Raises KeyError if the plan does not know that generation."""
-        for layout in self.layouts:
-            if layout.generation == generation:
-                return layout
-        raise KeyError(generation)
-
     @property
     def target(self) -> Layout:
         return self.layouts[-1]

@@ -102,15 +102,18 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
 
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
-    """The job is done when every cell of a layout that may be in force has finished."""
     state = turn.state
-    if state.plan is None:
-        return
     finished = {**dict(state.finished), message.cell: message.digest}
     turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
-    stages = len(state.plan.stages)
-    done = any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts)
-    if not done or state.phase != "Running":
+
+
+def finish_if_done(turn: Turn) -> None:
+    """The job is done when every cell of a layout that may be in force has finished."""
+    state = turn.state
+    if state.plan is None or not state.finished:
+        return
+    finished, stages = dict(state.finished), len(state.plan.stages)
+    if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
     digests = [{digest for cell, digest in finished.items() if cell.stage == s} for s in range(stages)]
     if any(len(different) > 1 for different in digests):

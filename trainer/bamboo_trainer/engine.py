@@ -267,9 +267,15 @@ class Engine:
             run.finished = True
             self.tell(CellFinished(cell=run.cell, digest=stage.digest()))
 
-    def _layout(self, step: int) -> Layout:
+    def _generation(self, step: int) -> int:
         assert self.plan is not None
-        return self.plan.layout(self.ledger.generations.get(step, self.plan.layouts[0].generation))
+        return self.ledger.generations.get(step, self.plan.layouts[0].generation)
+
+    def _layout(self, step: int) -> Layout | None:
+        """None if the plan that has it is still on its way."""
+        assert self.plan is not None
+        generation = self._generation(step)
+        return next((layout for layout in self.plan.layouts if layout.generation == generation), None)
 
     def _caught_up(self, run: Run) -> None:
         catching, run.catching = run.catching, None
@@ -310,7 +316,7 @@ class Engine:
         self.tell(
             StepCommitted(
                 step=step,
-                generation=self.ledger.generations.get(step, self.plan.layouts[0].generation),
+                generation=self._generation(step),
                 loss=commit.loss,
                 gradient_norm=commit.norm,
                 microbatches=commit.microbatches,
@@ -342,13 +348,40 @@ class Engine:
         self._required_epoch = max(self._required_epoch, commit.epoch)
         if self.pending and self.pending.epoch <= self._required_epoch:
             self._activate(self.pending)
-        self._check_pace()
+        self._look_after_the_repeated()
 
-    def _check_pace(self) -> None:
-        """A copy that took over although nobody had vouched for it may turn out to be too old."""
+    def _look_after_the_repeated(self) -> None:
+        """Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone."""
+        assert self.plan is not None
         for run in self.runs.values():
-            if run.program and run.step < self.ledger.newest:
+            holding = self.holdings[run.cell.stage]
+            repeats = run.program and run.step in self.ledger.commits and run.step not in holding.reduced
+            if not repeats or run.predecessor is not None:
+                continue
+            siblings = [Cell(d, run.cell.stage) for d in range(len(self.plan.pipelines))]
+            owners = {self.plan.at(c).owner: c for c in siblings} | {self.worker: run.cell}
+            for owner, cell in owners.items():
+                if owner != self.worker:
+                    self._send(owner, self.frame(Address(Kind.ASK, *cell, run.step)))
+            d, s = run.cell
+            sources = {Cell(d, t) for t in (s - 1, s + 1, *self.tied_stages(s))}
+            gone = any(since > run.step for source, since in run.logged.items() if source in sources)
+            if run.step < self.ledger.newest or (gone and len(owners) == 1):
                 self.tell(LeftBehind(cell=run.cell))
+
+    def _asked(self, worker: WorkerId, cell: Cell, step: int) -> None:
+        holding = self.holdings[cell.stage]
+        if holding.version > step:
+            self._give_state(cell, worker)
+        elif step in holding.reduced:
+            self._send(worker, self.frame(Address(Kind.SYNC, *cell, step), (holding.reduced[step],)))
+
+    def _give_state(self, cell: Cell, worker: WorkerId) -> None:
+        stage = self.holdings[cell.stage].stage
+        assert stage is not None
+        tensors, facts = stage.snapshot()
+        meta = {"state": facts, "generation": self._generation(stage.version)}
+        self._send(worker, self.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
 
     # frames
 
@@ -368,6 +401,11 @@ class Engine:
             case Kind.HEARD if self.plan and frame.epoch <= self.plan.epoch:
                 if frame.epoch >= self._root_since:
                     self._unheard.discard(sender)
+            case Kind.ASK if address.cell in self.runs:
+                self._asked(sender, address.cell, address.step)
+            case Kind.LOGGED if address.cell in self.runs:
+                self.runs[address.cell].logged[Cell(address.microbatch, address.part)] = address.step
+                self._look_after_the_repeated()
             case Kind.SYNC if address.stage in self.holdings:
                 self.finalize(address.stage, address.step, frame.tensors[0])
                 self._announce(address.stage)
@@ -417,6 +455,9 @@ class Engine:
         assert self.plan is not None
         for frame in self.log.to(cell):
             self._send(self.plan.at(cell).owner, replace(frame, epoch=self.plan.epoch))
+        for run in self.runs.values():
+            address = Address(Kind.LOGGED, *cell, run.since, *run.cell)
+            self._send(self.plan.at(cell).owner, self.frame(address))
 
     # replicas
 
@@ -448,22 +489,22 @@ class Engine:
         if stage is None or owed is Owed.NOTHING:
             return
         if owed is Owed.STATE:
-            tensors, facts = stage.snapshot()
-            meta = {"state": facts, "generation": self._layout(stage.version).generation}
-            self._send(replica, self.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
+            self._give_state(cell, replica)
         if stage.version in holding.reduced:
             gradient = holding.reduced[stage.version]
             self._send(replica, self.frame(Address(Kind.SYNC, *cell, stage.version), (gradient,)))
 
     def _restore(self, address: Address, frame: Frame) -> None:
         holding = self.holdings[address.stage]
-        if holding.owned or holding.version >= address.step or self.plan is None:
+        if holding.version >= address.step or self.plan is None:
             return
         stage = holding.stage or self.build(address.stage, self.plan.stages)
         stage.restore(frame.tensors, frame.meta["state"])
         holding.stage = stage
         holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version}
         self.ledger.generations.setdefault(stage.version, int(frame.meta["generation"]))
+        for run in [r for r in self.runs.values() if r.cell.stage == address.stage]:
+            self._begin(run)
         self._announce(address.stage)
 
     # plans
@@ -482,6 +523,9 @@ class Engine:
             for run in self.runs.values():
                 run.predecessor = None
         self._set_feeds(plan, old)
+        for run in self.runs.values():
+            if run.layout is None:
+                self._begin(run)
         for cell in plan.owned_by(self.worker):
             if cell not in self.runs:
                 self._promote(cell, old, arrived)
@@ -491,7 +535,7 @@ class Engine:
         self._meet_root(old)
         for stage in self.holdings:
             self._announce(stage)
-        self._check_pace()
+        self._look_after_the_repeated()
         self.tell(PlanApplied(epoch=plan.epoch))
         orphans, self._orphans = self._orphans, []
         for sender, frame in orphans:
@@ -561,6 +605,7 @@ class Engine:
         if old is not None and self.plan.boundary and cell.pipeline < len(old.pipelines):
             run.predecessor = old.at(cell).owner
         self._begin(run)
+        run.since = run.step
         if old is not None:
             run.catching = Catching(arrived, self.clock())
             if self.plan.boundary and run.step > self.ledger.newest:

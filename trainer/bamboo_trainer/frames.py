@@ -10,7 +10,7 @@ from bamboo.plan import Cell
 
 
 class Kind(IntEnum):
-    """The kinds of frames. All but READY, COMMIT, ANNOUNCE and HEARD carry tensors."""
+    """The kinds of frames. Those from ANNOUNCE on, READY and COMMIT carry no tensors."""
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
@@ -23,6 +23,8 @@ class Kind(IntEnum):
     STATE = 9  # a stage's whole state, to a replica that has none
     ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
     HEARD = 11  # to a new root, after the newest COMMITs that this worker knows: there are no others
+    ASK = 12  # to the owner of the stage in another pipeline: I repeat a committed step, give me what came out of it
+    LOGGED = 13  # after frames from the log: step = the first one that this log has; source cell in microbatch and part
 
 
 BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED})

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 MODULES = (
     "torch",
-    "torch.fx.experimental.symbolic_shapes",
+    "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
     "aiohttp",
     "safetensors.torch",
     "bamboo_trainer.worker",

@@ -26,7 +26,10 @@ class Catching:
 
 @dataclass(slots=True)
 class Run:
-    """predecessor: the live worker that ran the cell before and still owes its last gradients."""
+    """predecessor: the live worker that ran the cell before and still owes its last gradients.
+
+    since: the step with which this worker began to run the cell. logged: the same of the cells that feed this one.
+    """
 
     cell: Cell
     step: int = -1
@@ -40,12 +43,14 @@ class Run:
     predecessor: WorkerId | None = None
     catching: Catching | None = None
     finished: bool = False
+    since: int = 0
+    logged: dict[Cell, int] = field(default_factory=dict)
 
-    def start(self, stage: Stage, stages: int, layout: Layout, tied: bool) -> None:
-        """Begin the step that the stage's version is ready for, with nothing done yet."""
+    def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool) -> None:
+        """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final = stage.version, layout, 0, None
-        active = self.cell.pipeline < layout.pipelines
-        self.program = program(self.cell, stages, layout, tied) if active else []
+        active = layout is not None and self.cell.pipeline < layout.pipelines
+        self.program = program(self.cell, stages, layout, tied) if layout and active else []
         self.work = stage.begin()
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
