@@ -8,6 +8,7 @@ import torch
 from bamboo.plan import ROOT
 from bamboo_trainer.frames import Address, Kind
 from bamboo_trainer.ledger import Ready, to_meta
+from bamboo_trainer.replication import finalize
 from bamboo_trainer.run import Run
 from bamboo_trainer.schedule import (
     Backward,
@@ -135,7 +136,7 @@ def _sum_tied(engine: "Engine", run: Run, _: SumTied) -> None:
 
 
 def _sync(engine: "Engine", run: Run, _: SyncReplicas) -> None:
-    engine.finalize(run.cell.stage, run.step, _final(run))
+    finalize(engine, run.cell.stage, run.step, _final(run))
 
 
 def _report_ready(engine: "Engine", run: Run, _: ReportReady) -> None:

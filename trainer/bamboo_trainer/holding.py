@@ -1,0 +1,20 @@
+"""A stage's state as a worker holds it."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from bamboo_trainer.stage import Stage
+
+
+@dataclass(slots=True)
+class Holding:
+    """A stage's state on this worker (None while it is on its way), and final gradients not yet applied."""
+
+    stage: Stage | None
+    reduced: dict[int, Tensor] = field(default_factory=dict)
+    owned: bool = False
+
+    @property
+    def version(self) -> int:
+        return self.stage.version if self.stage else -1

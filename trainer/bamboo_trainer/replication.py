@@ -1,0 +1,122 @@
+"""Replicas: what owners send them, what they answer, and how a state is caught up."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bamboo.plan import Cell, Plan, WorkerId
+from bamboo.protocol import LeftBehind, ReplicaSynced
+from bamboo_trainer.feed import Feed, Owed
+from bamboo_trainer.frames import Address, Frame, Kind
+
+if TYPE_CHECKING:
+    from bamboo_trainer.engine import Engine
+
+
+def finalize(engine: "Engine", stage: int, step: int, gradient: Tensor) -> None:
+    """The final gradients of a step are known: for our own optimizer step, and for the replicas.
+
+    They come from a cell of ours, or, if none of them runs this step, from the owner whose replica we are.
+    """
+    holding = engine.holdings[stage]
+    if step < holding.version or step in holding.reduced:
+        return
+    holding.reduced[step] = gradient
+    for (cell, replica), feed in engine.feeds.items():
+        if cell.stage == stage and feed.since is not None and feed.since <= step:
+            engine.send(replica, engine.frame(Address(Kind.SYNC, *cell, step), (gradient,)))
+
+
+def announce(engine: "Engine", stage: int) -> None:
+    """Tell the owners of the cells that we replicate which version we hold."""
+    assert engine.plan is not None
+    holding = engine.holdings[stage]
+    first = holding.stage is not None and holding.version == 0
+    digest = holding.stage.digest() if first and holding.stage else ""
+    for cell in engine.plan.replicated_by(engine.worker):
+        if cell.stage == stage:
+            secured = holding.version + (holding.version in holding.reduced)
+            meta = {"version": holding.version, "secured": secured, "digest": digest}
+            engine.send(engine.plan.at(cell).owner, engine.frame(Address(Kind.ANNOUNCE, *cell, 0), meta=meta))
+
+
+def announced(engine: "Engine", cell: Cell, replica: WorkerId, version: int, digest: str) -> None:
+    stage = engine.holdings[cell.stage].stage
+    if stage is None:
+        return
+    feed = engine.feeds[(cell, replica)]
+    same = not (version == 0 and stage.version == 0) or digest == stage.digest()
+    owe(engine, cell, replica, feed.announced(version, stage.version, same))
+    if feed.caught_up(stage.version):
+        engine.tell(ReplicaSynced(cell=cell, replica=replica))
+
+
+def owe(engine: "Engine", cell: Cell, replica: WorkerId, owed: Owed) -> None:
+    holding = engine.holdings[cell.stage]
+    stage = holding.stage
+    if stage is None or owed is Owed.NOTHING:
+        return
+    if owed is Owed.STATE:
+        give_state(engine, cell, replica)
+    if stage.version in holding.reduced:
+        gradient = holding.reduced[stage.version]
+        engine.send(replica, engine.frame(Address(Kind.SYNC, *cell, stage.version), (gradient,)))
+
+
+def give_state(engine: "Engine", cell: Cell, worker: WorkerId) -> None:
+    stage = engine.holdings[cell.stage].stage
+    assert stage is not None
+    tensors, facts = stage.snapshot()
+    meta = {"state": facts, "generation": engine.generation(stage.version)}
+    engine.send(worker, engine.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
+
+
+def restore(engine: "Engine", address: Address, frame: Frame) -> None:
+    holding = engine.holdings[address.stage]
+    if holding.version >= address.step or engine.plan is None:
+        return
+    stage = holding.stage or engine.build(address.stage, engine.plan.stages)
+    stage.restore(frame.tensors, frame.meta["state"])
+    holding.stage = stage
+    holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version}
+    engine.ledger.generations.setdefault(stage.version, int(frame.meta["generation"]))
+    for run in [r for r in engine.runs.values() if r.cell.stage == address.stage]:
+        engine.begin(run)
+    announce(engine, address.stage)
+
+
+def look_after_the_repeated(engine: "Engine") -> None:
+    """Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone."""
+    assert engine.plan is not None
+    for run in engine.runs.values():
+        holding = engine.holdings[run.cell.stage]
+        repeats = run.program and run.step in engine.ledger.commits and run.step not in holding.reduced
+        if not repeats or run.predecessor is not None:
+            continue
+        siblings = [Cell(d, run.cell.stage) for d in range(len(engine.plan.pipelines))]
+        owners = {engine.plan.at(c).owner: c for c in siblings} | {engine.worker: run.cell}
+        for owner, cell in owners.items():
+            if owner != engine.worker:
+                engine.send(owner, engine.frame(Address(Kind.ASK, *cell, run.step)))
+        d, s = run.cell
+        sources = {Cell(d, t) for t in (s - 1, s + 1, *engine.tied_stages(s))}
+        gone = any(since > run.step for source, since in run.logged.items() if source in sources)
+        if run.step < engine.ledger.newest or (gone and len(owners) == 1):
+            engine.tell(LeftBehind(cell=run.cell))
+
+
+def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
+    holding = engine.holdings[cell.stage]
+    if holding.version > step:
+        give_state(engine, cell, worker)
+    elif step in holding.reduced:
+        engine.send(worker, engine.frame(Address(Kind.SYNC, *cell, step), (holding.reduced[step],)))
+
+
+def set_feeds(engine: "Engine", plan: Plan, old: Plan | None) -> None:
+    was_mine = set(old.owned_by(engine.worker)) if old else set()
+    engine.feeds = {
+        (cell, replica): engine.feeds.get((cell, replica), Feed()) if cell in was_mine else Feed()
+        for cell in plan.owned_by(engine.worker)
+        for replica in plan.at(cell).replicas
+    }
