@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from bamboo.plan import ROOT, Plan, WorkerId
 from bamboo.protocol import StepCommitted
 from bamboo_trainer import replication
-from bamboo_trainer.frames import Address, Kind
-from bamboo_trainer.ledger import Commit, to_meta
+from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.ledger import Commit, commit_from, to_meta
 
 if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
@@ -100,9 +100,15 @@ def meet_root(engine: "Engine", old: Plan | None) -> None:
 
 
 def introduce(engine: "Engine") -> None:
-    """Tell the root which commits are known here."""
+    """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
     assert engine.plan is not None
-    root = engine.plan.at(ROOT).owner
-    for step, commit in engine.ledger.latest():
-        tell_commit(engine, step, commit, [root])
-    engine.send(root, engine.frame(Address(Kind.HEARD, *ROOT, 0)))
+    known = [[step, to_meta(commit)] for step, commit in engine.ledger.latest()]
+    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=known))
+
+
+def heard(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
+    """A worker told this root all that it knows of the roots before."""
+    for step, commit in frame.meta:
+        committed(engine, int(step), commit_from(commit))
+    if frame.epoch >= engine.root_since:
+        engine.unheard.discard(worker)

@@ -288,8 +288,7 @@ class Engine:
             case Kind.READY:
                 self.ledger.ready(address.step, Cell(address.microbatch, address.part), ready_from(frame.meta))
             case Kind.HEARD if self.plan and frame.epoch <= self.plan.epoch:
-                if frame.epoch >= self.root_since:
-                    self.unheard.discard(sender)
+                committing.heard(self, sender, frame)
             case Kind.ASK if address.cell in self.runs:
                 replication.asked(self, sender, address.cell, address.step)
             case Kind.LOGGED if address.cell in self.runs:

@@ -22,7 +22,7 @@ class Kind(IntEnum):
     SYNC = 8  # a stage's final gradients, to its replicas
     STATE = 9  # a stage's whole state, to a replica that has none
     ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
-    HEARD = 11  # to a new root, after the newest COMMITs that this worker knows: there are no others
+    HEARD = 11  # to the root: the newest commits that this worker knows; meta: a list of (step, commit)
     ASK = 12  # to the owner of the stage in another pipeline: I repeat a committed step, give me what came out of it
     LOGGED = 13  # after frames from the log: step = the first one that this log has; source cell in microbatch and part
 
