@@ -12,6 +12,7 @@ from bamboo.events import (
     Event,
     Interrupted,
     Notice,
+    NoticeWithdrawn,
     Outcome,
     Received,
     RemoveWorker,
@@ -20,7 +21,7 @@ from bamboo.events import (
     WorkerJoined,
     WorkerLost,
 )
-from bamboo.membership import channel_closed, check_deadlines, joined, lost, notice, staff
+from bamboo.membership import channel_closed, check_deadlines, joined, lost, notice, notice_withdrawn, staff
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning import reconcile
 from bamboo.reports import ask_to_save, finish_if_done, received
@@ -68,6 +69,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             lost(turn, worker, detail)
         case Notice(worker, seconds):
             notice(turn, worker, seconds)
+        case NoticeWithdrawn(worker):
+            notice_withdrawn(turn, worker)
         case Interrupted():
             turn.finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         case Tick():

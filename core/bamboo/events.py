@@ -43,6 +43,13 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeWithdrawn:
+    """The worker may stay after all."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; shells send one at least every 100 ms."""
 
@@ -52,7 +59,7 @@ class Interrupted:
     """The user wants the job stopped now."""
 
 
-Event = WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | Tick | Interrupted
+Event = WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | NoticeWithdrawn | Tick | Interrupted
 
 
 @dataclass(frozen=True, slots=True)

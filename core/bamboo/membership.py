@@ -97,9 +97,18 @@ def notice(turn: Turn, worker: WorkerId, seconds: float) -> None:
     record = turn.state.workers.get(worker)
     if record is None or record.notice_until is not None:
         return
-    turn.worker(worker, notice_until=turn.now + seconds)
+    turn.worker(worker, notice_until=turn.now + seconds, notice_seconds=seconds)
     turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
+
+
+def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
+    """The worker may stay after all, unless it has been told to leave."""
+    record = turn.state.workers.get(worker)
+    if record is None or record.notice_until is None or record.released:
+        return
+    turn.worker(worker, notice_until=None, free_since_step=None)
+    turn.do(Emit("NoticeWithdrawn", f"{worker} may stay"))
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
 
 from bamboo import protocol
 from bamboo.elastic import desired_pipelines, resize, settle
@@ -9,9 +10,9 @@ from bamboo.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.grid import initial_plan, split_layers
 from bamboo.names import RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo.reconcile import StageLost, View, drain, improve, takeover
+from bamboo.reconcile import Haste, StageLost, View, drain, improve, takeover
 from bamboo.spec import RedundancyMode
-from bamboo.state import Recovery, State, Turn
+from bamboo.state import Recovery, State, Turn, Worker
 
 DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
 
@@ -51,12 +52,21 @@ def view(state: State, now: float) -> View:
     return View(
         plan=plan,
         live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
-        leaving=frozenset(w for w, r in state.workers.items() if r.notice_until is not None),
+        leaving={w: _haste(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
         redundant=state.spec.redundancy.mode != RedundancyMode.NONE,
         pipelines=_pipelines(state, now),
         generation=state.generation,
     )
+
+
+def _haste(state: State, worker: Worker, now: float) -> Haste:
+    """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
+    assert worker.notice_until is not None
+    left, step = worker.notice_until - now, median(state.step_seconds[-20:]) if state.step_seconds else 0.0
+    if left < 1.5 * step:
+        return Haste.NOW
+    return Haste.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Haste.NONE
 
 
 def _recovered(turn: Turn) -> bool:

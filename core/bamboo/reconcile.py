@@ -6,6 +6,7 @@ worker that already holds an in-sync replica of the stage, so that any proposal 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import msgspec
 
@@ -13,6 +14,14 @@ from bamboo.grid import shadow_of
 from bamboo.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 
 Synced = frozenset[tuple[Cell, WorkerId]]
+
+
+class Haste(Enum):
+    """How much time a leaving worker has: enough to fill another one, or to end the step, or none at all."""
+
+    NONE = auto()
+    SOON = auto()
+    NOW = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +35,7 @@ class View:
 
     plan: Plan
     live: Mapping[WorkerId, Peer]
-    leaving: frozenset[WorkerId]
+    leaving: Mapping[WorkerId, Haste]
     synced: Synced
     redundant: bool
     pipelines: int
@@ -206,18 +215,26 @@ def _home(owned: list[Cell], stages: int) -> Cell:
 
 
 def drain(view: View) -> Plan | None:
-    """A leaving worker hands its cells to in-sync replicas at the next step boundary."""
-    plan = view.plan
+    """A leaving worker hands its cells to in-sync replicas at the next step boundary, or now if it cannot wait.
+
+    If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
+    """
+    plan, healers, spare = view.plan, _healers(view), set(view.spare())
     moves = {}
     for cell in plan.cells():
-        if plan.at(cell).owner in view.leaving:
-            staying = [w for w in plan.at(cell).replicas if w not in view.leaving and (cell, w) in view.synced]
-            if staying:
-                moves[cell] = staying[0]
-    return _move(view, moves) if moves else None
+        owner = plan.at(cell).owner
+        if owner not in view.leaving:
+            continue
+        heirs = [w for w in plan.at(cell).replicas if w not in view.leaving and (cell, w) in view.synced]
+        heirs.sort(key=lambda w: w not in spare)
+        waits = healers.get(cell) in spare and view.leaving[owner] is Haste.NONE
+        if heirs and (heirs[0] in spare or not waits):
+            moves[cell] = heirs[0]
+    now = any(view.leaving[plan.at(c).owner] is Haste.NOW for c in moves)
+    return _move(view, moves, boundary=not now) if moves else None
 
 
-def _move(view: View, moves: Mapping[Cell, WorkerId]) -> Plan:
+def _move(view: View, moves: Mapping[Cell, WorkerId], boundary: bool = True) -> Plan:
     plan = view.plan
     cells: Cells = {}
     for cell in plan.cells():
@@ -227,11 +244,9 @@ def _move(view: View, moves: Mapping[Cell, WorkerId]) -> Plan:
             cells[cell] = Assignment(owner=moves[cell], replicas=(assignment.owner, *rest))
         else:
             cells[cell] = assignment
-    leaving = any(plan.at(c).owner in view.leaving for c in moves)
+    reason = "PlannedTakeover" if any(plan.at(c).owner in view.leaving for c in moves) else "Healed"
     story = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
-    return next_plan(
-        view, cells, "PlannedTakeover" if leaving else "Healed", f"{story} at the next step", boundary=True
-    )
+    return next_plan(view, cells, reason, f"{story} {'at the next step' if boundary else 'now'}", boundary=boundary)
 
 
 def _trim(view: View, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:

@@ -21,6 +21,7 @@ class Worker:
     epoch: int = 0  # of the newest plan that it knew when it joined
     cut_since: float | None = None  # the channel is closed since then
     notice_until: float | None = None
+    notice_seconds: float = 0.0
     free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
 
 
-def activate(engine: "Engine", plan: Plan) -> None:
-    """Obey a plan from now on."""
-    arrived, old = engine.clock(), engine.plan
+def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
+    """Obey a plan from now on. arrived: when it came, seconds of the engine's clock."""
+    old = engine.plan
     engine.plan = plan
     if engine.pending and engine.pending.epoch <= plan.epoch:
         engine.pending = None
@@ -126,7 +126,8 @@ def resend(engine: "Engine", cell: Cell) -> None:
     """Send a cell's owner again what the log has for it; what it has already, it drops."""
     assert engine.plan is not None
     for frame in engine.log.to(cell):
-        engine.send(engine.plan.at(cell).owner, replace(frame, epoch=engine.plan.epoch))
+        again = {"again": True} if frame.meta is None else frame.meta
+        engine.send(engine.plan.at(cell).owner, replace(frame, epoch=engine.plan.epoch, meta=again))
 
 
 def tell_logs(engine: "Engine", to: WorkerId | None = None) -> None:

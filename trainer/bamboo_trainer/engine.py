@@ -95,18 +95,18 @@ class Engine:
                 self.tell(PeerUp(peer=peer))
                 activation.relink(self, peer)
 
-    def obey(self, plan: Plan) -> None:
-        """A plan came from the coordinator."""
+    def obey(self, plan: Plan, arrived: float | None = None) -> None:
+        """A plan came from the coordinator. arrived: when, if it had to wait for an instruction to end."""
         if self.plan and plan.epoch <= self.plan.epoch:
             return
         if plan.boundary and self.plan is not None and self.required_epoch < plan.epoch:
             self.pending = plan
             return
-        self.activate(plan)
+        self.activate(plan, arrived)
 
-    def activate(self, plan: Plan) -> None:
+    def activate(self, plan: Plan, arrived: float | None = None) -> None:
         """Obey a plan from now on."""
-        activation.activate(self, plan)
+        activation.activate(self, plan, self.clock() if arrived is None else arrived)
 
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
@@ -182,16 +182,25 @@ class Engine:
             # NB: with the owner of several cells, the log of what they sent to each other is lost, too
             strict = len([r for r in self.runs.values() if r.program]) > 1
             return not any(f.holds_back(run.step, strict) for (c, _), f in self.feeds.items() if c == run.cell)
+        return all(address in run.inbox for address in self._needs(run))
+
+    def _needs(self, run: Run) -> list[Address]:
+        assert self.plan is not None
+        assert run.layout is not None
+        assert run.next is not None
         tied = self.tied_stages(run.cell.stage)
-        wanted = needs(instruction, run.cell, len(self.plan.stages), run.layout, run.step, tied)
-        return all(address in run.inbox for address in wanted)
+        return needs(run.next, run.cell, len(self.plan.stages), run.layout, run.step, tied)
 
     def _execute(self, run: Run) -> None:
         instruction = run.next
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if run.catching:
-            run.catching.count(instruction)
+            inputs = [run.inbox[a] for a in self._needs(run)]
+            if inputs and not any(f.meta and "again" in f.meta for f in inputs):
+                self.caught_up(run)  # these were never sent to the one before: what follows is not a repetition
+            else:
+                run.catching.count(instruction)
         self.observer.started(name, run.cell, run.step, microbatch)
         execute(self, run, instruction)
         run.done += 1

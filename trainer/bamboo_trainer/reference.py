@@ -7,7 +7,7 @@ from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.stage import TrainingConfig
 from bamboo_trainer.task import Task
 from bamboo_trainer.ties import tie, tied_groups
-from bamboo_trainer.user_code import autocast, build_layer, forward_seed, load_batch, task_loss
+from bamboo_trainer.user_code import autocast, build_layer, forward_seed, load_batch, seed_forward, task_loss
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -37,7 +37,7 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
 def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], step: int, microbatch: int) -> float:
     parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
     for index, layer in enumerate(layers):
-        torch.manual_seed(forward_seed(config.seed, step, microbatch, index))
+        seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
         with autocast(torch.device("cpu"), config.precision):
             result = layer(parts[0] if len(parts) == 1 else parts)
         parts = (result,) if isinstance(result, Tensor) else result

@@ -26,6 +26,7 @@ from bamboo_trainer.user_code import (
     forward_seed,
     load_batch,
     run_layer,
+    seed_forward,
     task_loss,
     told,
     unchanged_buffers,
@@ -132,7 +133,7 @@ class Stage:
     def _run_layers(self, step: int, microbatch: int, parts: Parts) -> Parts:
         """The outputs of the last layer, or on the last stage the loss."""
         for index, layer in self._layers.items():
-            torch.manual_seed(forward_seed(self._config.seed, step, microbatch, index))
+            seed_forward(self._device, forward_seed(self._config.seed, step, microbatch, index))
             with autocast(self._device, self._config.precision):
                 parts = run_layer(layer, index, parts)
         if not self.last:

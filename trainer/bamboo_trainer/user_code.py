@@ -59,6 +59,16 @@ def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
     return pure_seed("forward", seed, step, microbatch, layer)
 
 
+def seed_forward(device: torch.device, seed: int) -> None:
+    """Set the state of the generators that a forward on that device may draw from.
+
+    NB: `torch.manual_seed` does the same and much more; it takes longer than a small layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """bf16: products in bfloat16, parameters in fp32. Entered per layer, so no cast weight is shared."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")

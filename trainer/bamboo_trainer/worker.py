@@ -83,7 +83,8 @@ class Worker:
         self.worker, self.zone, self.observer = worker, zone, observer
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put)
-        self.control = Control(url, token, self._hello, self._progress, self.inbox.put)
+        self.control = Control(url, token, self._hello, self._progress, self._heard)
+        self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
         self.task: Task | None = None
         self.spec: JobSpec | None = None
@@ -123,6 +124,12 @@ class Worker:
             elif self.engine:
                 self.engine.handle(item)
 
+    def _heard(self, message: ToWorker) -> None:
+        """In the control channel's thread."""
+        if isinstance(message, SendPlan):
+            self.plan_arrived[message.plan.epoch] = time.monotonic()
+        self.inbox.put(message)
+
     def _obey(self, message: Message) -> None:
         match message:
             case Welcome(manifest=manifest, secret=secret):
@@ -137,7 +144,7 @@ class Worker:
                     self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
-                    self.engine.obey(plan)
+                    self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
             case Save():
                 self.to_save.append(message)
             case NoticeReceived():

@@ -1,0 +1,195 @@
+"""A job from which workers are taken one after the other, and what the takeovers took, by phase."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from _common import Job, Lab, median, say
+from _recorder import Done, read
+
+from bamboo.events import ChannelClosed, Command, Event, Notice, Received, Send
+from bamboo.plan import Cell, WorkerId
+from bamboo.protocol import PlanApplied, SendPlan, TakenOver
+
+CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
+NOTICE_SECONDS = 30.0
+WORK = ("Forward", "Backward")
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """Moments on the machine's monotonic clock; `calm` is the median undisturbed step before it, in seconds."""
+
+    victim: WorkerId
+    cell: Cell
+    notice: bool
+    step: int  # in progress, as the coordinator knows
+    calm: float
+    at: float
+    known: float | None = None  # the coordinator declares the loss
+    closed: float | None = None  # its control channel is seen to be closed
+    planned: float | None = None
+    epoch: int = 0
+    heir: WorkerId = ""
+    applied: float | None = None
+    taken: float | None = None
+    reported: TakenOver | None = None
+
+
+@dataclass(slots=True)
+class Taker:
+    """Takes `count` workers: random stages, random moments of a step, each after the job has healed."""
+
+    job: Job
+    count: int
+    notice: bool
+    rng: random.Random
+    found: list[Disturbance] = field(default_factory=list)
+    _calm_since: int | None = None  # the first undisturbed step
+    _due: bool = False
+    _stages: list[int] = field(default_factory=list)
+
+    def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        last = self.found[-1] if self.found else None
+        if last and last.reported is None:
+            self._follow(last, now, event, commands)
+        if any(isinstance(c, Send) and isinstance(c.message, SendPlan) for c in commands) or not self._settled():
+            self._calm_since = None
+            return
+        done = len(self.job.committed)
+        if self._calm_since is None:
+            self._calm_since = done + 1  # not the one in progress
+        if self._due or done < self._calm_since + CALM or (last and last.reported is None):
+            return
+        if len(self.found) == self.count:
+            self.job.stop()
+        elif isinstance(event, Received):
+            self._due = True
+            asyncio.get_running_loop().call_later(self.rng.random() * self._step_seconds(), self._strike)
+
+    def _settled(self) -> bool:
+        """Is every stage on a worker of its own, with a replica in step?"""
+        state = self.job.state
+        if state.plan is None or state.phase != "Running" or not state.plan.worker_ids() <= state.applied:
+            return False
+        cells = state.plan.cells()
+        owners = {state.plan.at(c).owner for c in cells}
+        covered = all(any((c, w) in state.synced for w in state.plan.at(c).replicas) for c in cells)
+        return covered and len(owners) == len(cells)
+
+    def _step_seconds(self) -> float:
+        times = self.job.committed
+        steps = sorted(times)[-CALM:]
+        return median([times[k] - times[k - 1] for k in steps])
+
+    def _strike(self) -> None:
+        self._due = False
+        if not self._settled():
+            return  # look() chooses another moment
+        plan = self.job.state.plan
+        assert plan is not None
+        if not self._stages:
+            self._stages = self.rng.sample(range(len(plan.stages)), len(plan.stages))
+        cell = Cell(0, self._stages.pop())
+        victim = plan.at(cell).owner
+        calm, step, at = self._step_seconds(), len(self.job.committed), asyncio.get_running_loop().time()
+        if self.notice:
+            self.job.queue.put_nowait(Notice(victim, NOTICE_SECONDS))
+        else:
+            self.job.lab.pool.signal(victim, signal.SIGKILL)
+        self.found.append(Disturbance(victim, cell, self.notice, step, calm, at))
+        say(f"{'notice' if self.notice else 'kill'} {len(self.found)}/{self.count}: stage {cell.stage}, step {step}")
+
+    def _follow(self, d: Disturbance, now: float, event: Event, commands: Sequence[Command]) -> None:
+        state = self.job.state
+        if isinstance(event, ChannelClosed) and event.worker == d.victim and d.closed is None:
+            d.closed = now
+        if d.known is None and (d.victim in state.gone or (d.notice and now >= d.at)):
+            d.known = now
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.message, SendPlan) and d.planned is None:
+                plan = command.message.plan
+                if plan.at(d.cell).owner != d.victim:
+                    d.planned, d.epoch, d.heir = now, plan.epoch, plan.at(d.cell).owner
+        if d.planned is not None and isinstance(event, Received) and event.worker == d.heir:
+            if isinstance(event.message, PlanApplied) and event.message.epoch >= d.epoch and d.applied is None:
+                d.applied = now
+            if isinstance(event.message, TakenOver) and event.message.cell == d.cell:
+                d.taken, d.reported = now, event.message
+
+
+async def disturb(place: Lab, document: Any, count: int, *, notice: bool, exits: bool, seed: int) -> dict[str, Any]:
+    """All figures in milliseconds. exits: the coordinator is told at once that a process has ended."""
+    job = Job(place, document, main="_recorder:record")
+    job.tell_exits = exits
+    taker = Taker(job, count, notice, random.Random(seed))
+    job.look = taker.look
+    async with place.watched() as others:
+        await job.run()
+    done = read(job.folder)
+    figures = [planned(d, job.committed, done) if notice else unplanned(d, job.committed, done) for d in taker.found]
+    return {"takeovers": figures, "others": others[0]}
+
+
+def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
+    """caught up: the heir has finished the last forward or backward that the victim had finished, of the open steps."""
+    assert d.known is not None
+    assert d.planned is not None
+    assert d.applied is not None
+    repeated = [x for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.planned]
+    first = min((x.step for x in repeated), default=d.step)
+    before = {x.what for x in done if x.worker == d.victim and x.cell == d.cell and x.name in WORK and x.step >= first}
+    lost = [x for x in repeated if x.what in before]
+    caught_up = max([d.applied, *(x.end for x in lost)])
+    ends = [d.at, d.known, d.planned, d.applied, caught_up]
+    phases = dict(zip(("detect", "decide", "reform", "recompute"), _gaps_ms(ends), strict=True))
+    return {
+        **phases, "pause": 1e3 * (caught_up - d.at), "without_recompute": 1e3 * (d.applied - d.at),
+        "closed": None if d.closed is None else 1e3 * (d.closed - d.at),
+        "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name == "Backward" for x in lost),
+        **_steps(d, committed, at=d.at), **_told(d),
+    }  # fmt: skip
+
+
+def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> dict[str, Any]:
+    """pause: from the last backward of a step to the moved stage's first forward of the next one, beyond the usual."""
+    assert d.planned is not None
+    first = min(x.step for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.at)
+    calm = [_idle(d.cell, step, done) for step in range(d.step - CALM + 2, d.step)]
+    pause = _idle(d.cell, first, done) - median(calm)
+    boundary = committed[first - 1]
+    return {
+        "decide": 1e3 * (d.planned - d.at), "until_boundary": 1e3 * (boundary - d.planned), "pause": 1e3 * pause,
+        "usual": 1e3 * median(calm), "step_before": 1e3 * (boundary - committed[first - 2] - d.calm),
+        **_steps(d, committed, at=boundary), **_told(d),
+    }  # fmt: skip
+
+
+def _idle(cell: Cell, step: int, done: list[Done]) -> float:
+    start = min(x.start for x in done if x.cell == cell and x.step == step and x.name == "Forward")
+    return start - max(x.end for x in done if x.step == step - 1 and x.name == "Backward")
+
+
+def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:
+    """The affected step, which is the first to be committed after that moment, and the one after it."""
+    k = min(step for step, time in committed.items() if time > at)
+    affected, after = committed[k] - committed[k - 1], committed[k + 1] - committed[k]
+    return {
+        "stage": d.cell.stage, "moment": (at - committed[k - 1]) / d.calm, "calm": 1e3 * d.calm,
+        "affected": 1e3 * affected, "ratio": affected / d.calm, "next_ratio": after / d.calm,
+        "delay": 1e3 * (affected - d.calm),
+    }  # fmt: skip
+
+
+def _told(d: Disturbance) -> dict[str, Any]:
+    assert d.reported is not None
+    told = {key: round(getattr(d.reported, key), 2) for key in ("reform_ms", "recompute_ms", "forwards", "backwards")}
+    return {"reported": told, "disturbance": {**asdict(d), "reported": None}}
+
+
+def _gaps_ms(moments: Sequence[float]) -> list[float]:
+    return [1e3 * (b - a) for a, b in pairwise(moments)]

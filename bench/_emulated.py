@@ -1,0 +1,67 @@
+"""A task whose layers sleep instead of computing: an accelerator per worker, as far as the schedule can tell.
+
+On a machine with fewer cores than workers real arithmetic fills every bubble with some other worker's work, so only
+the total of computing shows. Layers that sleep show the schedule: bubbles, waits and what sits on the critical path.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Parts, Task
+
+WIDTH = 64
+SAMPLES = 512
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
+        ctx.seconds = backward_seconds
+        time.sleep(forward_seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None, None
+
+
+class Sleeper(nn.Module):
+    """[samples, WIDTH] -> the same, through one small matrix and a rest."""
+
+    def __init__(self, forward_seconds: float, backward_seconds: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.seconds = (forward_seconds, backward_seconds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = _Sleep.apply(torch.tanh(self.linear(x)), *self.seconds)  # type: ignore[no-untyped-call]
+        return result
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """config: layers; forwardMs and backwardMs of each of them."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, WIDTH, generator=generator)
+    layer = partial(Sleeper, config["forwardMs"] / 1e3, config["backwardMs"] / 1e3)
+    return Task(
+        layers=[layer] * int(config["layers"]),
+        loss=_loss,
+        dataset=TensorDataset((inputs,), (inputs.roll(1, 1).sin(),)),
+        optimizer=_optimizer,
+        learning_rate=lambda step: 1e-3,
+    )
+
+
+def _loss(outputs: Parts, targets: Parts) -> Tensor:
+    return nn.functional.mse_loss(outputs[0], targets[0])
+
+
+def _optimizer(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for _, p in named], lr=1e-3)

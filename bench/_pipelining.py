@@ -1,0 +1,106 @@
+"""The same training on torch.distributed.pipelining (Schedule1F1B over gloo), one rank of it; optionally checkpointed.
+
+Layers, data, loss and optimizer come from the same task, and the split of layers from the same function.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from bamboo.grid import split_layers
+from bamboo.manifest import parse_manifest
+from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.stage import TrainingConfig
+from bamboo_trainer.user_code import build_layer, load_batch
+
+
+def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: int = 0, every: int = 0) -> Any:
+    """Losses (of the last rank), the ends of the steps, the CPU time until then, and seconds for each checkpoint.
+
+    every: steps between checkpoints, 0 for none.
+    Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
+    """
+    torch.set_num_threads(1)
+    spec = parse_manifest(manifest)
+    training, world, place = spec.training, spec.topology.stages, Path(folder)
+    config = TrainingConfig(
+        seed=training.seed,
+        precision=training.precision.value,
+        max_gradient_norm=None,
+        microbatches=training.microbatches,
+        micro_batch_size=training.micro_batch_size,
+    )
+    progress = (place / f"progress-{attempt}-{rank}").open("a", buffering=1)
+    tell(progress, "pid", os.getpid())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet-{attempt}", rank=rank, world_size=world)
+    task = load_task(spec.task.entrypoint, spec.task.config)
+    first, end = split_layers(layer_costs(task, training.micro_batch_size), world)[rank]
+    layers = {i: build_layer(task, training.seed, i) for i in range(first, end)}
+    named = [(f"{i}.{name}", p) for i, layer in layers.items() for name, p in layer.named_parameters()]
+    module, optimizer = nn.Sequential(*layers.values()), task.optimizer(named)
+    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, training.microbatches, loss_fn=lambda out, target: task.loss((out,), (target,)))
+    begin = _load(place, rank, world, module, optimizer) if every and attempt else 0
+    tell(progress, "ready", begin)
+    losses, ends, cpu, saving = [], [], [], []
+    for step in range(begin, steps):
+        optimizer.zero_grad()
+        losses.append(_step(schedule, task, config, step, rank, world))
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        optimizer.step()
+        ends.append(tell(progress, "step", step))
+        cpu.append(time.process_time())
+        if every and (step + 1) % every == 0:
+            _save(place, rank, step + 1, module, optimizer)
+            saving.append(time.monotonic() - ends[-1])
+    dist.destroy_process_group()
+    return {"losses": losses, "ends": ends, "cpu": cpu, "saving": saving}
+
+
+def _step(schedule: Any, task: Any, config: TrainingConfig, step: int, rank: int, world: int) -> float:
+    """Samples are drawn as Bamboo draws them: per microbatch, only where they are needed."""
+    arguments: list[Tensor] = []
+    options: dict[str, Any] = {}
+    losses: list[Tensor] = []
+    if rank in (0, world - 1):
+        length = len(task.dataset)
+        batches = [load_batch(task, config.samples(step, m, length)) for m in range(config.microbatches)]
+        if rank == 0:
+            arguments = [torch.cat([inputs[0] for inputs, _ in batches])]
+        if rank == world - 1:
+            options = {"target": torch.cat([targets[0] for _, targets in batches]), "losses": losses}
+    schedule.step(*arguments, **options)
+    return sum(float(loss.detach()) for loss in losses) / len(losses) if losses else 0.0
+
+
+def tell(progress: Any, event: str, value: int) -> float:
+    now = time.monotonic()
+    progress.write(json.dumps([event, value, now]) + "\n")
+    return now
+
+
+def _save(place: Path, rank: int, step: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    path = place / f"checkpoint-{step}-{rank}"
+    torch.save({"module": module.state_dict(), "optimizer": optimizer.state_dict()}, path.with_suffix(".part"))
+    path.with_suffix(".part").rename(path)
+
+
+def _load(place: Path, rank: int, world: int, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The newest step that every rank has saved; 0, with nothing loaded, if there is none."""
+    steps = {int(path.name.split("-")[1]) for path in place.glob("checkpoint-*-0")}
+    whole = [s for s in steps if all((place / f"checkpoint-{s}-{r}").exists() for r in range(world))]
+    if not whole:
+        return 0
+    saved = torch.load(place / f"checkpoint-{max(whole)}-{rank}", weights_only=True)
+    module.load_state_dict(saved["module"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return max(whole)

@@ -1,0 +1,94 @@
+"""What a job costs that is killed as a whole and started again from its last checkpoint."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from _common import Lab, gaps, median, say
+
+POLL_SECONDS = 0.002
+GONE_SECONDS = 10.0
+WARMUP = 4
+
+
+class Attempt:
+    """The ranks of one start of the job."""
+
+    def __init__(self, place: Lab, document: Any, folder: Path, number: int, every: int) -> None:
+        self.folder, self.number, self.world = folder, number, document["spec"]["topology"]["stages"]
+        arguments = {
+            "manifest": document, "steps": document["spec"]["training"]["steps"], "folder": str(folder),
+            "attempt": number, "every": every,
+        }  # fmt: skip
+        self.ranks = [
+            asyncio.ensure_future(place.pool.call("_pipelining:run", {**arguments, "rank": r}, seconds=600.0))
+            for r in range(self.world)
+        ]
+        for rank in self.ranks:
+            rank.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, also if nobody asks
+
+    def told(self, rank: int) -> list[tuple[str, int, float]]:
+        path = self.folder / f"progress-{self.number}-{rank}"
+        text = path.read_text() if path.exists() else ""
+        return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def ends(self) -> dict[int, float]:
+        """When each step ended at the first rank, which is the last to end it."""
+        return {value: at for event, value, at in self.told(0) if event == "step"}
+
+    async def reach(self, step: int) -> float:
+        """When that step ended."""
+        while (end := self.ends().get(step)) is None:
+            await asyncio.sleep(POLL_SECONDS)
+            for rank in self.ranks:
+                if rank.done():
+                    rank.result()
+                    assert step in self.ends(), f"the ranks ended before step {step}"
+        return end
+
+    async def kill(self) -> float:
+        """Every rank, with SIGKILL, and waits until they are gone; when it was sent."""
+        pids = [next(value for event, value, _ in self.told(rank) if event == "pid") for rank in range(self.world)]
+        now = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            await asyncio.sleep(POLL_SECONDS)
+            if time.monotonic() - now > GONE_SECONDS:
+                raise RuntimeError(f"a killed process among {pids} does not go")
+        for rank in self.ranks:
+            rank.cancel()
+        await asyncio.gather(*self.ranks, return_exceptions=True)
+        return now
+
+
+async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> dict[str, float]:
+    """Figures in milliseconds, but for steps. The kill comes at a random moment between two checkpoints."""
+    folder = place.new_folder()
+    first = Attempt(place, document, folder, 0, every)
+    step = every + WARMUP + rng.randrange(every - WARMUP)  # not too near, so that there are calm steps to compare
+    await first.reach(step - 1)
+    ends = first.ends()
+    calm = median(gaps([ends[k] for k in sorted(ends) if k > every]))
+    await asyncio.sleep(rng.random() * calm)
+    step = max(first.ends()) + 1
+    began = max(first.ends().values())
+    killed = await first.kill()
+    gone = time.monotonic()
+    second = Attempt(place, document, folder, 1, every)
+    end = await second.reach(step)
+    ready = max(at for rank in range(second.world) for event, _, at in second.told(rank) if event == "ready")
+    resumed = next(value for event, value, _ in second.told(0) if event == "ready")
+    await second.kill()
+    found = {
+        "step": step, "resumed": resumed, "redone": step - resumed, "calm": 1e3 * calm,
+        "end": 1e3 * (gone - killed), "start": 1e3 * (ready - gone), "redo": 1e3 * (end - ready),
+        "delay": 1e3 * (end - began - calm),
+    }  # fmt: skip
+    say(f"restart at step {step} from {resumed}: {found['delay']:.0f} ms later than undisturbed")
+    return found

@@ -1,0 +1,158 @@
+"""Samples a second of Bamboo's engine against torch.distributed.pipelining's 1F1B on the same training.
+
+    python bench/engine.py                        # real arithmetic, 4 and 2 stages
+    python bench/engine.py --task emulated        # layers that sleep: shows the schedule
+
+Both sides fork their processes from the same server, with one torch thread each, and train the same layers, split
+alike, on the same samples with the same optimizer, without clipping. Losses are compared step by step. The sides
+take turns, and their order is swapped from one repetition to the next; ratios are of runs next to each other.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, quantile, say, show, write_json
+
+PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
+WARMUP = 4  # steps that do not count
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """ends: of the steps, in seconds, at stage 0, which is the last one to finish; cpu: of all processes, a step."""
+
+    ends: list[float]
+    losses: list[float]
+    cpu: float
+
+    def facts(self, others: float) -> dict[str, float]:
+        ends = self.ends[WARMUP - 1 :]
+        mean = (ends[-1] - ends[0]) / (len(ends) - 1)
+        return {"median": median(gaps(ends)), "mean": mean, "cpu": self.cpu, "others": others}
+
+
+def per_step(times: list[float]) -> float:
+    return (times[-1] - times[WARMUP - 1]) / (len(times) - WARMUP)
+
+
+async def bamboo(place: Lab, document: Any) -> Result:
+    job = await Job(place, document, main="_recorder:time_steps").run()
+    found = [json.loads(path.read_text()) for path in job.folder.glob("*.record")]
+    ends = [[times for _, times in sorted((int(step), times) for step, times in one.items())] for one in found]
+    cpu = sum(per_step([cpu for _, cpu in one]) for one in ends)
+    return Result([job.committed[k] for k in sorted(job.committed)], [job.losses[k] for k in sorted(job.losses)], cpu)
+
+
+async def pipelining(place: Lab, document: Any) -> Result:
+    spec, folder = document["spec"], place.new_folder()
+    arguments = {"manifest": document, "steps": spec["training"]["steps"], "folder": str(folder)}
+    ranks = [
+        place.pool.call("_pipelining:run", {**arguments, "rank": rank}, seconds=600.0)
+        for rank in range(spec["topology"]["stages"])
+    ]
+    results = await asyncio.gather(*ranks)
+    return Result(results[0]["ends"], results[-1]["losses"], sum(per_step(r["cpu"]) for r in results))
+
+
+async def measure(place: Lab, options: "Options", task: TaskName, stages: int) -> dict[str, Any]:
+    """Rounds in which other processes took too much of the machine are kept apart and run again."""
+    steps = WARMUP + options.steps
+    plain = manifest(task, stages, options.microbatches, steps, mode="None")
+    lazy = manifest(task, stages, options.microbatches, steps, mode="LazyForward")
+    sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
+    rounds: list[dict[str, Any]] = []
+    noisy: list[dict[str, Any]] = []
+    difference = 0.0
+    while len(rounds) < options.repeat and len(noisy) < 3 * options.repeat:
+        losses: dict[str, list[float]] = {}
+        facts = {}
+        for side in list(sides)[:: -1 if (len(rounds) + len(noisy)) % 2 else 1]:
+            run, document = sides[side]
+            async with place.watched() as others:
+                result = await run(place, document)
+            losses[side], facts[side] = result.losses, result.facts(others[0])
+        for side in (PLAIN, LAZY):
+            pairs = zip(losses[side], losses[TORCH], strict=True)
+            difference = max([difference, *(abs(a - b) / abs(b) for a, b in pairs)])
+        quiet = all(f["others"] <= options.quiet for f in facts.values())
+        (rounds if quiet else noisy).append(facts)
+        told = ", ".join(f"{side} {1e3 * f['median']:.0f} ms (others {f['others']:.2f})" for side, f in facts.items())
+        say(f"{task}, {stages} stages, {len(rounds)}/{options.repeat}{'' if quiet else ', noisy'}: {told}")
+    return {
+        "task": task, "stages": stages, "microbatches": options.microbatches, "steps": options.steps,
+        "rounds": rounds, "noisy": noisy, "largest_loss_difference": difference,
+    }  # fmt: skip
+
+
+def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> list[float]:
+    """How much better `over` is than `under`, round by round."""
+    return [facts[under][figure] / facts[over][figure] for facts in rounds]
+
+
+def report(case: Any) -> None:
+    batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
+    rows = []
+    for side in (TORCH, PLAIN, LAZY):
+        step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
+        taken = median([r[side]["others"] for r in rounds])
+        rows.append([side, f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"])
+    title = f"{case['task']}, {case['stages']} stages, {case['microbatches']} microbatches of 4 samples"
+    print(f"{len(case['rounds'])} rounds, and {len(case['noisy'])} that were too noisy")
+    show(title, ["", "samples/s", "median step, ms", "CPU a step, ms", "cores that others took"], rows)
+    rows = []
+    for over, under in [(PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH)]:
+        found = ratios(rounds, over, under, "median")
+        others = [f"{median(ratios(rounds, over, under, figure)):.3f}" for figure in ("mean", "cpu")]
+        spread = [_range(quantile(found, 0.25), quantile(found, 0.75)), _range(min(found), max(found))]
+        rows.append([f"{over} / {under}", f"{median(found):.3f}", *spread, *others])
+    columns = ["", "samples/s", "quartiles", "min to max", "by mean step", "by CPU time"]
+    show("Ratios, round by round (more than 1: the first is faster)", columns, rows)
+    print(f"Losses differ by at most {case['largest_loss_difference']:.1e} of their value.\n")
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.3f} to {high:.3f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    microbatches: int
+    steps: int
+    repeat: int
+    quiet: float
+
+
+async def bench(
+    tasks: list[TaskName], stages: list[int], options: Options, output: Path | None, tolerance: float
+) -> None:
+    async with lab() as place:
+        cases = [await measure(place, options, task, n) for task in tasks for n in stages]
+    if str(output) != "-":
+        for case in cases:
+            report(case)
+    write_json(output, {"machine": machine(), "cases": cases})
+    if (worst := max(case["largest_loss_difference"] for case in cases)) > tolerance:
+        raise RuntimeError(f"the two sides did not do the same work: losses differ by {worst:.1e}")
+
+
+def command(
+    task: Annotated[list[TaskName], typer.Option(help="What to train; may be given twice.")] = [TaskName.GPT],  # noqa: B006
+    stages: Annotated[list[int], typer.Option(help="Numbers of stages, each a case.")] = [4, 2],  # noqa: B006
+    microbatches: Annotated[int, typer.Option(help="Microbatches a step, of 4 samples.")] = 8,
+    steps: Annotated[int, typer.Option(help="Measured steps of each run.")] = 20,
+    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
+    quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
+    tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-3,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
+) -> None:
+    """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
+    options = Options(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet)
+    main(bench(task, stages, options, output, tolerance))
+
+
+if __name__ == "__main__":
+    typer.run(command)

@@ -1,0 +1,130 @@
+"""How long training pauses when a worker is taken away, by phase, against killing and restarting the whole job.
+
+    python bench/pause.py                      # real arithmetic
+    python bench/pause.py --task emulated      # layers that sleep: 10 ms a forward, 20 ms a backward
+
+Real processes and sockets; this program is the coordinator's shell. Workers are killed (SIGKILL) or given notice at
+random moments of a step, one stage after the other in random order, each after the job has healed from the one before.
+
+    detect      from SIGKILL to the coordinator's knowing
+    decide      to its having sent the plan
+    reform      to its hearing that the plan is in force at the stage's new owner
+    recompute   until the new owner has repeated the last forward or backward that the lost one had finished
+    pause       all of these together
+    delay       how much later than usual the affected step is committed
+
+With notice nothing is repeated: the pause is how much longer than at other steps the moved stage is idle between
+the last backward of one step and its first forward of the next.
+
+The restart is generous: no time to notice the loss or to find machines, and new processes are forked from a server
+that has torch imported already. It saves everything every few steps and redoes what came after.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, write_json
+from _disturb import disturb
+from _restart import restart
+
+MANY = 1_000_000  # steps of a job that is stopped when everything is measured
+TARGET_KILL, TARGET_NOTICE = 300.0, 100.0  # ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    task: TaskName
+    stages: int
+    microbatches: int
+    mode: str
+    standby: int
+    kills: int
+    notices: int
+    restarts: int
+    every: int
+    seed: int
+    network: bool
+
+
+async def measure(place: Lab, o: Options) -> dict[str, Any]:
+    document = manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby)
+    found: dict[str, Any] = {}
+    if o.kills:
+        found["kills"] = await disturb(place, document, o.kills, notice=False, exits=not o.network, seed=o.seed)
+    if o.notices:
+        found["notices"] = await disturb(place, document, o.notices, notice=True, exits=True, seed=o.seed)
+    rng = random.Random(o.seed)
+    found["restarts"] = [await restart(place, document, o.every, rng) for _ in range(o.restarts)]
+    return found
+
+
+def report(o: Options, found: dict[str, Any]) -> None:
+    names: tuple[str, ...]
+    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.standby} on standby"
+    if "kills" in found:
+        rows, others = found["kills"]["takeovers"], found["kills"]["others"]
+        told = "by the network only" if o.network else "by the process's end"
+        print(f"{what}; a loss is known {told}; {len(rows)} kills; others took {others:.2f} cores\n")
+        names = ("detect", "decide", "reform", "without_recompute", "recompute", "pause", "calm", "affected", "delay")
+        table(f"Without notice, ms (target: {TARGET_KILL:.0f} without_recompute)", rows, names)
+        table(
+            "Ratios to an undisturbed step, and work repeated", rows, ("ratio", "next_ratio", "forwards", "backwards")
+        )
+    if "notices" in found:
+        rows, others = found["notices"]["takeovers"], found["notices"]["others"]
+        print(f"{what}; {len(rows)} notices; others took {others:.2f} cores\n")
+        names = ("decide", "until_boundary", "pause", "usual", "step_before", "delay", "calm")
+        table(f"With notice, ms (target: {TARGET_NOTICE:.0f} pause)", rows, names)
+        table("Ratios to a calm step", rows, ("ratio", "next_ratio"))
+        table("What the new owner reported", [r["reported"] for r in rows], ("reform_ms", "recompute_ms", "forwards"))
+    if rows := found["restarts"]:
+        names = ("end", "start", "redo", "delay", "calm", "redone")
+        table(f"The whole job killed and restarted, ms; a checkpoint every {o.every} steps", rows, names)
+
+
+def table(title: str, rows: Sequence[dict[str, float]], names: Sequence[str]) -> None:
+    quantiles = {"min": 0.0, "median": 0.5, "90 %": 0.9, "max": 1.0}
+    lines = []
+    for name in names:
+        values = [row[name] for row in rows]
+        digits = 2 if "ratio" in name else 1
+        lines.append([name, *(f"{quantile(values, q):.{digits}f}" for q in quantiles.values())])
+    show(title, ["", *quantiles], lines)
+
+
+def command(
+    task: Annotated[TaskName, typer.Option(help="What to train.")] = TaskName.GPT,
+    stages: Annotated[int, typer.Option(help="Stages of the one pipeline.")] = 4,
+    microbatches: Annotated[int, typer.Option(help="Microbatches a step, of 4 samples.")] = 8,
+    mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "LazyForward",
+    standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
+    kills: Annotated[int, typer.Option(help="Workers to kill.")] = 12,
+    notices: Annotated[int, typer.Option(help="Workers to give notice.")] = 8,
+    restarts: Annotated[int, typer.Option(help="Restarts of the whole job.")] = 6,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between the restarted job's checkpoints.", min=6)] = 20,
+    network: Annotated[bool, typer.Option("--network", help="Do not tell the coordinator of ended processes.")] = False,
+    seed: Annotated[int, typer.Option(help="Of stages and moments.")] = 0,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
+) -> None:
+    """How long training pauses when a worker is taken away, against restarting the whole job."""
+    options = Options(
+        task=task, stages=stages, microbatches=microbatches, mode=mode, standby=standby, kills=kills,
+        notices=notices, restarts=restarts, every=checkpoint_every, seed=seed, network=network,
+    )  # fmt: skip
+
+    async def body() -> None:
+        async with lab() as place:
+            found = await measure(place, options)
+        if str(output) != "-":
+            report(options, found)
+        write_json(output, {"machine": machine(), "options": asdict(options), **found})
+
+    main(body())
+
+
+if __name__ == "__main__":
+    typer.run(command)
