@@ -25,6 +25,7 @@ from bamboo.grid import initial_plan, ring, shadow_of, split_layers, split_micro
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell, Peer, Plan, plan_problems
 from bamboo.reconcile import protected
+from bamboo.spec import RedundancyMode
 
 
 def peer(name: str, zone: str = "") -> Peer:
@@ -87,7 +88,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_problems_of_a_plan_are_named() -> None:
-    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, 4, redundant=True)
+    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, 4, RedundancyMode.LAZY_FORWARD)
     assert plan_problems(plan) == []
     import msgspec
 

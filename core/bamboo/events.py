@@ -109,6 +109,7 @@ class Takeover:
     recompute_ms: float
     forwards: int
     backwards: int
+    reused: int = 0
 
     @property
     def pause_ms(self) -> float:

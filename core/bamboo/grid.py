@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from bamboo.plan import Assignment, Layout, Peer, Plan, WorkerId
+from bamboo.spec import RedundancyMode
 
 
 def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
@@ -68,10 +69,10 @@ def initial_plan(
     stages: tuple[tuple[int, int], ...],
     pipelines: int,
     microbatches: int,
-    redundant: bool,
+    mode: RedundancyMode,
 ) -> Plan:
     """The first plan: needs stages x pipelines workers; those that are left stand by."""
-    depth = len(stages)
+    depth, redundant = len(stages), mode is not RedundancyMode.NONE
     order = [p.worker for p in ring(peers, depth * pipelines)]
     rows = [order[d * depth : (d + 1) * depth] for d in range(pipelines)]
     cells = tuple(
@@ -88,6 +89,7 @@ def initial_plan(
         pipelines=cells,
         layouts=(layout,),
         workers=tuple(peers),
+        mode=mode,
         reason="Started",
         message=f"{pipelines} pipeline(s) of {depth} stage(s), {len(peers) - depth * pipelines} on standby",
     )

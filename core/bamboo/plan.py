@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from bamboo.spec import RedundancyMode
+
 WorkerId = str
 
 
@@ -61,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pipelines: tuple[tuple[Assignment, ...], ...]  # [pipeline][stage]
     layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
     workers: tuple[Peer, ...]
+    mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
     boundary: bool = False
     reason: str = ""
     message: str = ""

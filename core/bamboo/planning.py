@@ -10,8 +10,7 @@ from bamboo.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.grid import initial_plan, split_layers
 from bamboo.names import RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo.reconcile import Haste, StageLost, View, drain, improve, takeover
-from bamboo.spec import RedundancyMode
+from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
 from bamboo.state import Recovery, State, Turn, Worker
 
 DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
@@ -38,7 +37,7 @@ def reconcile(turn: Turn) -> None:
     if over or not state.plan.worker_ids() <= state.applied:
         return
     now = view(turn.state, turn.now)
-    proposal = drain(now) or settle(now) or resize(now) or improve(now)
+    proposal = drain(now) or settle(now) or resize(now) or switch_mode(now) or improve(now)
     if proposal:
         _issue(turn, proposal)
     else:
@@ -54,7 +53,7 @@ def view(state: State, now: float) -> View:
         live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
         leaving={w: _haste(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
-        redundant=state.spec.redundancy.mode != RedundancyMode.NONE,
+        mode=state.spec.redundancy.mode,
         pipelines=_pipelines(state, now),
         generation=state.generation,
     )
@@ -134,8 +133,7 @@ def _start(turn: Turn) -> None:
     except ValueError as error:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
-    redundant = spec.redundancy.mode != RedundancyMode.NONE
-    plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, redundant)
+    plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, spec.redundancy.mode)
     turn.enter("Running")
     turn.set(last_progress=turn.now)
     _issue(turn, plan)

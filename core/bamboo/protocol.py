@@ -94,7 +94,10 @@ class StepCommitted(Message, frozen=True):
 
 
 class TakenOver(Message, frozen=True):
-    """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival."""
+    """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival.
+
+    forwards, backwards: repeated; reused: those that had been computed in advance.
+    """
 
     epoch: int
     cell: Cell
@@ -103,6 +106,7 @@ class TakenOver(Message, frozen=True):
     recompute_ms: float
     forwards: int
     backwards: int
+    reused: int
 
 
 class CellFinished(Message, frozen=True):

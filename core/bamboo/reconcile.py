@@ -12,6 +12,7 @@ import msgspec
 
 from bamboo.grid import shadow_of
 from bamboo.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
+from bamboo.spec import RedundancyMode
 
 Synced = frozenset[tuple[Cell, WorkerId]]
 
@@ -37,10 +38,14 @@ class View:
     live: Mapping[WorkerId, Peer]
     leaving: Mapping[WorkerId, Haste]
     synced: Synced
-    redundant: bool
+    mode: RedundancyMode  # the one asked for
     pipelines: int
     generation: int
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
+
+    @property
+    def redundant(self) -> bool:
+        return self.mode is not RedundancyMode.NONE
 
     def spare(self) -> list[WorkerId]:
         """Workers that own nothing and stay; those that are being prepared for a part come first."""
@@ -247,6 +252,15 @@ def _move(view: View, moves: Mapping[Cell, WorkerId], boundary: bool = True) -> 
     reason = "PlannedTakeover" if any(plan.at(c).owner in view.leaving for c in moves) else "Healed"
     story = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
     return next_plan(view, cells, reason, f"{story} {'at the next step' if boundary else 'now'}", boundary=boundary)
+
+
+def switch_mode(view: View) -> Plan | None:
+    """Another redundancy mode was asked for; it begins with the next step."""
+    if view.plan.mode is view.mode:
+        return None
+    cells = {c: view.plan.at(c) for c in view.plan.cells()}
+    plan = next_plan(view, cells, "ModeChanged", f"redundancy {view.mode} from the next step on", boundary=True)
+    return msgspec.structs.replace(plan, mode=view.mode)
 
 
 def _trim(view: View, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:

@@ -83,6 +83,7 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
             stage=message.cell.stage, step=message.step, notice=recovery.notice,
             decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3, reform_ms=message.reform_ms,
             recompute_ms=message.recompute_ms, forwards=message.forwards, backwards=message.backwards,
+            reused=message.reused,
         )  # fmt: skip
         left = tuple((c, v) for c, v in recovery.victims if c != message.cell)
         others = tuple(r for r in state.recoveries if r is not recovery)
@@ -95,7 +96,7 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
                 "TakenOver",
                 f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
                 f" step {taken.step}, pause {taken.pause_ms:.0f} ms, repeated {taken.forwards} forwards"
-                f" and {taken.backwards} backwards",
+                f" and {taken.backwards} backwards, {taken.reused} had been done in advance",
             )
         )
         return

@@ -38,6 +38,8 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
     for cell in plan.cells() if old else []:
         if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
             resend(engine, cell)
+    engine.pace.restart(engine.step)
+    engine.shadows = {c: s for c, s in engine.shadows.items() if engine.worker in plan.at(c).replicas[:1]}
     tell_logs(engine)
     committing.meet_root(engine, old)
     for stage in engine.holdings:
@@ -82,6 +84,8 @@ def promote(engine: "Engine", cell: Cell, old: Plan | None, arrived: float) -> N
         run.predecessor = old.at(cell).owner
     engine.begin(run)
     run.since = run.step
+    if cell in engine.shadows:
+        run.adopt(engine.shadows[cell])
     if old is not None:
         run.catching = Catching(arrived, engine.clock())
         if engine.plan.boundary and run.step > engine.ledger.newest:

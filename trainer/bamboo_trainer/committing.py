@@ -63,6 +63,7 @@ def committed(engine: "Engine", step: int, commit: Commit) -> None:
             logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
         return
     engine.ledger.record(step, commit)
+    engine.echoes = {a: frame for a, frame in engine.echoes.items() if a.step > step}
     engine.ceded = {cell: frame for cell, frame in engine.ceded.items() if frame.address.step >= step}
     if ROOT in engine.runs:  # NB: a commit of the old root may have reached only some; the new one tells everybody
         assert engine.plan is not None

@@ -23,15 +23,17 @@ from bamboo.protocol import (
     Report,
     TakenOver,
 )
-from bamboo_trainer import activation, committing, replication
+from bamboo_trainer import activation, committing, redundancy, replication
 from bamboo_trainer.feed import Feed
 from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.instructions import execute
 from bamboo_trainer.ledger import Ledger, commit_from, ready_from
 from bamboo_trainer.message_log import MessageLog
+from bamboo_trainer.pace import Pace
+from bamboo_trainer.redundancy import Shadow
 from bamboo_trainer.run import Run
-from bamboo_trainer.schedule import Forward, ReportReady, needs
+from bamboo_trainer.schedule import Forward, Instruction, ReportReady, needs
 from bamboo_trainer.stage import Stage
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp, Transport
 
@@ -66,6 +68,10 @@ class Engine:
         self.holdings: dict[int, Holding] = {}
         self.runs: dict[Cell, Run] = {}
         self.feeds: dict[tuple[Cell, WorkerId], Feed] = {}
+        self.shadows: dict[Cell, Shadow] = {}
+        self.echoes: dict[Address, Frame] = {}  # gradients for cells that we shadow
+        self.pace = Pace()
+        self.idle_since: float | None = None
         self.ledger = Ledger()
         self.log = MessageLog()
         self.orphans: list[tuple[WorkerId, Frame]] = []
@@ -153,13 +159,17 @@ class Engine:
             self._execute(min(ready, key=_urgency))
             return True
         for run in self.runs.values():
-            if run.catching and run.catching.forwards + run.catching.backwards:
+            if run.catching and run.catching.forwards + run.catching.backwards + run.catching.reused:
                 self.caught_up(run)
         for stage, holding in self.holdings.items():
             if self._applicable(holding):
                 self._apply(stage, holding)
                 return True
-        return committing.decide(self)
+        if committing.decide(self):
+            return True
+        if self.idle_since is None:
+            self.idle_since = self.clock()
+        return redundancy.turn(self)
 
     @property
     def step(self) -> int:
@@ -182,29 +192,41 @@ class Engine:
             # NB: with the owner of several cells, the log of what they sent to each other is lost, too
             strict = len([r for r in self.runs.values() if r.program]) > 1
             return not any(f.holds_back(run.step, strict) for (c, _), f in self.feeds.items() if c == run.cell)
-        return all(address in run.inbox for address in self._needs(run))
+        return all(address in run.inbox for address in self.needed(run, [instruction]))
 
-    def _needs(self, run: Run) -> list[Address]:
+    def needed(self, run: Run, instructions: Sequence[Instruction]) -> list[Address]:
+        """The frames that these instructions of a cell's step take in."""
         assert self.plan is not None
         assert run.layout is not None
-        assert run.next is not None
-        tied = self.tied_stages(run.cell.stage)
-        return needs(run.next, run.cell, len(self.plan.stages), run.layout, run.step, tied)
+        tied, stages = self.tied_stages(run.cell.stage), len(self.plan.stages)
+        return [
+            address
+            for instruction in instructions
+            if not run.has_begun_ahead(instruction)
+            for address in needs(instruction, run.cell, stages, run.layout, run.step, tied)
+        ]
 
     def _execute(self, run: Run) -> None:
         instruction = run.next
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if run.catching:
-            inputs = [run.inbox[a] for a in self._needs(run)]
+            inputs = [run.inbox[a] for a in self.needed(run, [instruction])]
             if inputs and not any(f.meta and "again" in f.meta for f in inputs):
                 self.caught_up(run)  # these were never sent to the one before: what follows is not a repetition
             else:
-                run.catching.count(instruction)
+                run.catching.count(run, instruction)
+        begun, slot = self.clock(), (run.cell, run.done)
+        if self.pace.measures(run.step):
+            self.pace.waited(slot, begun - self.idle_since if self.idle_since is not None else 0.0)
+        self.idle_since = None
         self.observer.started(name, run.cell, run.step, microbatch)
         execute(self, run, instruction)
         run.done += 1
         self.observer.finished(name, run.cell, run.step, microbatch)
+        stage = self.holdings[run.cell.stage].stage
+        if isinstance(instruction, Forward) and stage:
+            self.pace.ran_forward(self.clock() - begun, stage.layers)
 
     def tied_stages(self, stage: int) -> list[int]:
         """The other stages that share parameters with this one, in order."""
@@ -217,6 +239,7 @@ class Engine:
         assert self.plan is not None
         self.log.add(frame)
         self.send(self.plan.at(frame.address.cell).owner, frame)
+        redundancy.echo(self, frame)
 
     def frame(self, address: Address, tensors: tuple[Tensor, ...] = (), meta: Any = None) -> Frame:
         assert self.plan is not None
@@ -236,6 +259,8 @@ class Engine:
         self.observer.started(name, cell, step, 0)
         stage.apply(holding.reduced.pop(step), self.ledger.commits[step].norm)
         self.observer.finished(name, cell, step, 0)
+        self.idle_since = None if holding.owned else self.idle_since
+        self.shadows = {c: shadow for c, shadow in self.shadows.items() if c.stage != index}
         for run in [r for r in self.runs.values() if r.cell.stage == index]:
             self.begin(run)
         replication.announce(self, index)
@@ -276,6 +301,7 @@ class Engine:
                 reform_ms=(catching.applied - catching.arrived) * 1e3,
                 recompute_ms=(self.clock() - catching.applied) * 1e3,
                 forwards=catching.forwards,
+                reused=catching.reused,
                 backwards=catching.backwards,
             )
         )
@@ -315,6 +341,8 @@ class Engine:
                 address.cell in self.runs
             ):
                 self.runs[address.cell].accept(frame)
+            case Kind.GRADIENT if redundancy.listens(self, frame):
+                self.echoes[address] = frame
             case _:
                 if frame.epoch > (self.plan.epoch if self.plan else 0):
                     self.orphans.append((sender, frame))  # the plan that gives us this part is on its way

@@ -14,6 +14,7 @@ class Holding:
     stage: Stage | None
     reduced: dict[int, Tensor] = field(default_factory=dict)
     owned: bool = False
+    rehearsed: bool = False
 
     @property
     def version(self) -> int:

@@ -48,8 +48,18 @@ def _parts(engine: "Engine", run: Run) -> tuple[Stage, Work, int]:
 def _forward(engine: "Engine", run: Run, instruction: Forward) -> None:
     stage, work, stages = _parts(engine, run)
     (d, s), m = run.cell, instruction.microbatch
-    inputs = run.take(Address(Kind.ACTIVATION, d, s, run.step, m)).tensors if s > 0 else None
-    outputs = stage.forward(work, run.step, m, inputs)
+    address = Address(Kind.ACTIVATION, d, s, run.step, m)
+    if run.ahead and run.is_ahead(instruction):
+        run.drop(address)
+        outputs = run.ahead.outputs.pop(m)
+    elif run.ahead and m in run.ahead.forwardings:
+        run.drop(address)
+        forwarding = run.ahead.forwardings.pop(m)
+        while not forwarding.done:
+            stage.advance(forwarding)
+        outputs = stage.complete(work, forwarding)
+    else:
+        outputs = stage.forward(work, run.step, m, run.take(address).tensors if s > 0 else None)
     if s < stages - 1:
         engine.emit(engine.frame(Address(Kind.ACTIVATION, d, s + 1, run.step, m), outputs))
 
@@ -57,8 +67,12 @@ def _forward(engine: "Engine", run: Run, instruction: Forward) -> None:
 def _backward(engine: "Engine", run: Run, instruction: Backward) -> None:
     stage, work, stages = _parts(engine, run)
     (d, s), m = run.cell, instruction.microbatch
-    gradients = run.take(Address(Kind.GRADIENT, d, s, run.step, m)).tensors if s < stages - 1 else None
-    inputs = stage.backward(work, run.step, m, gradients)
+    address = Address(Kind.GRADIENT, d, s, run.step, m)
+    if run.ahead and run.is_ahead(instruction):
+        run.drop(address)
+        inputs = run.ahead.gradients.pop(m)
+    else:
+        inputs = stage.backward(work, run.step, m, run.take(address).tensors if s < stages - 1 else None)
     if s > 0:
         engine.emit(engine.frame(Address(Kind.GRADIENT, d, s - 1, run.step, m), inputs))
 

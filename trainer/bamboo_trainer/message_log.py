@@ -15,6 +15,9 @@ class MessageLog:
     def add(self, frame: Frame) -> None:
         self._frames.setdefault(frame.address.cell, {})[frame.address] = frame
 
+    def get(self, address: Address) -> Frame | None:
+        return self._frames.get(address.cell, {}).get(address)
+
     def to(self, cell: Cell) -> Iterator[Frame]:
         yield from list(self._frames.get(cell, {}).values())
 

@@ -8,6 +8,7 @@ from bamboo.plan import Cell, Plan, WorkerId
 from bamboo.protocol import LeftBehind, ReplicaSynced
 from bamboo_trainer.feed import Feed, Owed
 from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.run import Run
 
 if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
@@ -80,6 +81,7 @@ def restore(engine: "Engine", address: Address, frame: Frame) -> None:
     holding.stage = stage
     holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version}
     engine.ledger.generations.setdefault(stage.version, int(frame.meta["generation"]))
+    engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c.stage != address.stage}
     for run in [r for r in engine.runs.values() if r.cell.stage == address.stage]:
         engine.begin(run)
     announce(engine, address.stage)
@@ -98,11 +100,20 @@ def look_after_the_repeated(engine: "Engine") -> None:
         for owner, cell in owners.items():
             if owner != engine.worker:
                 engine.send(owner, engine.frame(Address(Kind.ASK, *cell, run.step)))
-        d, s = run.cell
-        sources = {Cell(d, t) for t in (s - 1, s + 1, *engine.tied_stages(s))}
-        gone = any(since > run.step for source, since in run.logged.items() if source in sources)
-        if run.step < engine.ledger.newest or (gone and len(owners) == 1):
+        if run.step < engine.ledger.newest or (len(owners) == 1 and _lacks_what_is_gone(engine, run)):
             engine.tell(LeftBehind(cell=run.cell))
+
+
+def _lacks_what_is_gone(engine: "Engine", run: Run) -> bool:
+    """Does the rest of the step need a frame that its sender's owner has not in its log, because it came later?"""
+    d, s = run.cell
+    for address in engine.needed(run, run.program[run.done :]):
+        if address in run.inbox:
+            continue
+        sender = {Kind.ACTIVATION: s - 1, Kind.GRADIENT: s + 1, Kind.TIED: address.part}.get(address.kind)
+        if sender is not None and run.logged.get(Cell(d, sender), 0) > run.step:
+            return True
+    return False
 
 
 def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:

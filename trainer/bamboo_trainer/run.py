@@ -1,6 +1,7 @@
 """A cell's work on one step."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -8,6 +9,9 @@ from bamboo.plan import Cell, Layout, WorkerId
 from bamboo_trainer.frames import Address, Frame
 from bamboo_trainer.schedule import Backward, Forward, Instruction, program
 from bamboo_trainer.stage import Stage, Work
+
+if TYPE_CHECKING:
+    from bamboo_trainer.redundancy import Shadow
 
 
 @dataclass(slots=True)
@@ -18,16 +22,21 @@ class Catching:
     applied: float
     forwards: int = 0
     backwards: int = 0
+    reused: int = 0  # forwards and backwards that had been computed in advance
 
-    def count(self, instruction: Instruction) -> None:
-        self.forwards += isinstance(instruction, Forward)
-        self.backwards += isinstance(instruction, Backward)
+    def count(self, run: "Run", instruction: Instruction) -> None:
+        if run.is_ahead(instruction):
+            self.reused += 1
+        else:
+            self.forwards += isinstance(instruction, Forward)
+            self.backwards += isinstance(instruction, Backward)
 
 
 @dataclass(slots=True)
 class Run:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
+    ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. logged: the same of the cells that feed this one.
     """
 
@@ -44,11 +53,12 @@ class Run:
     catching: Catching | None = None
     finished: bool = False
     since: int = 0
+    ahead: "Shadow | None" = None
     logged: dict[Cell, int] = field(default_factory=dict)
 
     def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
-        self.step, self.layout, self.done, self.final = stage.version, layout, 0, None
+        self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program = program(self.cell, stages, layout, tied) if layout and active else []
         self.work = stage.begin()
@@ -60,6 +70,31 @@ class Run:
         address = frame.address
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
+
+    def adopt(self, shadow: "Shadow") -> None:
+        """Go on from what was computed in advance for this very step."""
+        if shadow.step == self.step and shadow.layout == self.layout and self.program:
+            self.ahead, self.work = shadow, shadow.work
+
+    def is_ahead(self, instruction: Instruction) -> bool:
+        """Has it been computed in advance?"""
+        match instruction:
+            case Forward(m):
+                return self.ahead is not None and m in self.ahead.outputs
+            case Backward(m):
+                return self.ahead is not None and m in self.ahead.gradients
+            case _:
+                return False
+
+    def has_begun_ahead(self, instruction: Instruction) -> bool:
+        """Is a part of it computed in advance, so that it needs no input any more?"""
+        begun = isinstance(instruction, Forward) and self.ahead and instruction.microbatch in self.ahead.forwardings
+        return bool(begun) or self.is_ahead(instruction)
+
+    def drop(self, address: Address) -> None:
+        """The frame is not needed any more, whether it has arrived or not."""
+        self.consumed.add(address)
+        self.inbox.pop(address, None)
 
     def take(self, address: Address) -> Frame:
         self.consumed.add(address)

@@ -62,10 +62,10 @@ Instruction = (
 )  # fmt: skip
 
 
-def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Instruction]:
+def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
     """Warm-up forwards, then backward and forward in turn, then the remaining backwards."""
     warmup = min(len(microbatches), stages - stage)
-    program: list[Instruction] = [Forward(m) for m in microbatches[:warmup]]
+    program: list[Forward | Backward] = [Forward(m) for m in microbatches[:warmup]]
     for done, m in enumerate(microbatches[warmup:]):
         program += [Backward(microbatches[done]), Forward(m)]
     program += [Backward(m) for m in microbatches[len(microbatches) - warmup :]]
@@ -74,7 +74,7 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[In
 
 def program(cell: Cell, stages: int, layout: Layout, tied: bool) -> list[Instruction]:
     """The whole step of a cell."""
-    steps = one_f_one_b(cell.stage, stages, layout.split[cell.pipeline])
+    steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline])]
     if layout.pipelines > 1:
         steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
     if tied:

@@ -32,7 +32,7 @@ from bamboo_trainer.user_code import (
     unchanged_buffers,
 )
 
-__all__ = ["Stage", "TaskError", "TiedSegment", "TrainingConfig", "Work"]
+__all__ = ["Forwarding", "Stage", "TaskError", "TiedSegment", "TrainingConfig", "Work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,22 @@ class Work:
     gradient: Tensor  # flat fp32
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Forwarding:
+    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
+
+    step: int
+    microbatch: int
+    leaves: Parts
+    parts: Parts
+    layer: int  # the next one
+    end: int
+
+    @property
+    def done(self) -> bool:
+        return self.layer == self.end
 
 
 class Stage:
@@ -116,34 +132,62 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
+        forwarding = self.start(step, microbatch, inputs)
+        with nullcontext() if self._checked_buffers else unchanged_buffers(self._layers):
+            while not forwarding.done:
+                self.advance(forwarding)
+        self._checked_buffers = True
+        return self.complete(work, forwarding)
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
         assert (inputs is None) == (self._stage == 0)
         if inputs is None:
             leaves = self._load(step, microbatch)[0]
         else:
             leaves = tuple(p.detach().requires_grad_(p.is_floating_point()) for p in inputs)
-        with nullcontext() if self._checked_buffers else unchanged_buffers(self._layers), torch.enable_grad():
-            parts = self._run_layers(step, microbatch, leaves)
-        self._checked_buffers = True
-        work.contexts[microbatch] = (leaves, parts)
-        if self.last:
-            work.losses[microbatch] = float(parts[0].detach())
-            return ()
-        return tuple(p.detach() for p in parts)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end)
 
-    def _run_layers(self, step: int, microbatch: int, parts: Parts) -> Parts:
-        """The outputs of the last layer, or on the last stage the loss."""
-        for index, layer in self._layers.items():
-            seed_forward(self._device, forward_seed(self._config.seed, step, microbatch, index))
+    def advance(self, forwarding: Forwarding) -> None:
+        """Run one more layer; after the last one of the model, the loss."""
+        index, f = forwarding.layer, forwarding
+        seed_forward(self._device, forward_seed(self._config.seed, f.step, f.microbatch, index))
+        with torch.enable_grad():
             with autocast(self._device, self._config.precision):
-                parts = run_layer(layer, index, parts)
-        if not self.last:
-            return parts
-        return (task_loss(self._task, parts, self._load(step, microbatch)[1]),)
+                f.parts = run_layer(self._layers[index], index, f.parts)
+            f.layer += 1
+            if f.done and self.last:
+                f.parts = (task_loss(self._task, f.parts, self._load(f.step, f.microbatch)[1]),)
+
+    def complete(self, work: Work, forwarding: Forwarding) -> Parts:
+        """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage."""
+        assert forwarding.done
+        work.contexts[forwarding.microbatch] = (forwarding.leaves, forwarding.parts)
+        if self.last:
+            work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
+            return ()
+        return tuple(p.detach() for p in forwarding.parts)
 
     def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
         dataset = self._task.dataset
         inputs, targets = load_batch(self._task, self._config.samples(step, microbatch, len(dataset)))
         return tuple(p.to(self._device) for p in inputs), tuple(p.to(self._device) for p in targets)
+
+    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        """A forward and a backward for nothing but to have them run once."""
+        work = self.begin()
+        outputs = self.forward(work, step, microbatch, inputs)
+        zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
+        self.backward(work, step, microbatch, None if self.last else zeros)
+
+    @property
+    def first(self) -> int:
+        """The first layer's number."""
+        return self._first
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
 
     def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
         """Adds to work.gradient; returns the gradients of the floating-point inputs, () on stage 0.

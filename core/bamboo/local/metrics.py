@@ -1,5 +1,6 @@
 """A job's status for Prometheus, as one more view. Read at scrape time, so nothing is counted twice."""
 
+import os
 from collections import Counter as Count
 from collections.abc import Callable, Iterable
 
@@ -9,6 +10,10 @@ from prometheus_client.registry import Collector
 
 from bamboo.events import Emit, Status, WorkerState
 from bamboo.local.view import Wish
+
+
+class MetricsError(Exception):
+    """The port cannot be served; the text is a sentence for the user."""
 
 
 class MetricsView(Collector):
@@ -21,10 +26,13 @@ class MetricsView(Collector):
         self._stop: Callable[[], None] = lambda: None
 
     def start(self, wish: Callable[[Wish], None]) -> None:
-        """Raises OSError if the port is taken."""
+        """Raises MetricsError if the port cannot be had."""
         registry = CollectorRegistry()
         registry.register(self)
-        server, thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        try:
+            server, thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise MetricsError(f"--metrics-port {self._port}: {os.strerror(error.errno or 0)}") from None
 
         def stop() -> None:
             server.shutdown()
@@ -71,6 +79,7 @@ def families(job: str, status: Status) -> Iterable[Metric]:
     counters = {
         "bamboo_preemptions": ("Workers lost or told to go.", status.preemptions),
         "bamboo_notices": ("Preemptions announced in advance.", status.notices),
+        "bamboo_lost_samples": ("Samples of committed steps that did not go into them.", status.lost_samples),
     }
     for name, (text, count) in counters.items():
         counter = CounterMetricFamily(name, text, labels=["job"])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.plan import WorkerId
+
+logger = logging.getLogger(__name__)
 
 LAUNCHER = "bamboo_trainer.launcher"
 READY_SECONDS = 120.0  # importing torch from a cold disk
@@ -25,17 +28,25 @@ class Pool:
     """on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
     log: the file that gets everything the workers print. imports: modules to be loaded before forking.
+    scratch: an existing folder for the workers' temporary files; the caller removes it afterwards.
     """
 
     def __init__(
-        self, on_exit: Callable[[WorkerId, int | None], None], log: Path, *, imports: Sequence[str] = ()
+        self,
+        on_exit: Callable[[WorkerId, int | None], None],
+        log: Path,
+        *,
+        imports: Sequence[str] = (),
+        scratch: Path | None = None,
     ) -> None:
         self._on_exit = on_exit
         self._log = log
         self._imports = imports
+        self._scratch = scratch
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()
+        self._ready = asyncio.Event()  # or it has ended without being so
+        self._ended = False
         self._pids: dict[WorkerId, int | None] = {}  # None until the launcher has told
         self._early: dict[WorkerId, int] = {}  # signals for workers whose pid is not known yet
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -52,7 +63,9 @@ class Pool:
         """Starts the launcher and waits until it can fork. Raises PoolError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with self._log.open("ab") as log:
+        if self._scratch is not None:
+            environment["TMPDIR"] = str(self._scratch)
+        with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", LAUNCHER, *arguments, *extra),
                 stdin=asyncio.subprocess.PIPE,
@@ -60,6 +73,7 @@ class Pool:
                 stderr=log,
                 limit=LINE_BYTES,
                 env=environment,
+                process_group=0,  # a Ctrl-C is for this process, which then ends the workers in order
             )
         self._reader = asyncio.create_task(self._read(self._process))
         with contextlib.suppress(TimeoutError):
@@ -87,15 +101,15 @@ class Pool:
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float = 60.0) -> Any:
         """What "module:function" returns in a process of its own. Raises PoolError."""
         self._number += 1
-        future = asyncio.get_running_loop().create_future()
-        self._calls[self._number] = future
+        number, future = self._number, asyncio.get_running_loop().create_future()
+        self._calls[number] = future
         try:
-            self._tell(op="call", id=self._number, function=function, arguments=arguments)
+            self._tell(op="call", id=number, function=function, arguments=arguments)
             return await asyncio.wait_for(future, seconds)
         except TimeoutError:
             raise PoolError(f"{function} did not return within {seconds:g} s") from None
         finally:
-            self._calls.pop(self._number, None)
+            del self._calls[number]
 
     async def close(self) -> None:
         """Kills every worker and the launcher, and waits until they are gone. May be called twice."""
@@ -103,6 +117,8 @@ class Pool:
             return
         assert process.stdin is not None
         process.stdin.close()
+        if not self._ready.is_set() and process.returncode is None:
+            process.kill()  # it is still importing and has no child yet
         try:
             await asyncio.wait_for(process.wait(), 5.0)
         except TimeoutError:
@@ -119,7 +135,7 @@ class Pool:
         return ""
 
     def _running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.returncode is None and not self._ended
 
     def _tell(self, **command: Any) -> None:
         if self._process is None or not self._running():
@@ -131,6 +147,7 @@ class Pool:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             self._hear(json.loads(line))
+        self._ended = True
         self._ready.set()
         for worker in self.alive:
             self._exited(worker, None)
@@ -156,6 +173,8 @@ class Pool:
                     future.set_exception(PoolError(str(event["error"])))
                 else:
                     future.set_result(event["value"])
+            case "error":
+                logger.error("the launcher of workers: %s", event["message"])
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
         if worker in self._pids:

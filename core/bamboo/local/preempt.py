@@ -3,19 +3,19 @@
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
     at:STEP[:STAGE][:notice]    once, as soon as the job has reached that step
-    trace:FILE[:SPEEDUP]        recorded: lines of "milliseconds,add|remove,node"; a removal takes a random worker
+    trace:FILE[:SPEEDUP]        recorded (see bamboo.local.recording); a removal takes a random worker
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
 """
 
-import csv
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo.events import Status, WorkerState
+from bamboo.local.recording import removals
 from bamboo.plan import WorkerId
 
 NOTICE_SECONDS = 30.0
@@ -189,28 +189,8 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     if speedup <= 0:
         raise ValueError(f"SPEEDUP must be more than 0, not {speedup:g}")
     try:
-        lines = read(path).splitlines()
+        recorded = read(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"cannot read {path}: {reason}") from None
-    milliseconds = _removals(path, lines)
-    if not milliseconds:
-        raise ValueError(f"{path} removes no node")
-    return AtTimes(seconds=tuple(sorted(ms / 1000 / speedup for ms in milliseconds)))
-
-
-def _removals(path: str, lines: Sequence[str]) -> list[float]:
-    """The times, in milliseconds from the trace's start, at which nodes went."""
-    found = []
-    for number, row in enumerate(csv.reader(lines), start=1):
-        cells = [cell.strip() for cell in row]
-        if not any(cells) or cells[0].startswith("#"):
-            continue
-        if len(cells) != 3 or cells[1] not in ("add", "remove"):
-            raise ValueError(f"{path} line {number}: expected milliseconds,add|remove,node; found {','.join(row)!r}")
-        ms = _number(cells[0], f"{path} line {number}: the time in milliseconds")
-        if ms < 0:
-            raise ValueError(f"{path} line {number}: the time in milliseconds must not be negative")
-        if cells[1] == "remove":
-            found.append(ms)
-    return found
+    return AtTimes(seconds=tuple(seconds / speedup for seconds in removals(path, recorded)))

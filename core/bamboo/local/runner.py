@@ -5,7 +5,7 @@ One queue of events, one loop: every event goes through `coordinator.step`, ever
 
 import asyncio
 import contextlib
-import json
+import logging
 import secrets
 import signal
 import tempfile
@@ -31,22 +31,27 @@ from bamboo.events import (
     Tick,
     WorkerLost,
 )
+from bamboo.local.clock import AwakeClock
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.preempt import NOTICE_SECONDS, Schedule, due, victim
 from bamboo.local.summary import Summary, summarize
+from bamboo.local.traces import merge_traces
 from bamboo.local.view import Quit, Take, View, Wish
-from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.names import EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.plan import WorkerId
 from bamboo.protocol import StepCommitted
 from bamboo.server import Server, token_check
 from bamboo.spec import JobSpec
 from bamboo.status import status
 
+logger = logging.getLogger(__name__)
+
 TICK_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 ZONES = ("zone-a", "zone-b", "zone-c")
 SAMPLE = "bamboo_trainer.sample:sample"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +66,25 @@ class Options:
 
 
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: Options, view: View) -> Summary:
-    """Runs the job to its end and leaves no process. Raises PoolError if no worker can be started at all."""
+    """Runs the job to its end, or until a signal or the view stops it, and leaves no process and no socket.
+
+    Raises PoolError if no worker can be started at all, and what the view raises if it cannot be shown.
+    """
     with tempfile.TemporaryDirectory(prefix="bamboo-") as scratch:
         return await _Run(spec, manifest, options, view, Path(scratch)).run()
 
 
 class _Run:
+    """One run. The coordinator decides; this object listens, carries out, and takes workers away on purpose."""
+
     def __init__(self, spec: JobSpec, manifest: dict[str, Any], options: Options, view: View, scratch: Path) -> None:
         self._spec, self._manifest, self._options, self._view = spec, manifest, options, view
         self._folder = options.output.absolute() if options.output else scratch
-        self._traces = scratch / "traces"
-        self._traces.mkdir()
+        self._traces, temporary = scratch / "traces", scratch / "tmp"
+        for folder in (self._traces, temporary):
+            folder.mkdir()
         self._token = secrets.token_hex(16)
+        self._now = AwakeClock()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._server = Server(
             self._events.put_nowait, token_check(self._token), heartbeat=2 * options.heartbeat_timeout
@@ -80,24 +92,27 @@ class _Run:
         self._url = ""
         task_module = spec.task.entrypoint.partition(":")[0]
         imports = [task_module] if task_module.startswith("bamboo_trainer.") else []
-        self._pool = Pool(self._exited, self._folder / "workers.log", imports=imports)
+        self._pool = Pool(self._exited, self._folder / "workers.log", imports=imports, scratch=temporary)
         self._state = coordinator.initial(
             spec,
             manifest,
             secret=secrets.token_hex(16),
             save_path=str(self._folder / "weights"),
-            now=time.monotonic(),
+            now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
         )
         self._preempt = options.preempt
         self._taken: set[WorkerId] = set()
         self._removed: set[WorkerId] = set()
+        self._crashes: list[str] = []  # workers that ended by themselves, and how
+        self._in_vain = 0  # of these, since the last committed step
         self._number = 0
         self._finish: Finish | None = None
-        self._training_since: float | None = None
-        self._training_ended = 0.0
+        self._training_since: float | None = None  # by the clock of events
+        self._began = self._ended = 0.0  # training, by the wall's
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[Any] | None = None
+        self._driving = False
         self._interrupted = False
         self._closing = False
 
@@ -116,20 +131,20 @@ class _Run:
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
-                # NB: the finish that the coordinator decided before the deadline stands
-                self._finish = self._finish or Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
             finally:
                 await self._close()
-        return self._summary(sample)
+        return self._summary(self._outcome(), sample)
 
     # events
 
     async def _drive(self) -> None:
         ticker = asyncio.create_task(self._tick_for_ever())
+        self._driving = True
         try:
             while self._finish is None:
                 self._handle(await self._events.get())
         finally:
+            self._driving = False
             ticker.cancel()
 
     async def _drain(self) -> None:
@@ -145,21 +160,38 @@ class _Run:
             await asyncio.sleep(TICK_SECONDS)
 
     def _handle(self, event: Event) -> None:
-        now = time.monotonic()
+        now = self._now()
         self._state, commands = coordinator.step(self._state, event, now)
         for command in commands:
             self._execute(command)
         if self._state.phase == "Running" and self._training_since is None:
-            self._training_since = now
+            self._training_since, self._began = now, time.monotonic()
         committed = isinstance(event, Received) and isinstance(event.message, StepCommitted)
         if committed:
-            self._training_ended = now
+            self._ended = time.monotonic()
+            self._in_vain = 0
         if committed or isinstance(event, Tick):
             self._preempt_due(now)
             self._view.status(status(self._state, now))
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
-        self._events.put_nowait(WorkerLost(worker, exit_detail(code), code))
+        detail = exit_detail(code)
+        self._events.put_nowait(WorkerLost(worker, detail, code))
+        if code == EXIT_OK or worker in self._taken | self._removed or self._finish is not None:
+            return
+        self._crashes.append(f"{worker} {detail}")
+        self._in_vain += 1
+        if self._in_vain > self._spec.failure_policy.backoff_limit:
+            message = (
+                f"{self._in_vain} workers ended by themselves and no step was committed in between; {worker} {detail}"
+            )
+            self._fail("BackoffLimitExceeded", message)
+
+    def _fail(self, reason: str, message: str) -> None:
+        """Ends the job for a reason that only this shell can see."""
+        if self._finish is None:
+            self._view.emit(Emit(reason, message, True))
+            self._finish = Finish(Outcome.FAILED, reason, message)
 
     # commands
 
@@ -185,7 +217,7 @@ class _Run:
             try:
                 self._pool.start(worker, url=self._url, token=self._token, zone=zone, trace=trace)
             except PoolError as error:
-                self._finish = self._finish or Finish(Outcome.FAILED, "LauncherLost", str(error))
+                self._fail("LauncherLost", str(error))
                 return
 
     def _remove(self, worker: WorkerId) -> None:
@@ -213,17 +245,15 @@ class _Run:
                 self._take(Take(worker, notice=action.notice))
 
     def _take(self, take: Take) -> None:
-        if take.worker in self._taken and not take.notice:
-            self._pool.signal(take.worker, signal.SIGKILL)
-        if take.worker in self._taken:
-            return
-        self._taken.add(take.worker)
-        if take.notice:
-            self._events.put_nowait(Notice(take.worker, NOTICE_SECONDS))
-            self._later(NOTICE_SECONDS, take.worker)
-        else:
+        """Kills a worker, also one that has its notice already, or gives it one."""
+        if not take.notice:
+            self._taken.add(take.worker)
             self._view.emit(Emit("Preempting", f"{take.worker} is killed without notice", True))
             self._pool.signal(take.worker, signal.SIGKILL)
+        elif take.worker not in self._taken:
+            self._taken.add(take.worker)
+            self._events.put_nowait(Notice(take.worker, NOTICE_SECONDS))
+            self._later(NOTICE_SECONDS, take.worker)
 
     def _wish(self, wish: Wish) -> None:
         match wish:
@@ -233,13 +263,14 @@ class _Run:
                 self._take(wish)
 
     def _interrupt(self) -> None:
-        """The first time asks for a clean stop within five seconds; the second time ends everything now."""
+        """While training: asks for a clean stop within five seconds. A second time, or else: ends everything now."""
         assert self._task is not None
         if self._closing:
+            self._interrupted = True  # too late to end anything sooner, but no second run shall follow
             return
-        if self._interrupted:
+        if self._interrupted or not self._driving:
+            self._interrupted = self._closing = True
             self._task.cancel()
-            self._closing = True
             return
         self._interrupted = True
         self._events.put_nowait(Interrupted())
@@ -247,21 +278,25 @@ class _Run:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
+        """NB: signals that the caller has blocked are let in only while there is a loop to handle them."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        for number in numbers:
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._interrupt)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             yield
         finally:
-            for number in numbers:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     # the end
 
     async def _sample(self) -> str | None:
-        assert self._finish is not None
-        if self._finish.outcome is not Outcome.COMPLETE:
+        """What the trained model says, if the job is complete and its task has something to say."""
+        if self._finish is None or self._finish.outcome is not Outcome.COMPLETE:
             return None
         try:
             arguments = {"manifest": self._manifest, "weights_dir": str(self._folder / "weights")}
@@ -279,33 +314,36 @@ class _Run:
             await self._pool.close()
             await self._server.stop()
         finally:
-            self._view.status(status(self._state, time.monotonic()))
+            self._view.status(status(self._state, self._now()))
             self._view.stop()
-        if self._options.trace is not None:
-            merge_traces(self._traces, self._options.trace)
+        self._write_trace()
 
-    def _summary(self, sample: str | None) -> Summary:
+    def _write_trace(self) -> None:
+        """NB: a trace that cannot be written does not spoil the job; it is told on standard error."""
+        if (path := self._options.trace) is not None:
+            try:
+                merge_traces(self._traces, path)
+            except OSError as error:
+                logger.error("--trace %s: %s", path, error.strerror)
+
+    def _outcome(self) -> Finish:
+        """NB: what the coordinator decided before an interruption stands, unless it was success: not all is done."""
+        if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
+            return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         assert self._finish is not None
-        failed = self._finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
+        return self._finish
+
+    def _summary(self, finish: Finish, sample: str | None) -> Summary:
+        failed = finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE)
+        unexplained = failed and (self._crashes or finish.reason in ("WorkerError", "LauncherLost"))
         return summarize(
             self._spec.name,
-            status(self._state, time.monotonic()),
-            self._finish,
+            status(self._state, self._now()),
+            finish,
             batch=self._spec.training.global_batch_size,
-            seconds=self._training_ended - self._training_since if self._training_since else 0.0,
+            seconds=max(0.0, self._ended - self._began),
             output=str(self._folder) if self._options.output else None,
             sample=sample,
-            log_tail=self._pool.tail() or None if failed else None,
+            crashes=tuple(self._crashes),
+            log_tail=self._pool.tail() or None if unexplained else None,
         )
-
-
-def merge_traces(folder: Path, target: Path) -> None:
-    """One Chrome trace from the workers' files, whose last line may be cut off."""
-    events = []
-    for path in sorted(folder.glob("*.json")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line.rstrip().rstrip(","))
-                if isinstance(event, dict):
-                    events.append(event)
-    target.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +17,18 @@ EXIT_CODES = {
     Outcome.INTERRUPTED: EXIT_INTERRUPTED,
 }
 
+SHOWN_CRASHES = 5
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """lost_samples: those of committed steps that no gradient came from. log_tail: set if the job did not complete."""
+    """What is left to say of a run.
+
+    lost_samples: of the committed steps' samples, those whose loss did not go into the step's. Every commit says how
+    many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
+    losses; that they are the right ones is what --verify shows. crashes: workers that ended by themselves, and how.
+    log_tail: what the workers printed, if a failure has no better explanation.
+    """
 
     job: str
     outcome: Outcome
@@ -37,6 +46,7 @@ class Summary:
     takeovers: tuple[Takeover, ...]
     lost_samples: int
     digests: tuple[str, ...]
+    crashes: tuple[str, ...] = ()
     output: str | None = None
     sample: str | None = None
     log_tail: str | None = None
@@ -57,12 +67,12 @@ def summarize(
     *,
     batch: int,
     seconds: float,
+    crashes: tuple[str, ...] = (),
     output: str | None = None,
     sample: str | None = None,
     log_tail: str | None = None,
 ) -> Summary:
     """seconds: of training, without the start of the workers. batch: samples of one step."""
-    losses = status.losses
     return Summary(
         job=job,
         outcome=finish.outcome,
@@ -70,16 +80,17 @@ def summarize(
         message=finish.message,
         steps=status.steps,
         committed=status.step,
-        first_loss=losses[0] if losses else None,
-        last_loss=losses[-1] if losses else None,
+        first_loss=status.first_loss,
+        last_loss=status.loss,
         seconds=seconds,
-        samples_per_second=len(losses) * batch / seconds if losses and seconds > 0 else None,
+        samples_per_second=status.step * batch / seconds if status.step and seconds > 0 else None,
         step_seconds=status.step_seconds,
         preemptions=status.preemptions,
         notices=status.notices,
         takeovers=status.takeovers,
-        lost_samples=max(status.step - len(losses), 0) * batch,
+        lost_samples=status.lost_samples,
         digests=status.digests,
+        crashes=crashes,
         output=output,
         sample=sample,
         log_tail=log_tail,
@@ -91,7 +102,10 @@ def to_json(summary: Summary, **extra: Any) -> str:
     document = dataclasses.asdict(summary)
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
-    return json.dumps(document | extra, indent=2, default=str)
+    for name in ("first_loss", "last_loss"):
+        if document[name] is not None and not math.isfinite(document[name]):
+            document[name] = None  # JSON has no NaN
+    return json.dumps(document | extra, indent=2)
 
 
 def to_text(summary: Summary) -> str:
@@ -108,14 +122,19 @@ def to_text(summary: Summary) -> str:
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
+    if summary.crashes:
+        more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
+        lines.append(f"  ended by themselves: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
     if summary.digests:
         lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
     if summary.output:
-        lines.append(f"  saved in {summary.output}")
+        lines.append(f"  weights and the workers' log: {summary.output}")
+    elif summary.outcome is Outcome.COMPLETE:
+        lines.append("  the weights were not kept: that is what --output is for")
     if summary.sample:
-        lines += ["  the trained model continues:", *(f"    | {line}" for line in summary.sample.splitlines())]
+        lines += ["  the trained model continues:", *_quoted(summary.sample)]
     if summary.log_tail:
-        lines += ["  the workers' last words:", *(f"    | {line}" for line in summary.log_tail.splitlines())]
+        lines += ["  the workers' last words:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
 
 
@@ -126,6 +145,11 @@ def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
 
 def _rate(samples_per_second: float | None) -> str:
     return f" ({samples_per_second:.1f} samples/s)" if samples_per_second else ""
+
+
+def _quoted(text: str) -> list[str]:
+    """NB: the text may hold anything, also what a terminal would take for a command."""
+    return ["    | " + "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in line) for line in text.split("\n")]
 
 
 def _takeover(summary: Summary, takeover: Takeover) -> str:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -27,6 +26,8 @@ BARS = "▁▂▃▄▅▆▇█"
 PLAIN_SECONDS = 2.0
 LIVE_SECONDS = 0.2
 SHOWN_EVENTS = 6
+QUIT_KEY = "q stops"
+ALL_KEYS = f"a letter kills that worker, its capital letter gives it a notice, {QUIT_KEY}"
 STYLES = {
     WorkerState.STARTING: "dim",
     WorkerState.STANDBY: "cyan",
@@ -125,8 +126,12 @@ class PlainView:
 class LiveView:
     """A grid on a terminal. A worker's letter kills it, the capital letter gives it a notice, q stops the job."""
 
-    def __init__(self, job: str, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, job: str, console: Console, *, keys: str = ALL_KEYS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """keys: what the keys do, in words."""
         self._job = job
+        self._keys = keys
         self._console = console
         self._clock = clock
         self._live = Live(console=console, auto_refresh=False)
@@ -154,13 +159,15 @@ class LiveView:
 
     def stop(self) -> None:
         self._keyboard.close()
+        self._keys = ""
         self._draw()
         self._live.stop()
 
     def _draw(self) -> None:
         self._drawn = self._clock()
         if self._status is not None:
-            self._live.update(render(self._job, self._status, tuple(self._events)), refresh=True)
+            picture = render(self._job, self._status, tuple(self._events), keys=self._keys)
+            self._live.update(picture, refresh=True)
 
     def _key(self, key: str) -> None:
         if key == "q":
@@ -244,7 +251,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def render(job: str, status: Status, events: Sequence[tuple[float, Emit]]) -> RenderableType:
+def render(job: str, status: Status, events: Sequence[tuple[float, Emit]], *, keys: str = ALL_KEYS) -> RenderableType:
     """The whole picture; events come with their time in seconds since the start."""
     parts: list[RenderableType] = [
         Text.assemble((job, "bold"), f"  {status.phase}, epoch {status.epoch}  ", (progress(status), "bold green"))
@@ -252,13 +259,14 @@ def render(job: str, status: Status, events: Sequence[tuple[float, Emit]]) -> Re
     if status.grid:
         parts.append(_grid(status))
     if spare := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:
-        parts.append(Text.assemble("other workers: ", *(_worker(w, state) for w, state in spare)))
+        parts.append(Text("other workers: ").append(Text("   ").join(_worker(w, state) for w, state in spare)))
     if status.losses:
         parts.append(Text.assemble("loss ", (sparkline(status.losses), "cyan"), f" {status.losses[-1]:.4f}"))
-    for at, emit in events:
+    for at, emit in events[-SHOWN_EVENTS:]:
         style = "yellow" if emit.warning else "dim"
         parts.append(Text(f"{at:7.1f}s {emit.reason}: {emit.message}", style=style, no_wrap=True, overflow="ellipsis"))
-    parts.append(Text("a letter kills that worker, a capital letter gives it a notice, q stops", style="dim italic"))
+    if keys:
+        parts.append(Text(keys, style="dim italic"))
     return Group(*parts)
 
 
@@ -271,12 +279,14 @@ def _grid(status: Status) -> Table:
     for pipeline, row in enumerate(status.grid):
         cells = []
         for worker, protected in row:
-            style = STYLES[states[worker]] if worker in states else "red"
-            mark = "" if protected else " [yellow]unprotected[/]"
-            cells.append(f"[{style}]{letter(worker)} {escape(worker)}[/]{mark}")
+            cell = _worker(worker, states.get(worker), usual=WorkerState.TRAINING)
+            cells.append(cell if protected else cell.append(" unprotected", "yellow"))
         table.add_row(str(pipeline), *cells)
     return table
 
 
-def _worker(worker: WorkerId, state: WorkerState) -> tuple[str, str]:
-    return f"{letter(worker)} {worker} {state}  ", STYLES[state]
+def _worker(worker: WorkerId, state: WorkerState | None, usual: WorkerState | None = None) -> Text:
+    """Its key, name and state; without the state if that is the usual one."""
+    style = STYLES[state] if state else "red"
+    said = "" if state is usual else f" {state or 'lost'}"
+    return Text.assemble((letter(worker), f"{style} bold underline"), (f" {worker}{said}", style))

@@ -1,0 +1,25 @@
+"""The clock of a shell that may be stopped (Ctrl-Z, SIGSTOP, a suspended machine)."""
+
+import time
+from collections.abc import Callable
+
+LONGEST_STEP_SECONDS = 0.25
+
+
+class AwakeClock:
+    """Monotonic seconds that advance by at most `longest` from one reading to the next.
+
+    Read many times a second, it leaves out the time in which this process stood still: workers that went on training
+    meanwhile are not declared lost for a silence that was the listener's.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, longest: float = LONGEST_STEP_SECONDS) -> None:
+        self._clock = clock
+        self._longest = longest
+        self._read = self._now = clock()
+
+    def __call__(self) -> float:
+        real = self._clock()
+        self._now += min(real - self._read, self._longest)
+        self._read = real
+        return self._now

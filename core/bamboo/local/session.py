@@ -1,0 +1,94 @@
+"""What `bamboo run` does once its flags are understood: one run, perhaps a second one to compare, and what is said."""
+
+import asyncio
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from bamboo.events import Outcome
+from bamboo.local.metrics import MetricsError, MetricsView
+from bamboo.local.pool import PoolError
+from bamboo.local.runner import SIGNALS, Options, run_job
+from bamboo.local.summary import Summary, compare, to_json, to_text
+from bamboo.local.view import QUIT_KEY, LiveView, PlainView, QuietView, View, Views
+from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the user wants to see. json: nothing but one JSON object on standard output."""
+
+    json: bool = False
+    quiet: bool = False
+    metrics_port: int | None = None
+
+
+def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report, *, verify: bool) -> int:
+    """Runs the job, reports on it, and returns the exit code."""
+    try:
+        summary = _run(spec, manifest, options, report)
+        check = None
+        if verify and summary.outcome is Outcome.COMPLETE:
+            if not report.json:
+                _say(f"{to_text(summary)}\nthe same job again, undisturbed:")
+            calm = Options(heartbeat_timeout=options.heartbeat_timeout, undisturbed=True)
+            check = _run(spec, manifest, calm, report)
+    except MetricsError as error:
+        print(f"bamboo: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (PoolError, OSError) as error:
+        print(f"bamboo: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return _conclude(summary, check, json=report.json)
+
+
+def _run(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
+    """NB: a signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
+    view = _view(spec.name, report, undisturbed=options.undisturbed)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return asyncio.run(run_job(spec, manifest, options, view))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
+    """Says how it ended. check: the undisturbed run, if there was one."""
+    if check is None:
+        _say(to_json(summary) if json else to_text(summary))
+        return summary.exit_code
+    equal = compare(summary.digests, check.digests) if check.outcome is Outcome.COMPLETE else None
+    if json:
+        _say(to_json(summary, bit_equal=equal))
+    if equal is None:
+        print(f"not compared, the undisturbed run did not complete:\n{to_text(check)}", file=sys.stderr)
+        return check.exit_code
+    if not json:
+        _say(f"  {check.committed} of {check.steps} steps in {check.seconds:.1f} s")
+        _say("bit-equal: " + ("yes" if equal else "no, the final states differ"))
+    return EXIT_OK if equal else EXIT_FAILED
+
+
+def _view(job: str, report: Report, *, undisturbed: bool) -> View:
+    shown: View
+    if report.json or report.quiet:
+        shown = QuietView()
+    elif sys.stdout.isatty() and _has_keyboard():
+        shown = LiveView(f"{job}, undisturbed", Console(), keys=QUIT_KEY) if undisturbed else LiveView(job, Console())
+    else:
+        shown = PlainView(_say)
+    return shown if report.metrics_port is None else Views(MetricsView(job, report.metrics_port), shown)
+
+
+def _has_keyboard() -> bool:
+    """Whether keys that are pressed reach this process: not in the background of a shell."""
+    return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

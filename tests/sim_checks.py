@@ -1,0 +1,183 @@
+"""What must hold during and after a simulated run, and a story of what everyone waits for when it does not."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bamboo.events import Outcome
+from bamboo.plan import Plan, plan_problems
+from bamboo.protocol import StepCommitted
+from bamboo_trainer.schedule import needs
+from sim_holders import holders, usable
+from sim_stage import Oracle, Violation
+
+if TYPE_CHECKING:
+    from sim_job import Simulation
+    from sim_worker import Node
+
+LOGGED_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """problem: what is wrong, or None. kind: how the run ended, for statistics."""
+
+    seed: int
+    kind: str
+    problem: str | None
+    struck: int  # faults
+    seconds: float  # virtual
+
+
+class Checks:
+    """Invariants over the whole job; a broken one raises Violation."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.commits: dict[int, dict[str, Any]] = {}  # step, worker
+        self.newest: dict[str, int] = {}
+        self.plans: dict[int, Plan] = {}
+        self.epoch = 0
+
+    def planned(self, plan: Plan) -> None:
+        if problems := plan_problems(plan):
+            raise Violation(f"plan {plan.epoch} is unsound: {problems}")
+        if self.plans.setdefault(plan.epoch, plan) != plan:
+            raise Violation(f"two different plans of epoch {plan.epoch}")
+        if plan.epoch not in (self.epoch, self.epoch + 1) and self.epoch:
+            raise Violation(f"epoch {plan.epoch} follows {self.epoch}")
+        self.epoch = plan.epoch
+
+    def forget_plans(self) -> None:
+        """Another coordinator: it may not know the newest epochs."""
+        self.epoch = 0
+        self.plans.clear()
+
+    def one_plan(self, nodes: Iterable["Node"]) -> None:
+        """No two of these workers obey different plans of the same epoch."""
+        plans: dict[int, Plan] = {}
+        for plan in [n.engine.plan for n in nodes if n.engine and n.engine.plan]:
+            if plans.setdefault(plan.epoch, plan) != plan:
+                raise Violation(f"two different plans of epoch {plan.epoch} are obeyed")
+
+    def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
+        """No two workers that are alive and belong to the job know different commits of a step."""
+        ledger = node.engine.ledger if node.engine else None
+        if ledger is None or self.newest.get(node.name) == ledger.newest:
+            return
+        self.newest[node.name] = ledger.newest
+        for step, commit in ledger.commits.items():
+            known = self.commits.setdefault(step, {})
+            known[node.name] = commit
+            other = next((w for w, c in known.items() if c != commit and living(w)), None)
+            if other and living(node.name):
+                raise Violation(f"step {step} has two commits: {commit} at {node.name}, {known[other]} at {other}")
+
+    def committed(self, worker: str, said: StepCommitted) -> None:
+        expected = (self.oracle.losses[said.step], self.oracle.norms[said.step])
+        if said.microbatches == self.oracle.arithmetic.microbatches and (said.loss, said.gradient_norm) != expected:
+            raise Violation(f"step {said.step} has loss and norm {said.loss, said.gradient_norm}, not {expected}")
+        if said.microbatches != self.oracle.arithmetic.microbatches:
+            raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
+
+    def bounded(self, node: "Node") -> None:
+        engine = node.engine
+        if engine is None or engine.plan is None:
+            return
+        steps = {address.step for frames in engine.log._frames.values() for address in frames}
+        if steps and max(steps) - min(steps) >= LOGGED_STEPS:
+            raise Violation(f"the log of {node.name} holds steps {sorted(steps)}")
+
+
+def judge(job: "Simulation") -> Verdict:
+    """Call once the run has ended."""
+    finish = job.finish
+    kind = str(finish.outcome) if finish else "None"
+    problem = job.failure
+    if not problem and finish:
+        if finish.outcome is Outcome.COMPLETE:
+            problem = _wrong_result(job)
+        elif finish.outcome is Outcome.UNRECOVERABLE:
+            problem = _avoidable(job)
+        else:
+            problem = f"the job ended: {finish.reason}: {finish.message}"
+    if problem and finish and finish.outcome is Outcome.UNRECOVERABLE:
+        kind = "Avoidable"
+    return Verdict(
+        seed=job.scenario.seed, kind=kind, problem=problem, struck=len(job.strikes.struck), seconds=job.clock.now
+    )
+
+
+def _wrong_result(job: "Simulation") -> str | None:
+    digests = job.oracle.digests
+    for cell, digest in job.state.finished:
+        if digest != digests[cell.stage]:
+            return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
+    losses = [job.state.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
+    if any(got not in (want, None) for got, want in zip(losses, job.oracle.losses, strict=True)):
+        return f"the losses are {losses}, not {job.oracle.losses}"
+    if job.scenario.saving:
+        saved = {stage: d for node in job.nodes.values() for stage, d in node.saved.items()}
+        if saved != dict(enumerate(digests)):
+            return f"saved were {saved}, not {digests}"
+    return None
+
+
+def _avoidable(job: "Simulation") -> str | None:
+    """Was there still a live worker for every stage, of which the coordinator could have made an owner?"""
+    commit, gone = job.commit, job.state.gone
+    stages = range(job.scenario.arithmetic.stages)
+    living = {s: holders(job.nodes.values(), gone, s, commit) for s in stages}
+    a = job.scenario.arithmetic
+    spared = job.scenario.care == 2 and job.scenario.mode != "None" and a.stages * a.pipelines > 1
+    if spared and not job.strikes.restarted:
+        return f"Unrecoverable, though every fault left copies of all it took: {job.finish}"
+    if any(not names for names in living.values()):
+        return None
+    frozen = [n.name for n in job.nodes.values() if n.frozen]
+    return f"Unrecoverable, though every stage is still held: {living} (frozen: {frozen}): {job.finish}"
+
+
+# who waits for what
+
+
+def waiting(job: "Simulation") -> str:
+    state, plan = job.state, job.state.plan
+    lines = [
+        f"phase {state.phase}, step {state.step}, epoch {plan.epoch if plan else 0}, workers {list(state.workers)}, "
+        f"requested {state.requested}, not applied {sorted(plan.worker_ids() - state.applied) if plan else []}, "
+        f"synced {sorted((tuple(c), w) for c, w in state.synced)}, links {state.links}"
+    ]
+    if plan:
+        from sim_job import describe
+
+        lines.append(describe(plan))
+    lines += [_node(job, node) for node in job.nodes.values() if node.alive]
+    return "\n    ".join(lines)
+
+
+def _node(job: "Simulation", node: "Node") -> str:
+    engine = node.engine
+    flags = f"{'frozen ' * node.frozen}{'' if node.channel.open else 'no channel '}"
+    if engine is None or engine.plan is None:
+        return f"{node.name}: {flags}no plan"
+    held = {
+        s: f"v{h.version}{'o' * h.owned}{'u' * (not usable(node, s, job.commit))}+{sorted(h.reduced)}"
+        for s, h in engine.holdings.items()
+    }
+    parts = [
+        f"{node.name}: {flags}epoch {engine.plan.epoch}, pending {engine.pending.epoch if engine.pending else 0},"
+        f" required {engine.required_epoch}, newest {engine.ledger.newest}, held {held}"
+    ]
+    if engine.unheard:
+        parts.append(f"unheard {sorted(engine.unheard)}")
+    for cell, run in engine.runs.items():
+        missing: list[Any] = []
+        if run.next and run.layout and engine.holdings[cell.stage].stage:
+            tied = engine.tied_stages(cell.stage)
+            wanted = needs(run.next, cell, len(engine.plan.stages), run.layout, run.step, tied)
+            missing = [(a.kind.name, *a[1:]) for a in wanted if a not in run.inbox]
+        owed = f", waits for {run.predecessor}" if run.predecessor else ""
+        parts.append(f"{tuple(cell)} step {run.step} {run.next} lacks {missing}{owed}")
+    parts += [f"{tuple(c)}->{w} {feed}" for (c, w), feed in engine.feeds.items() if not feed.synced or feed.acked < 0]
+    return "; ".join(parts)

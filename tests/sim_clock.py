@@ -1,0 +1,30 @@
+"""Virtual time: a queue of things to do, in order of time and then of when they were put there."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+Action = Callable[[], None]
+
+
+class Clock:
+    """Nothing happens between two actions; `now` is in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Action]] = []
+        self._numbers = count()
+
+    def at(self, when: float, action: Action) -> None:
+        heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        self.at(self.now + seconds, action)
+
+    def advance(self) -> bool:
+        """Do the next thing; False if there is none."""
+        if not self._queue:
+            return False
+        self.now, _, action = heapq.heappop(self._queue)
+        action()
+        return True

@@ -1,0 +1,217 @@
+"""What a seed stands for: a job, and the faults that befall it. Pure: equal seeds give equal values."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sim_stage import Arithmetic
+
+SPAN_SECONDS = 0.1  # about one step
+
+
+class What(StrEnum):
+    KILL = "kill"
+    VANISH = "vanish"  # the node is gone: nobody sees a closed connection for long
+    KILL_AT = "kill at"  # when it starts or has ended an instruction
+    KILL_SENDING = "kill sending"  # before it sends a frame
+    FREEZE = "freeze"
+    NOTICE = "notice"
+    TERM = "term"  # a notice that the worker itself gets
+    CUT_LINK = "cut link"
+    STALL_LINK = "stall link"
+    CUT_CHANNEL = "cut channel"
+    PARTITION = "partition"  # channel and all links of a worker
+    CAPACITY = "capacity"  # no new workers for a while
+    RESTART = "restart"  # the coordinator
+
+
+KILLS = (What.KILL, What.VANISH, What.KILL_AT, What.KILL_SENDING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong, once.
+
+    step: armed when that many steps are committed (-1: at once). chained: armed when the fault before it struck.
+    delay: seconds from then. role, pipeline, stage: whom it befalls. seconds: how long it lasts; of a notice: how
+    long until the worker is taken away. name, count: the count-th such instruction or frame.
+    """
+
+    what: What
+    step: int
+    delay: float
+    chained: bool
+    role: str
+    pipeline: int
+    stage: int
+    seconds: float
+    name: str = ""
+    count: int = 0
+
+    def __str__(self) -> str:
+        when = "after the one before" if self.chained else f"at {self.step} steps"
+        who = f"{self.role} of ({self.pipeline}, {self.stage})" if self.role in ("owner", "replica") else self.role
+        text = f"{self.what} {who}, {when} + {self.delay * 1e3:.1f} ms"
+        if self.what in (What.KILL_AT, What.KILL_SENDING):
+            return f"{text}, {self.name} number {self.count}"
+        return text if self.what in KILLS else f"{text}, {self.seconds:.3f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """care: what waits. 0: nothing. 1: a kill that would take a stage's last copy that the coordinator knows of.
+    2: every fault, until the job has got over the one before; no loss is then an excuse for an unrecoverable job.
+    """
+
+    seed: int
+    arithmetic: Arithmetic
+    standby: int
+    mode: str  # of redundancy
+    mode: str
+    elastic: tuple[int, int, int] | None
+    care: int
+    lossy: bool
+    saving: bool
+    removing: bool  # workers that must go are killed if they do not
+    slowness: float
+    capacity: int
+    faults: tuple[Fault, ...]
+
+    def manifest(self) -> dict[str, Any]:
+        a = self.arithmetic
+        spec: dict[str, Any] = {
+            "task": {"entrypoint": "stand.in:build"},
+            "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
+            "topology": {"stages": a.stages, "pipelines": a.pipelines},
+            "redundancy": {"mode": self.mode if self.redundant else "None"},
+            "standby": {"workers": self.standby},
+        }
+        if self.elastic:
+            least, most, seconds = self.elastic
+            spec["elastic"] = {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
+        return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
+
+    def __str__(self) -> str:
+        a = self.arithmetic
+        return (
+            f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
+            f"{a.steps} steps, standby {self.standby}, ties {a.ties}, redundant {self.redundant} {self.mode}, "
+            f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
+            f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
+        )
+
+
+MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
+
+
+def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Scenario:
+    """restarts: of the coordinator, too. elastic: the number of pipelines may change."""
+    rng = random.Random(seed)
+    grow = elastic and rng.random() < 0.5
+    a = _arithmetic(rng, seed, grow)
+    most = min(3, a.microbatches)
+    bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
+    standby = rng.choice((0, 0, 1, 1, 2, 3))
+    wanted = a.stages * (bounds[1] if bounds else a.pipelines) + standby
+    return Scenario(
+        seed=seed,
+        arithmetic=a,
+        standby=standby,
+        mode=rng.choices(list(MODES), list(MODES.values()))[0],
+        mode=rng.choice(["LazyForward", "EagerForward", "EagerBackward"]),
+        elastic=bounds,
+        care=rng.choice((0, 1, 1, 2, 2)),
+        lossy=rng.random() < 0.5,
+        saving=rng.random() < 0.5,
+        removing=rng.random() < 0.7,
+        slowness=10 ** rng.uniform(-1, 0.7),
+        capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
+        faults=_faults(rng, a, restarts),
+    )
+
+
+def _arithmetic(rng: random.Random, seed: int, any_order: bool) -> Arithmetic:
+    stages = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6))
+    pipelines = rng.choice((1, 1, 2, 2, 3)) if stages < 6 else rng.choice((1, 2))
+    microbatches = rng.randint(pipelines, min(24, 4 * stages if stages > 1 else 6, 60 // stages) + pipelines)
+    ties = []
+    if stages > 1 and rng.random() < 0.3:
+        ties.append(tuple(sorted(rng.sample(range(stages), rng.randint(2, min(3, stages))))))
+    return Arithmetic(
+        seed=seed,
+        stages=stages,
+        pipelines=pipelines,
+        microbatches=min(24, microbatches),
+        steps=rng.randint(3, max(4, min(12, 500 // (stages * microbatches)))),
+        sizes=tuple(rng.choice((1, 2, 3, 5)) for _ in range(stages)),
+        ties=tuple(ties),
+        any_order=any_order,
+    )
+
+
+WEIGHTS = {
+    What.KILL: 6,
+    What.VANISH: 1,
+    What.KILL_AT: 5,
+    What.KILL_SENDING: 4,
+    What.FREEZE: 2,
+    What.NOTICE: 4,
+    What.TERM: 1,
+    What.CUT_LINK: 3,
+    What.STALL_LINK: 2,
+    What.CUT_CHANNEL: 3,
+    What.PARTITION: 1,
+    What.CAPACITY: 1,
+}
+ROLES = {"owner": 6, "replica": 3, "any": 3, "root": 3, "newest": 2, "heir": 3}
+NAMES = (
+    "Forward", "Backward", "ScatterGradients", "ReduceGradients", "GatherGradients", "ExchangeTied", "SumTied",
+    "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate", "RedundantForward", "RedundantBackward",
+)  # fmt: skip
+
+
+FRAMES = (
+    "ACTIVATION", "GRADIENT", "CONTRIBUTION", "RESULT", "TIED", "READY", "COMMIT", "SYNC", "STATE", "ANNOUNCE", "HEARD",
+    "ASK", "LOGGED",
+)  # fmt: skip
+
+
+def _faults(rng: random.Random, a: Arithmetic, restarts: bool) -> tuple[Fault, ...]:
+    weights = {**WEIGHTS, What.RESTART: 4} if restarts else WEIGHTS
+    count = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
+    return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
+
+
+def _fault(rng: random.Random, a: Arithmetic, weights: dict[What, int], first: bool) -> Fault:
+    what = rng.choices(list(weights), list(weights.values()))[0]
+    chained = not first and rng.random() < 0.6
+    name = ""
+    if what is What.KILL_AT:
+        name = f"{rng.choice(('before', 'after'))} {rng.choice(NAMES)}"
+    elif what is What.KILL_SENDING:
+        name = rng.choice(FRAMES) if rng.random() < 0.8 else "any"
+    return Fault(
+        what=what,
+        step=rng.randint(-1 if rng.random() < 0.1 else 0, a.steps),
+        delay=10 ** rng.uniform(-4, 0) if chained else SPAN_SECONDS * rng.random() * rng.choice((0.3, 1.0, 3.0)),
+        chained=chained,
+        role=rng.choices(list(ROLES), list(ROLES.values()))[0],
+        pipeline=rng.randrange(a.pipelines),
+        stage=rng.randrange(a.stages),
+        seconds=_seconds(rng, what),
+        name=name,
+        count=rng.choice((0, 0, 0, 1, 2, 3, 5, 8)),
+    )
+
+
+def _seconds(rng: random.Random, what: What) -> float:
+    match what:
+        case What.NOTICE | What.TERM:
+            return rng.choice((0.02, 0.2, 1.0, 5.0, 30.0))
+        case What.CAPACITY:
+            return rng.choice((1.0, 5.0, 20.0))
+        case What.VANISH:
+            return rng.choice((0.5, 3.0, 15.0))
+        case _:
+            return float(10 ** rng.uniform(-2.5, 0.9))

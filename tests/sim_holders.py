@@ -1,0 +1,41 @@
+"""Who holds what, as the simulation sees it: not what the coordinator believes."""
+
+from collections.abc import Iterable
+
+from bamboo.coordinator import State
+from bamboo.plan import WorkerId
+from sim_worker import Node
+
+
+def newest_commit(nodes: Iterable[Node]) -> int:
+    """The newest step that any worker knows to be committed; -1: none."""
+    return max((n.engine.ledger.newest for n in nodes if n.engine), default=-1)
+
+
+def usable(node: Node, stage: int, commit: int) -> bool:
+    """Does that worker hold a state from which the job can go on for sure, without repeating a committed step?"""
+    if not node.alive or node.frozen or node.engine is None:
+        return False
+    holding = node.engine.holdings.get(stage)
+    if holding is None or holding.stage is None:
+        return False
+    return holding.version > commit or (holding.version == commit and commit in holding.reduced)
+
+
+def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], stage: int, commit: int) -> list[WorkerId]:
+    return [n.name for n in nodes if n.name not in gone and usable(n, stage, commit)]
+
+
+def would_orphan(state: State, victims: set[WorkerId]) -> bool:
+    """Would the loss of these leave a cell that nobody can take over, as far as the coordinator knows?"""
+    plan = state.plan
+    if plan is None:
+        return False
+    gone = victims | state.gone
+    cells = [c for c in plan.cells() if c.pipeline < plan.target.pipelines]
+    for cell in plan.cells():
+        heirs = {plan.at(c).owner for c in cells if c.stage == cell.stage} | {plan.at(cell).owner}
+        heirs |= {w for w in plan.at(cell).replicas if (cell, w) in state.synced}
+        if heirs <= gone:
+            return True
+    return False

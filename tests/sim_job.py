@@ -1,0 +1,308 @@
+"""One simulated job: the real coordinator and the real engines, in virtual time, with everything else made up.
+
+A run is a function of its scenario alone. `Simulation(scenario).run()` gives a Verdict.
+"""
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bamboo import coordinator, protocol
+from bamboo.coordinator import State
+from bamboo.events import AddWorkers, Emit, Event, Finish, Received, RemoveWorker, Send, Tick, WorkerJoined, WorkerLost
+from bamboo.manifest import parse_manifest
+from bamboo.plan import Cell, Plan
+from bamboo.protocol import Message
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.frames import Frame
+from sim_checks import Checks, Verdict, judge, waiting
+from sim_clock import Clock
+from sim_control import Channel
+from sim_faults import Scenario
+from sim_holders import newest_commit
+from sim_network import Network
+from sim_stage import Oracle, StandIn, Violation
+from sim_strikes import Strikes
+from sim_worker import Name, Node
+
+TICK_SECONDS = 0.1
+HEARTBEAT_TIMEOUT = 2.0
+GRACE_SECONDS = 3.0
+PATIENCE_SECONDS = 60.0  # without a commit, a fault or a new worker
+MAX_EVENTS = 2_000_000
+
+
+class Simulation:
+    """say: gets every line of the log."""
+
+    def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
+        self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
+        self._say = say
+        self.clock = Clock()
+        self.rng = random.Random(f"{scenario.seed} network")
+        self.network = Network(self.clock, self.rng, scenario.slowness)
+        self.oracle = Oracle(scenario.arithmetic)
+        self.nodes: dict[str, Node] = {}
+        self.wanted, self.capacity = 0, scenario.capacity
+        self.finish: Finish | None = None
+        self.failure: str | None = None
+        self.coordinating = True
+        self.missed: list[Event] = []  # of workers that ended while there was no coordinator
+        self.active_at = 0.0
+        self.story: list[Emit] = []
+        self.checks = Checks(self.oracle)
+        self.state = self._initial()
+        self.strikes = Strikes(self)
+
+    def _initial(self) -> State:
+        return coordinator.initial(
+            self.spec, self.scenario.manifest(), secret="s", now=self.clock.now, heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            save_path="memory" if self.scenario.saving else None,
+        )  # fmt: skip
+
+    @property
+    def logging(self) -> bool:
+        return self._say is not None
+
+    def log(self, text: str) -> None:
+        if self._say:
+            self._say(f"{self.clock.now:10.5f}  {text}")
+
+    def run(self) -> Verdict:
+        watched = logging.getLogger("bamboo_trainer")
+        handler = _Alarm(self)
+        watched.addHandler(handler)
+        before, watched.propagate = watched.propagate, False
+        try:
+            self._run()
+        finally:
+            watched.removeHandler(handler)
+            watched.propagate = before
+        return judge(self)
+
+    def _run(self) -> None:
+        self.clock.after(0.0, self._tick)
+        events = 0
+        while self.finish is None and self.failure is None:
+            self.clock.advance()
+            events += 1
+            if self.clock.now - self.active_at > PATIENCE_SECONDS or events > MAX_EVENTS:
+                self.failure = f"nothing happens any more: {waiting(self)}"
+
+    def active(self) -> None:
+        """Something happened that gives the job time to react."""
+        self.active_at = max(self.active_at, self.clock.now)
+
+    def fail(self, text: str) -> None:
+        self.failure = self.failure or text
+
+    # the coordinator's shell
+
+    def _tick(self) -> None:
+        self.strikes.look()
+        if self.strikes.restarted:
+            living = [n for n in self.nodes.values() if n.alive and n.name in self.state.workers]
+            self.checked(self.checks.one_plan, living)
+        self.coordinate(Tick())
+        self._staff()
+        self.clock.after(TICK_SECONDS, self._tick)
+
+    def coordinate(self, event: Event) -> None:
+        if self.finish or self.failure:
+            return
+        if not self.coordinating:
+            if isinstance(event, WorkerLost):
+                self.missed.append(event)
+            return
+        self._hear(event)
+        try:
+            self.state, commands = coordinator.step(self.state, event, self.clock.now)
+        except Exception as error:
+            self.broken(None, error)
+            return
+        for command in commands:
+            self._execute(command)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Received(_, protocol.Heartbeat()):
+                return
+            case Received(worker, protocol.StepCommitted() as said):
+                self.active()
+                self.checked(self.checks.committed, worker, said)
+                self.strikes.look()
+            case WorkerJoined():
+                self.active()
+        if self.logging and not isinstance(event, Tick):
+            self.log(f"coordinator hears {_short(event)}")
+
+    def _execute(self, command: Any) -> None:
+        match command:
+            case Send(worker, message):
+                if isinstance(message, protocol.SendPlan):
+                    self.checked(self.checks.planned, message.plan)
+                if worker in self.nodes:
+                    self.nodes[worker].channel.send(message)
+            case AddWorkers(count):
+                self.wanted += count
+                self._staff()
+            case RemoveWorker(worker) if worker in self.nodes:
+                self._remove(self.nodes[worker])
+            case Emit(reason, message):
+                self.story.append(command)
+                self.log(f"coordinator: {reason}: {message}")
+            case Finish():
+                self.finish = command
+
+    def checked(self, check: Callable[..., None], *arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except Violation as violation:
+            self.fail(str(violation))
+
+    def _remove(self, node: Node) -> None:
+        if not self.scenario.removing:
+            return
+        self.clock.after(self.rng.random() * 0.02, node.term)
+        self.clock.after(GRACE_SECONDS, partial(node.end, -9))
+
+    def restart_coordinator(self, seconds: float) -> None:
+        """Its memory is gone; what it knew is only in what the workers report."""
+        if not self.coordinating:
+            return
+        self.coordinating = False
+        self.log("the coordinator's process ends")
+        for node in self.nodes.values():
+            node.channel.restarted(seconds)
+        self.clock.after(seconds, self._restarted)
+
+    def _restarted(self) -> None:
+        self.log("another coordinator starts")
+        self.checks.forget_plans()
+        self.state, self.coordinating, self.wanted = self._initial(), True, 0
+        self.missed.clear()
+        self.active()
+
+    # workers
+
+    def _staff(self) -> None:
+        if not self.coordinating:
+            return
+        while self.wanted and sum(n.alive for n in self.nodes.values()) < self.capacity:
+            self.wanted -= 1
+            self.active()
+            self._start(Name(len(self.nodes)))
+
+    def _start(self, name: Name) -> None:
+        def channel(node: Node) -> Channel:
+            return Channel(
+                self.clock, self.rng, name,
+                to_coordinator=self.coordinate, to_worker=partial(self._tell, node), lossy=self.scenario.lossy,
+                hello=lambda: protocol.Hello(
+                    worker=name, host="memory", port=1, zone=f"z{name.number % 3}",
+                    plan=node.engine.newest_plan if node.engine else None,
+                ),
+                step=lambda: node.engine.step if node.engine else 0,
+            )  # fmt: skip
+
+        costs = (1.0,) * self.scenario.arithmetic.stages
+        node = self.nodes[name] = Node(self, name, channel, costs)
+        self.log(f"{name} starts")
+        self.clock.after(10 ** self.rng.uniform(-3, -0.5), node.channel.connect)
+
+    def _tell(self, node: Node, message: Message) -> None:
+        if self.logging and not isinstance(message, protocol.SendPlan):
+            self.log(f"{node.name} is told {type(message).__name__}")
+        elif self.logging and isinstance(message, protocol.SendPlan):
+            self.log(f"{node.name} gets {describe(message.plan)}")
+        node.put(message)
+
+    def build_engine(self, node: Node) -> Engine:
+        def tell(message: Message) -> None:
+            node.channel.say(message)
+
+        return Engine(
+            worker=node.name,
+            steps=self.scenario.arithmetic.steps,
+            build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+            transport=node.transport,
+            tell=tell,
+            observer=node,
+            clock=lambda: self.clock.now,
+        )
+
+    def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
+        if self.logging and what.startswith("after"):
+            self.log(f"{node.name} {what[6:]} {tuple(cell)} step {step} microbatch {microbatch}")
+        self.checked(self.checks.bounded, node)
+        return self.strikes.instruction(node, what, step)
+
+    def turned(self, node: Node) -> None:
+        """A node has taken its turn."""
+        self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.gone)
+
+    def sending(self, node: Node, peer: str, frame: Frame) -> bool:
+        return self.strikes.frame(node, frame.address.kind.name)
+
+    def ended(self, node: Node, code: int | None) -> None:
+        self.log(f"{node.name} has ended with {code}")
+        self.active()
+        delay = 10 ** self.rng.uniform(-3, 0.5)
+        known = self.rng.random() < 0.7 or code in (0, 1)
+        if known:
+            self.clock.after(delay, partial(self._watched, node, code))
+
+    def _watched(self, node: Node, code: int | None) -> None:
+        if self.coordinating and node.name not in self.state.workers and node.name not in self.state.gone:
+            self.wanted += 1  # known limit: told of it, the coordinator would end the job
+            return
+        self.coordinate(WorkerLost(node.name, f"exit code {code}", code))
+
+    def broken(self, node: Node | None, error: Exception) -> None:
+        """The product raised."""
+        import traceback
+
+        frames = traceback.extract_tb(error.__traceback__)
+        where = " < ".join(f"{f.name}:{f.lineno}" for f in reversed(frames[-4:]))
+        self.log("".join(traceback.format_exception(error)) if self.logging else "")
+        self.fail(f"{node.name if node else 'the coordinator'} raised {type(error).__name__}: {error} ({where})")
+
+    @property
+    def commit(self) -> int:
+        return newest_commit(self.nodes.values())
+
+    def without(self, *faults: int) -> Scenario:
+        kept = tuple(f for i, f in enumerate(self.scenario.faults) if i not in faults)
+        return replace(self.scenario, faults=kept)
+
+
+class _Alarm(logging.Handler):
+    """What the product logs as a warning or an error is a failure."""
+
+    def __init__(self, job: Simulation) -> None:
+        super().__init__(logging.WARNING)
+        self.job = job
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.job.fail(f"the product says: {record.getMessage()}")
+
+
+def _short(event: Event) -> str:
+    match event:
+        case Received(worker, message):
+            facts = {f: getattr(message, f) for f in message.__struct_fields__}
+            return f"{worker}: {type(message).__name__} " + ", ".join(f"{k} {v}" for k, v in facts.items())
+        case WorkerJoined(hello):
+            return f"{hello.worker} joins with epoch {hello.plan.epoch if hello.plan else 0}"
+        case _:
+            return str(event)
+
+
+def describe(plan: Plan) -> str:
+    rows = " | ".join(" ".join("+".join(a.holders) for a in row) for row in plan.pipelines)
+    kind = "boundary plan" if plan.boundary else "plan"
+    layouts = ",".join(str(x.generation) for x in plan.layouts)
+    return f"{kind} {plan.epoch} ({plan.reason}; layouts {layouts}): {rows}"

@@ -1,0 +1,255 @@
+"""A stand-in for a stage of the model, of small exact integers, and an oracle that says what must come out.
+
+Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
+microbatch changes all that follows. Within a cell the gradient's accumulation depends on the order
+(g = g * FACTOR + h mod PRIME); between pipelines and tied stages it is an exact sum, as in the product. For jobs whose
+number of pipelines changes the accumulation is a plain sum, so that the result does not depend on the split.
+All sums stay below 2**24, where float32 is exact.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bamboo.grid import split_microbatches
+from bamboo_trainer.stage import TiedSegment, Work
+
+FACTOR = 31
+PRIME = 262_139  # times 3 pipelines times 6 tied stages: below 2**24
+SMALL = 65_521  # times 24 microbatches times 6 tied stages: below 2**24
+LAYERS = 3  # of each stage
+Parts = tuple[Tensor, ...]
+
+
+class Violation(AssertionError):
+    """The product broke an invariant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What a job computes. sizes: elements of each stage's gradient. ties: stages that share their first element."""
+
+    seed: int
+    stages: int
+    pipelines: int
+    microbatches: int
+    steps: int
+    sizes: tuple[int, ...]
+    ties: tuple[tuple[int, ...], ...] = ()
+    any_order: bool = False
+
+    def initial(self, stage: int) -> int:
+        return hash((self.seed, 1, stage))
+
+    def forward(self, state: int, stage: int, step: int, microbatch: int, given: int) -> int:
+        return hash((state, 2, stage, step, microbatch, given))
+
+    def loss(self, output: int) -> float:
+        return float(output % 1_000_003)
+
+    def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
+        """The gradient of the inputs, and what is added to the accumulator. place: stage, step, microbatch."""
+        seed = hash((state, 3, *place, given, gradient))
+        limit = SMALL if self.any_order else PRIME
+        return hash((seed, 4)), [hash((seed, 5, i)) % limit for i in range(self.sizes[place[0]])]
+
+    def accumulate(self, so_far: Sequence[int], new: Sequence[int]) -> list[int]:
+        if self.any_order:
+            return [a + b for a, b in zip(so_far, new, strict=True)]
+        return [(a * FACTOR + b) % PRIME for a, b in zip(so_far, new, strict=True)]
+
+    def norm_squared(self, stage: int, gradient: Sequence[int]) -> float:
+        elsewhere = any(stage in tie and stage != min(tie) for tie in self.ties)
+        return float(sum(g * g for g in (gradient[1:] if elsewhere else gradient)))
+
+    def applied(self, state: int, version: int, gradient: Sequence[float], norm: float) -> int:
+        return hash((state, 6, version, norm, *(int(g) for g in gradient)))
+
+    def digest(self, state: int, version: int) -> str:
+        return f"{state & (2**64 - 1):016x}-{version}"
+
+
+@dataclass
+class Oracle:
+    """The undisturbed run, computed without engines, plans or messages."""
+
+    arithmetic: Arithmetic
+    inputs: dict[tuple[int, int, int], int] = field(default_factory=dict)  # stage, step, microbatch
+    gradients: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of a stage's outputs
+    finals: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # stage, step
+    norms: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)  # [version][stage]
+
+    def __post_init__(self) -> None:
+        self.states.append([self.arithmetic.initial(s) for s in range(self.arithmetic.stages)])
+        for step in range(self.arithmetic.steps):
+            self._step(step)
+
+    @property
+    def digests(self) -> list[str]:
+        return [self.arithmetic.digest(state, self.arithmetic.steps) for state in self.states[-1]]
+
+    def _step(self, step: int) -> None:
+        a, states = self.arithmetic, self.states[step]
+        split = split_microbatches(a.microbatches, a.pipelines)
+        sums = [[[0] * size for size in a.sizes] for _ in split]
+        losses = []
+        for pipeline, share in enumerate(split):
+            for m in share:
+                losses.append(self._microbatch(step, m, sums[pipeline]))
+        totals = [[sum(row[s][i] for row in sums) for i in range(a.sizes[s])] for s in range(a.stages)]
+        for tie in a.ties:
+            shared = sum(totals[s][0] for s in tie)
+            for s in tie:
+                totals[s][0] = shared
+        norm = math.sqrt(sum(a.norm_squared(s, totals[s]) for s in range(a.stages)))
+        self.norms.append(norm)
+        self.losses.append(math.fsum(losses) / len(losses))
+        self.finals.update({(s, step): totals[s] for s in range(a.stages)})
+        self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.stages)])
+
+    def _microbatch(self, step: int, m: int, sums: list[list[int]]) -> float:
+        a, states, value = self.arithmetic, self.states[step], 0
+        for s in range(a.stages):
+            self.inputs[s, step, m] = value
+            value = a.forward(states[s], s, step, m, value)
+        loss, gradient = a.loss(value), 0
+        for s in reversed(range(a.stages)):
+            self.gradients[s, step, m] = gradient
+            gradient, new = a.backward(states[s], (s, step, m), self.inputs[s, step, m], gradient)
+            sums[s] = a.accumulate(sums[s], new)
+        return loss
+
+
+@dataclass
+class Slow:
+    """A forward in two pieces."""
+
+    step: int
+    microbatch: int
+    inputs: Parts | None
+    layer: int
+    end: int
+
+    @property
+    def done(self) -> bool:
+        return self.layer == self.end
+
+
+@dataclass(slots=True)
+class Advancing:
+    """A forward on its way through the layers."""
+
+    step: int
+    microbatch: int
+    given: int
+    layer: int
+    end: int
+
+    @property
+    def done(self) -> bool:
+        return self.layer == self.end
+
+
+class StandIn:
+    """What the engine takes for a Stage. Compares all that it is given with the oracle, at once."""
+
+    def __init__(self, oracle: Oracle, stage: int) -> None:
+        self._oracle, self._a, self._stage = oracle, oracle.arithmetic, stage
+        self._state = self._a.initial(stage)
+        self.version = 0
+        self.size = self._a.sizes[stage]
+        self.first, self.layers = 2 * stage, 2
+
+    @property
+    def last(self) -> bool:
+        return self._stage == self._a.stages - 1
+
+    def begin(self) -> Work:
+        return Work(torch.zeros(self.size))
+
+    @property
+    def first(self) -> int:
+        return self._stage * LAYERS
+
+    @property
+    def layers(self) -> int:
+        return LAYERS
+
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        forwarding = self.start(step, microbatch, inputs)
+        while not forwarding.done:
+            self.advance(forwarding)
+        return self.complete(work, forwarding)
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None) -> "Advancing":
+        given = int(inputs[0].item()) if inputs is not None else 0
+        if step < self._a.steps:
+            self._require(f"input of {microbatch}", given, self._oracle.inputs[self._stage, step, microbatch])
+        return Advancing(step, microbatch, given, self.first, self.first + LAYERS)
+
+    def advance(self, forwarding: "Advancing") -> None:
+        self._require("version", self.version, forwarding.step)
+        forwarding.layer += 1
+
+    def complete(self, work: Work, forwarding: "Advancing") -> Parts:
+        self._require("version", self.version, forwarding.step)
+        self._require("layer", forwarding.layer, forwarding.end)
+        given, microbatch = forwarding.given, forwarding.microbatch
+        output = self._a.forward(self._state, self._stage, forwarding.step, microbatch, given)
+        work.contexts[microbatch] = (given, output)  # type: ignore[assignment]
+        if self.last:
+            work.losses[microbatch] = self._a.loss(output)
+            return ()
+        return (torch.tensor([output]),)
+
+    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        self.start(step, microbatch, inputs)
+
+    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+        given: Any = work.contexts.pop(microbatch)[0]
+        gradient = int(gradients[0].item()) if gradients is not None else 0
+        expected = self._oracle.gradients[self._stage, step, microbatch]
+        self._require(f"gradient of {microbatch}", gradient, expected)
+        back, new = self._a.backward(self._state, (self._stage, step, microbatch), given, gradient)
+        so_far = [int(g) for g in work.gradient.tolist()]
+        work.gradient.copy_(torch.tensor(self._a.accumulate(so_far, new), dtype=torch.float32))
+        return (torch.tensor([back]),) if self._stage else ()
+
+    def norm_squared(self, gradient: Tensor) -> float:
+        return self._a.norm_squared(self._stage, [int(g) for g in gradient.tolist()])
+
+    def apply(self, gradient: Tensor, norm: float) -> None:
+        given = [int(g) for g in gradient.tolist()]
+        self._require("final gradient", given, self._oracle.finals[self._stage, self.version])
+        self._require("norm", norm, self._oracle.norms[self.version])
+        self._state = self._a.applied(self._state, self.version, given, norm)
+        self.version += 1
+
+    def snapshot(self) -> tuple[Parts, dict[str, Any]]:
+        return (torch.tensor([self._state]),), {"version": self.version}
+
+    def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
+        if meta["version"] < self.version:
+            raise Violation(f"stage {self._stage} goes back from version {self.version} to {meta['version']}")
+        self._state, self.version = int(parts[0].item()), int(meta["version"])
+        self._require("restored state", self._state, self._oracle.states[self.version][self._stage])
+
+    def digest(self) -> str:
+        return self._a.digest(self._state, self.version)
+
+    def tied_segments(self) -> tuple[TiedSegment, ...]:
+        return tuple(
+            TiedSegment(group=i, offset=0, size=1, stages=tie)
+            for i, tie in enumerate(self._a.ties)
+            if self._stage in tie
+        )
+
+    def _require(self, what: str, got: object, expected: object) -> None:
+        if got != expected:
+            raise Violation(f"stage {self._stage} at version {self.version}: {what} is {got}, not {expected}")

@@ -1,0 +1,207 @@
+"""Makes a scenario's faults happen."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bamboo.events import Notice
+from bamboo.plan import ROOT, Cell
+from bamboo_trainer.transport.wire import Lane
+from sim_faults import KILLS, Fault, What
+from sim_holders import usable, would_orphan
+
+if TYPE_CHECKING:
+    from sim_job import Simulation
+    from sim_worker import Node
+
+RETRY_SECONDS = 0.1
+RETRIES = 100
+HARMLESS = (What.STALL_LINK, What.CAPACITY, What.RESTART)
+DEADLY = (*KILLS, What.FREEZE, What.PARTITION)
+SHAKY_SECONDS = 3.0  # how long after a fault its victim may still be declared lost
+LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.BOUNDARY, Lane.BULK))
+
+
+class Strikes:
+    """struck: the faults that happened, with the worker each befell."""
+
+    def __init__(self, job: "Simulation") -> None:
+        self.job = job
+        self.left = list(job.scenario.faults)
+        self.struck: list[tuple[Fault, str]] = []
+        self.restarted = False
+        self._traps: list[tuple[Fault, int]] = []  # those that wait for an instruction or a frame
+        self._last: tuple[Cell, ...] = ()  # what the last victim owned
+        self._shaky: dict[str, float] = {}  # whose end may be near, until when
+
+    def look(self) -> None:
+        """Arm what is due: the first of what is left, if it is not chained to one that has not struck yet."""
+        while self.left and (self.left[0].step <= self.job.commit + 1 or self.left[0].step < 0):
+            if self.left[0].chained and not self.struck:
+                self.left.pop(0)  # what it was chained to has been left out
+                continue
+            self._arm(self.left.pop(0))
+            break_after = bool(self.left) and self.left[0].chained
+            if break_after:
+                return
+
+    def _arm(self, fault: Fault) -> None:
+        self.job.clock.after(fault.delay, partial(self._due, fault, 0))
+
+    def _due(self, fault: Fault, tries: int) -> None:
+        if fault.what in (What.KILL_AT, What.KILL_SENDING):
+            self._traps.append((fault, fault.count))
+            return
+        node = self._victim(fault)
+        spared = node is not None and fault.what not in HARMLESS and not self._may(node, fault.what in DEADLY)
+        if node is None or spared:
+            if tries < RETRIES:
+                self.job.clock.after(RETRY_SECONDS, partial(self._due, fault, tries + 1))
+            return
+        self._strike(fault, node)
+
+    def instruction(self, node: "Node", what: str, step: int) -> bool:
+        """Does a trap close at this instruction?"""
+        return self._sprung(node, What.KILL_AT, what, step)
+
+    def frame(self, node: "Node", kind: str) -> bool:
+        return self._sprung(node, What.KILL_SENDING, kind, self.job.scenario.arithmetic.steps)
+
+    def _sprung(self, node: "Node", what: What, name: str, step: int) -> bool:
+        for i, (fault, left) in enumerate(self._traps):
+            if fault.what is not what or fault.name not in (name, "any") or step < fault.step:
+                continue
+            if left > 0 or not self._may(node):
+                self._traps[i] = (fault, max(0, left - 1))
+                continue
+            del self._traps[i]
+            self._strike(fault, node)
+            return True
+        return False
+
+    # whom
+
+    def _may(self, node: "Node", deadly: bool = True) -> bool:
+        """May a fault befall this worker now, with the care that the scenario asks for?"""
+        job, care = self.job, self.job.scenario.care
+        if care == 0 or (care == 1 and not deadly):
+            return True
+        plan, state = job.state.plan, job.state
+        shaky = {name for name, until in self._shaky.items() if until > job.clock.now}
+        down = {n.name for n in job.nodes.values() if not n.alive or n.frozen} | shaky
+        if not job.coordinating or would_orphan(state, down | {node.name}):
+            return False
+        if plan is None:
+            return True
+        troubled = bool(down & plan.worker_ids())
+        if care == 1:
+            return not troubled or plan.worker_ids() - down <= state.applied
+        return not troubled and plan.worker_ids() <= state.applied and self._at_rest()
+
+    def _at_rest(self) -> bool:
+        """Does every owner have a state that nobody's log is needed for?"""
+        job, plan = self.job, self.job.state.plan
+        assert plan is not None
+        return all(usable(job.nodes[plan.at(c).owner], c.stage, job.commit) for c in plan.cells())
+
+    def _victim(self, fault: Fault) -> "Node | None":
+        job, plan = self.job, self.job.state.plan
+        living = [n for n in job.nodes.values() if n.alive and n.engine]
+        if plan is None or not living:
+            return living[fault.stage % len(living)] if living else None
+        cell = Cell(fault.pipeline % len(plan.pipelines), fault.stage)
+        names: tuple[str, ...] = ()
+        match fault.role:
+            case "owner":
+                names = (plan.at(cell).owner,)
+            case "replica":
+                names = plan.at(cell).replicas
+            case "root":
+                names = (plan.at(ROOT).owner,)
+            case "newest":
+                names = (living[-1].name,)
+            case "heir":
+                names = tuple(plan.at(c).owner for c in self._last if c in plan.cells())
+        found = [job.nodes[name] for name in names if job.nodes[name].alive]
+        return found[0] if found else living[fault.stage % len(living)]
+
+    # what
+
+    def _strike(self, fault: Fault, node: "Node") -> None:
+        job = self.job
+        job.log(f"FAULT {fault}: {node.name}")
+        job.active_at = max(job.active_at, job.clock.now + fault.seconds)
+        self.struck.append((fault, node.name))
+        if fault.what not in HARMLESS:
+            lasting = fault.what in (What.NOTICE, What.TERM)
+            self._shake(node, 1e9 if lasting else fault.seconds)
+        plan = job.state.plan
+        self._last = tuple(plan.owned_by(node.name)) if plan else ()
+        self._act(fault, node)
+        if self.left and self.left[0].chained:
+            self._arm(self.left.pop(0))
+        self.look()
+
+    def _shake(self, node: "Node", seconds: float) -> None:
+        self._shaky[node.name] = self.job.clock.now + seconds + SHAKY_SECONDS
+
+    def _act(self, fault: Fault, node: "Node") -> None:
+        job = self.job
+        match fault.what:
+            case What.KILL:
+                node.end(-9)
+            case What.VANISH:
+                node.end(None, silent=fault.seconds)
+            case What.KILL_AT | What.KILL_SENDING:
+                pass  # the node raises
+            case What.FREEZE:
+                self._freeze(node, fault.seconds)
+            case What.NOTICE:
+                job.coordinate(Notice(node.name, fault.seconds))
+                self._doom(node, fault.seconds)
+            case What.TERM:
+                node.term()
+                self._doom(node, 30.0)
+            case What.CUT_LINK | What.STALL_LINK:
+                self._links(fault, node)
+            case What.CUT_CHANNEL:
+                node.channel.cut(fault.seconds, job.rng.random() * fault.seconds)
+            case What.PARTITION:
+                node.channel.cut(fault.seconds, job.rng.random())
+                for other in job.nodes.values():
+                    if other is not node:
+                        job.network.cut(node.name, other.name, LANES[2], fault.seconds)
+                        job.network.cut(other.name, node.name, LANES[2], fault.seconds)
+            case What.CAPACITY:
+                before, job.capacity = job.capacity, 0
+                job.clock.after(fault.seconds, lambda: setattr(job, "capacity", max(before, job.capacity)))
+            case What.RESTART:
+                self.restarted = True
+                job.restart_coordinator(fault.seconds)
+
+    def _doom(self, node: "Node", seconds: float) -> None:
+        """It is taken away at the deadline, whether it has left or not."""
+        self.job.clock.after(seconds, partial(node.end, -9))
+
+    def _freeze(self, node: "Node", seconds: float) -> None:
+        job = self.job
+        node.freeze(True)
+        pong = job.rng.uniform(2.5, 7.5)
+        if seconds > pong:
+            job.clock.after(pong, lambda: node.channel.cut(0.0, 0.0))
+        job.clock.after(seconds, partial(node.freeze, False))
+
+    def _links(self, fault: Fault, node: "Node") -> None:
+        job = self.job
+        others = [n for n in job.nodes.values() if n.alive and n is not node]
+        if not others:
+            return
+        other = others[fault.count % len(others)]
+        if fault.what is What.STALL_LINK:
+            job.network.stall(node.name, other.name, fault.seconds)
+            return
+        self._shake(other, fault.seconds)
+        lanes = LANES[job.rng.randrange(3)]
+        both = job.rng.random() < 0.5
+        job.network.cut(node.name, other.name, lanes, fault.seconds)
+        if both:
+            job.network.cut(other.name, node.name, lanes, fault.seconds)

@@ -1,0 +1,211 @@
+"""One simulated worker: the real Engine between a simulated transport and a simulated control channel.
+
+It does what `bamboo_trainer.worker.Worker` does in its loop, in virtual time: take in what has arrived, do one piece of
+work, and so on; how long a piece takes is drawn at random.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bamboo import protocol
+from bamboo.plan import Cell
+from bamboo.protocol import Message
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.frames import Frame
+from sim_clock import Clock
+from sim_control import Channel
+from sim_network import End, Network
+
+SECONDS = {
+    "Forward": 1e-3, "Backward": 2e-3, "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
+    "RedundantForward": 3e-4, "RedundantBackward": 2e-3,
+}  # fmt: skip
+OTHER_SECONDS = 2e-4
+LOAD_SECONDS = 0.3
+NOTICE = protocol.NoticeReceived(seconds=30.0)
+
+
+class Name(str):
+    """A worker's name with the same hash in every process, so that sets of names have the same order."""
+
+    number: int
+
+    def __new__(cls, number: int) -> "Name":
+        name = super().__new__(cls, f"w{number}")
+        name.number = number
+        return name
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Killed(Exception):
+    """The worker is gone in the middle of what it was doing."""
+
+
+class Surroundings(Protocol):
+    """What a node needs from the simulation."""
+
+    clock: Clock
+    rng: random.Random
+    network: Network
+
+    def build_engine(self, node: "Node") -> Engine: ...
+    def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
+    def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
+    def turned(self, node: "Node") -> None: ...
+    def ended(self, node: "Node", code: int | None) -> None: ...
+    def broken(self, node: "Node", error: Exception) -> None: ...
+
+
+class Node:
+    """A worker's process. speed: a factor on the time that its work takes."""
+
+    def __init__(
+        self, around: Surroundings, name: str, channel: Callable[["Node"], Channel], costs: tuple[float, ...]
+    ) -> None:
+        self.around, self.name, self.costs = around, name, costs
+        self.speed = 10 ** around.rng.uniform(-0.3, 0.5)
+        self.inbox: deque[Any] = deque()
+        self.engine: Engine | None = None
+        self.transport: End = around.network.attach(name, self.put, self._on_send)
+        self.alive, self.frozen, self.notified, self.asleep = True, False, False, True
+        self.exit_code: int | None = None
+        self.to_save: list[int] = []
+        self.saved: dict[int, str] = {}  # stage -> digest
+        self.last = ""  # instruction
+        self.channel = channel(self)
+
+    # the surroundings' side
+
+    def put(self, item: object) -> None:
+        self.inbox.append(item)
+        if self.asleep and self.alive and not self.frozen:
+            self.asleep = False
+            self.around.clock.after(0.0, self._wake)
+
+    def term(self) -> None:
+        """SIGTERM: a notice; a second one ends the process at once."""
+        if self.notified:
+            self.end(143)
+        elif self.alive:
+            self.notified = True
+            self.put(NOTICE)
+
+    def freeze(self, frozen: bool) -> None:
+        if not self.alive:
+            return
+        self.frozen = frozen
+        self.channel.freeze(frozen)
+        self.around.network.freeze(self.name, frozen)
+        if not frozen:
+            self.asleep = False
+            self.around.clock.after(0.0, self._wake)
+
+    def end(self, code: int | None, silent: float = 0.0) -> None:
+        """The process is gone. silent: seconds until others see closed connections (its node is gone, too)."""
+        if not self.alive:
+            return
+        self.alive = False
+        clean = code == 0
+        self.around.network.leave(self.transport, flush=clean, silent=silent)
+        self.channel.die(silent + self.around.rng.uniform(0.0, 0.05), flush=code in (0, 1))
+        self.around.ended(self, code)
+
+    # the worker's loop
+
+    def _wake(self) -> None:
+        if not self.alive or self.frozen:
+            self.asleep = True
+            return
+        busy = 0.0
+        try:
+            items = list(self.inbox)
+            self.inbox.clear()
+            for item in items:
+                busy += self._take(item)
+            if self.exit_code is None:
+                busy += self._turn()
+        except Killed:
+            self.end(-9)
+        except Exception as error:
+            self.around.broken(self, error)
+            return
+        self.around.turned(self)
+        if self.exit_code is not None:
+            self.end(self.exit_code)
+        elif busy:
+            self.around.clock.after(busy, self._wake)
+        elif self.inbox:
+            self.around.clock.after(0.0, self._wake)
+        else:
+            self.asleep = True
+
+    def _take(self, item: Any) -> float:
+        """Obey or handle; the seconds that it takes."""
+        if not isinstance(item, Message):
+            if self.engine:
+                self.engine.handle(item)
+            return 0.0
+        match item:
+            case protocol.Welcome():
+                return self._begin()
+            case protocol.ProfileRequest():
+                self.channel.say(protocol.Profile(costs=self.costs))
+            case protocol.ReportRequest():
+                if self.engine:
+                    self.engine.report()
+            case protocol.SendPlan(plan=plan):
+                if self.engine:
+                    self.engine.obey(plan)
+            case protocol.Save():
+                self.to_save.append(item.stage)
+            case protocol.NoticeReceived():
+                self.channel.say(item)
+            case protocol.Stop():
+                self.channel.say(protocol.Bye())
+                self.exit_code = 0
+            case protocol.Refused():
+                self.exit_code = 4
+        return 0.0
+
+    def _begin(self) -> float:
+        if self.engine:
+            self.channel.say(protocol.WorkerReady())
+            if self.notified:
+                self.channel.say(NOTICE)
+            self.engine.report()
+            return 0.0
+        self.engine = self.around.build_engine(self)
+        self.channel.say(protocol.WorkerReady())
+        return LOAD_SECONDS * self.around.rng.random()
+
+    def _turn(self) -> float:
+        if self.engine is None:
+            return 0.0
+        self.last = ""
+        busy = self.engine.turn()
+        for index in list(self.to_save):
+            if stage := self.engine.trained(index):
+                self.to_save.remove(index)
+                self.saved[index] = stage.digest()
+                self.channel.say(protocol.Saved(stage=index))
+        typical = SECONDS.get(self.last, OTHER_SECONDS)
+        return typical * self.speed * self.around.rng.uniform(0.5, 1.5) if busy else 0.0
+
+    # what the engine is given
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self.last = name
+        if self.around.struck(self, f"before {name}", cell, step, microbatch):
+            raise Killed
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        if self.around.struck(self, f"after {name}", cell, step, microbatch):
+            raise Killed
+
+    def _on_send(self, peer: str, frame: Frame) -> None:
+        if self.around.sending(self, peer, frame):
+            raise Killed

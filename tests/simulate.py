@@ -1,0 +1,119 @@
+"""Run the protocol simulation by hand: one seed with its story, or many on all cores.
+
+    python tests/simulate.py --seed 7 [--verbose] [--faults 0,2] [--shrink]
+    python tests/simulate.py --seeds 0:100000 [--keep-going]
+
+--elastic, --restarts: scenarios in which the number of pipelines may change, or the coordinator restarts.
+"""
+
+import argparse
+import collections
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from sim_checks import Verdict
+from sim_faults import Scenario, scenario
+from sim_job import Simulation
+
+BATCH = 20
+
+
+def verdict(job: Scenario) -> Verdict:
+    return Simulation(job).run()
+
+
+def run_seed(seed: int, restarts: bool = False, elastic: bool = False) -> Verdict:
+    return verdict(scenario(seed, restarts=restarts, elastic=elastic))
+
+
+def command(seed: int, restarts: bool = False, elastic: bool = False) -> str:
+    return f"python tests/simulate.py --seed {seed}{' --restarts' * restarts}{' --elastic' * elastic} --verbose"
+
+
+def shrink(job: Scenario) -> Scenario:
+    """Drop faults as long as the run still fails."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for i in range(len(job.faults)):
+            fewer = replace(job, faults=job.faults[:i] + job.faults[i + 1 :])
+            if verdict(fewer).problem:
+                job, smaller = fewer, True
+                break
+    return job
+
+
+def one(arguments: argparse.Namespace) -> int:
+    job = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic)
+    if arguments.faults is not None:
+        kept = [int(i) for i in arguments.faults.split(",") if i]
+        job = replace(job, faults=tuple(job.faults[i] for i in kept))
+    if arguments.shrink:
+        job = shrink(job)
+    full = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic).faults
+    print(job)
+    for fault in job.faults:
+        print(f"  fault {full.index(fault)}: {fault}")
+    simulation = Simulation(job, print if arguments.verbose else None)
+    result = simulation.run()
+    print(f"{result.kind} after {result.seconds:.2f} virtual seconds, {result.struck} faults struck")
+    if result.problem:
+        print(f"PROBLEM: {result.problem}")
+    return 1 if result.problem else 0
+
+
+def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
+    torch.set_num_threads(1)
+    seeds, restarts, elastic = task
+    return [run_seed(seed, restarts, elastic) for seed in seeds]
+
+
+def many(arguments: argparse.Namespace) -> int:
+    first, last = map(int, arguments.seeds.split(":"))
+    tasks = [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in range(first, last, BATCH)]
+    kinds: collections.Counter[str] = collections.Counter()
+    failed: list[Verdict] = []
+    done, began = 0, time.monotonic()
+    with multiprocessing.Pool(arguments.processes) as pool:
+        for verdicts in pool.imap_unordered(_batch, tasks):
+            done += len(verdicts)
+            kinds.update(v.kind for v in verdicts)
+            new = [v for v in verdicts if v.problem]
+            failed += new
+            for v in new:
+                problem = (v.problem or "").splitlines()[0]
+                print(f"\nseed {v.seed}: {problem[:300]}\n  {command(v.seed, arguments.restarts, arguments.elastic)}")
+            rate = done / (time.monotonic() - began)
+            print(f"\r{done} runs, {rate:.0f}/s, {dict(kinds)}, {len(failed)} failed ", end="", flush=True)
+            if failed and not arguments.keep_going:
+                pool.terminate()
+                break
+    print()
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", help="A:B, the half-open range")
+    parser.add_argument("--faults", help="only those of the seed's faults, by number")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
+    parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--restarts", action="store_true")
+    parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if (arguments.seed is None) == (arguments.seeds is None):
+        parser.error("give either --seed or --seeds")
+    return one(arguments) if arguments.seeds is None else many(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The command line: what it refuses, in which words, and what whole runs leave behind."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bamboo.cli import app
+
+MANIFEST = """
+apiVersion: bamboo.dev/v1alpha1
+kind: BambooJob
+metadata: {name: small}
+spec:
+  task: {entrypoint: "no_such_module:build"}
+  training: {steps: 3, globalBatchSize: 4, microBatchSize: 2}
+  topology: {stages: 2}
+"""
+
+SPIRALS = MANIFEST.replace('"no_such_module:build"', "bamboo_trainer.models.mlp:build").replace(
+    "steps: 3", "steps: 200"
+)
+BAMBOO = [sys.executable, "-c", "from bamboo.cli import main; main()"]
+
+
+def write(folder: Path, text: str = MANIFEST) -> str:
+    job = folder / "job.yaml"
+    job.write_text(text)
+    return str(job)
+
+
+def bamboo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*BAMBOO, *arguments], capture_output=True, text=True, timeout=100, cwd=folder)
+
+
+def processes_with(setting: str) -> list[str]:
+    """Processes that were started with that setting in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if setting.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["validate", "JOB"], 0, "small is valid: 1 x 2 workers and 0 standby, 3 steps"),
+        (["version"], 0, "."),
+        (["--version"], 0, "."),
+        (["dance"], 2, "No such command 'dance'"),
+        (["validate", "/no/such.yaml"], 2, "bamboo: /no/such.yaml: no such file"),
+        (["run", "JOB", "--preempt", "soon"], 2, "--preempt soon: expected none"),
+        (["run", "JOB", "--preempt", "at:1:5"], 2, "the job has stages 0 to 1"),
+        (["run", "JOB", "--workers", "3"], 2, "expected a multiple of the job's 2 stages"),
+        (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
+        (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
+        (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
+        (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
+        (["run", "JOB", "--heartbeat-timeout", "0"], 2, "0.5"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "stage-000.safetensors").touch()
+    names = {"JOB": write(tmp_path), "FULL": str(tmp_path)}
+    result = CliRunner().invoke(app, [names.get(a, a) for a in arguments])
+    assert (result.exit_code, "Traceback" in result.output) == (code, False)
+    assert said in result.output
+
+
+def test_every_mistake_of_a_manifest_has_its_line(tmp_path: Path) -> None:
+    job = write(tmp_path, MANIFEST.replace("steps: 3", "steps: 0").replace("stages: 2", "stags: 2"))
+    result = CliRunner().invoke(app, ["validate", job])
+    assert result.exit_code == 2
+    lines = result.output.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith(f"bamboo: {job}: spec.t") for line in lines)
+
+
+def test_a_job_whose_task_is_missing_fails_by_name(tmp_path: Path) -> None:
+    done = bamboo(tmp_path, "run", write(tmp_path), "--json")
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["outcome"], summary["reason"]) == (1, "Failed", "TaskFailed")
+    assert "no_such_module" in summary["message"]
+    assert summary["log_tail"] is None
+
+
+def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> None:
+    (tmp_path / "crashing.py").write_text("import os\n\n\ndef build(config):\n    os._exit(7)\n")
+    done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")
+    assert done.returncode == 1
+    assert "7 workers ended by themselves and no step was committed in between" in done.stdout
+    assert "w0 exited with code 7" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seen", "said", "number"),
+    [
+        (["starting workers"], True, signal.SIGINT),
+        (["step 1/"], True, signal.SIGTERM),
+        (["the same job again"], False, signal.SIGINT),  # between two runs there is no job to speak of
+        (["the same job again", "step 1/"], True, signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said: bool, number: signal.Signals) -> None:
+    """At start-up, while training, between the runs and in the second; no process, socket or file is left."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    setting = f"TMPDIR={scratch}"
+    command = ["env", setting, *BAMBOO, "run", write(tmp_path, SPIRALS), "--verify"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
+        for start in seen:
+            while not (line := job.stdout.readline()).startswith(start):
+                assert line, "the run ended early"
+        job.send_signal(number)
+        sent = time.monotonic()
+        rest = job.stdout.read()
+    assert time.monotonic() - sent < 6
+    assert (job.returncode, "Traceback" in rest) == (130, False), rest
+    assert "Interrupted" in rest or not said
+    assert list(scratch.iterdir()) == []
+    assert processes_with(setting) == []

@@ -1,0 +1,137 @@
+"""The control channel: the coordinator's server and the worker's end."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
+from bamboo.server import ChannelEvent, Server, token_check
+from bamboo_trainer.control import Control
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Channel:
+    """A server and what it heard."""
+
+    def __init__(self, token: str = "right", heartbeat: float = 5.0) -> None:
+        self.events: list[ChannelEvent] = []
+        self.server = Server(self.events.append, token_check(token), heartbeat=heartbeat)
+        self.url = ""
+
+    async def __aenter__(self) -> "Channel":
+        self.url = await self.server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop()
+
+    def of(self, kind: type) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kind)]
+
+    def messages(self, kind: type[Message]) -> list[Any]:
+        return [e.message for e in self.of(Received) if isinstance(e.message, kind)]
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIterator[tuple[Control, list[Message]]]:
+    heard: list[Message] = []
+    control = Control(url, token, lambda: Hello(worker=worker, host="h", port=1), lambda: (4, "training"), heard.append)
+    control.start()
+    try:
+        yield control, heard
+    finally:
+        await asyncio.to_thread(control.close, 0.2)
+        assert not [t for t in threading.enumerate() if t is control._thread]
+
+
+async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
+    async with Channel() as channel:
+        async with client(channel.url) as (control, heard):
+            await until(lambda: channel.of(WorkerJoined))
+            assert channel.of(WorkerJoined)[0].hello.worker == "w0"
+            channel.server.send("w0", Stop(reason="Test"))
+            channel.server.send("nobody", Stop(reason="Test"))
+            await until(lambda: heard)
+            assert heard == [Stop(reason="Test")]
+            await until(lambda: channel.messages(Heartbeat))
+            assert channel.messages(Heartbeat)[0] == Heartbeat(step=4, doing="training")
+            control.send(Bye())
+        await until(lambda: channel.of(ChannelClosed))
+        assert channel.messages(Bye) == [Bye()]
+
+
+async def test_a_wrong_token_is_refused() -> None:
+    async with Channel() as channel, client(channel.url, token="wrong") as (_, heard):
+        await until(lambda: heard)
+        assert heard[0] == Refused(reason="Unauthorized", message="the token is wrong")
+        assert channel.events == []
+
+
+async def test_another_protocol_is_refused() -> None:
+    async with Channel() as channel, aiohttp.ClientSession() as session, session.ws_connect(channel.url) as socket:
+        await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":1,"version":99}')
+        assert "ProtocolMismatch" in (await socket.receive()).data
+
+
+async def test_what_is_said_while_the_server_is_away_arrives_later() -> None:
+    async with Channel() as first:
+        port = int(first.url.split(":")[2].split("/")[0])
+        async with client(first.url) as (control, _):
+            await until(lambda: first.of(WorkerJoined))
+            await first.server.stop()
+            await asyncio.sleep(0.1)
+            for _ in range(3):
+                control.send(Bye())
+            second = Channel()
+            await second.server.start(port=port)
+            await until(lambda: len(second.messages(Bye)) == 3)
+            assert isinstance(second.events[0], WorkerJoined)
+            await second.server.stop()
+
+
+async def test_a_newer_connection_replaces_the_older() -> None:
+    async with Channel() as channel, client(channel.url), aiohttp.ClientSession() as session:
+        await until(lambda: channel.of(WorkerJoined))
+        async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
+            await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":2}')
+            await until(lambda: len(channel.of(WorkerJoined)) > 1)
+            assert not channel.of(ChannelClosed)
+            assert channel.server.connected == {"w0"}
+
+
+@pytest.mark.parametrize("text", ["no json", '{"type":"Dance"}', '{"type":"Bye"}', '{"type":"Hello","worker":1}'])
+async def test_a_malformed_first_message_closes_the_channel(text: str) -> None:
+    async with Channel() as channel, aiohttp.ClientSession() as session:
+        async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
+            await socket.send_str(text)
+            await socket.receive()
+            assert socket.close_code == 1008
+        assert channel.events == []
+
+
+async def test_a_malformed_message_closes_the_channel(caplog: pytest.LogCaptureFixture) -> None:
+    async with Channel() as channel, aiohttp.ClientSession() as session:
+        async with session.ws_connect(channel.url, headers={"Authorization": "Bearer right"}) as socket:
+            await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":2}')
+            await socket.send_str('{"type":"Heartbeat","step":"x"}')
+            await socket.receive()
+            assert socket.close_code == 1008
+        await until(lambda: channel.of(ChannelClosed))
+    assert "closed the channel of w0: malformed message" in caplog.text
+
+
+def test_a_control_that_never_started_closes() -> None:
+    control = Control("ws://127.0.0.1:1/", "", lambda: Hello(worker="w", host="", port=1), lambda: (0, ""), print)
+    control.send(Bye())
+    control.close(0.0)

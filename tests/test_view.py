@@ -1,0 +1,167 @@
+"""What a run tells: the live picture, plain lines, the summary, metrics and the trace."""
+
+import io
+import json
+import socket
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bamboo.events import Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.local.metrics import MetricsError, MetricsView, families
+from bamboo.local.summary import compare, summarize, to_json, to_text
+from bamboo.local.traces import merge_traces
+from bamboo.local.view import PlainView, letter, render, sparkline, worker_of
+from bamboo.plan import Cell
+from bamboo_trainer.trace import TraceFile
+
+TAKEOVER = Takeover(
+    epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=False,
+    decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
+)  # fmt: skip
+STATUS = Status(
+    phase="Running", epoch=2, step=3, steps=10, first_loss=3.0, loss=1.5, losses=(3.0, 2.0, 1.5), lost_samples=4,
+    step_seconds=0.2, samples_per_second=40.0, eta_seconds=1.4, grid=((("w0", True), ("w2", False)),),
+    workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STANDBY)),
+    preemptions=1, notices=0, takeovers=(TAKEOVER,), unprotected=("pipeline 0 stage 1",), digests=("aa", "bb"),
+)  # fmt: skip
+
+
+def test_the_live_picture_shows_the_grid_and_the_events() -> None:
+    console = Console(file=io.StringIO(), record=True, width=120, force_terminal=True)
+    console.print(render("job", STATUS, [(1.5, Emit("TakenOver", "w0 [runs] stage 1", True))]))
+    console.print(render("job", replace(STATUS, grid=(), losses=(), loss=None, workers=()), []))
+    text = console.export_text()
+    for part in (
+        "stage 1",
+        "a w0",
+        "c w2 unprotected",
+        "other workers: d w3 standby",
+        "w0 [runs] stage 1",
+        "step 3/10",
+        "ETA 1s",
+    ):
+        assert part in text
+
+
+def test_the_picture_says_who_is_leaving_or_lost_and_drops_the_keys_at_the_end() -> None:
+    console = Console(file=io.StringIO(), record=True, width=120, force_terminal=True)
+    workers = (("w0", WorkerState.LEAVING),)
+    console.print(render("job", replace(STATUS, workers=workers), [(float(n), Emit(f"E{n}", "")) for n in range(9)]))
+    console.print(render("job", STATUS, [], keys=""))
+    text = console.export_text()
+    assert "a w0 leaving" in text
+    assert "c w2 lost" in text
+    assert ("E2:" in text, "E3:" in text) == (False, True)
+    assert text.count("q stops") == 1
+
+
+def test_letters_lead_back_to_their_workers() -> None:
+    assert "q" not in {letter(f"w{n}") for n in range(100)}
+    assert [worker_of(letter(w), STATUS) for w, _ in STATUS.workers] == ["w0", "w2", "w3"]
+    assert worker_of("z", STATUS) is None
+
+
+def test_the_sparkline_has_a_bar_for_each_share() -> None:
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+    assert len(sparkline(list(range(1000)), width=40)) == 40
+    assert sparkline([1.0, 1.0]) == "▁▁"
+    assert sparkline([float("nan")]) == ""
+
+
+def test_plain_lines_are_rare_and_events_are_not() -> None:
+    lines: list[str] = []
+    now = 0.0
+    view = PlainView(lines.append, clock=lambda: now)
+    for step in range(1, 50):
+        now = step / 10
+        view.status(replace(STATUS, step=step))
+    view.emit(Emit("Reason", "a sentence", True))
+    assert len(lines) == 4
+    assert lines[-1] == "! Reason: a sentence"
+
+
+def test_the_summary_as_text_and_json() -> None:
+    finish = Finish(Outcome.COMPLETE, "Complete", "all steps are done")
+    summary = summarize(
+        "job",
+        STATUS,
+        finish,
+        batch=8,
+        seconds=2.0,
+        sample="hello\nworld\x1b[2J",
+        crashes=tuple(f"w{n}" for n in range(7)),
+    )
+    text = to_text(summary)
+    assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
+    assert "lost samples: 4" in text
+    assert "    | world·[2J" in text
+    assert "ended by themselves: w0, w1, w2, w3, w4 and 2 more" in text
+    document = json.loads(to_json(summary, bit_equal=True))
+    assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
+    assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
+    nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
+    assert nan["last_loss"] is None
+
+
+def test_nothing_to_compare_is_no_equality() -> None:
+    assert compare(["a"], ("a",))
+    assert not compare([], [])
+
+
+def test_every_metric_has_the_job_label() -> None:
+    samples = [sample for family in families("job", STATUS) for sample in family.samples]
+    assert all(sample.labels["job"] == "job" for sample in samples)
+    assert {s.name: s.value for s in samples}["bamboo_takeover_pause_seconds_sum"] == pytest.approx(0.1)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MetricsError, match=f"--metrics-port {port}: Address already in use"):
+            MetricsView("job", port).start(lambda wish: None)
+
+
+def test_metrics_are_served_from_start_to_stop() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    view = MetricsView("job", port)
+    view.start(lambda wish: None)
+    view.status(STATUS)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        assert 'bamboo_step{job="job"} 3.0' in response.read().decode()
+    view.stop()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_trace_names_its_processes_and_threads(tmp_path: Path) -> None:
+    for pid, worker in enumerate(("w0", "w1")):
+        trace = TraceFile(tmp_path / f"{worker}.json", worker, pid)
+        for step in range(2):
+            trace.started("Forward", Cell(pid, 1), step, 0)
+            trace.finished("Forward", Cell(pid, 1), step, 0)
+        trace.close()
+    merge_traces(tmp_path, tmp_path / "out")
+    events = json.loads((tmp_path / "out").read_text())["traceEvents"]
+    names = [(e["pid"], e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
+    assert names == [
+        (0, "process_name", "worker w0"),
+        (0, "thread_name", "pipeline 0 stage 1"),
+        (1, "process_name", "worker w1"),
+        (1, "thread_name", "pipeline 1 stage 1"),
+    ]
+    threads = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert [(e["pid"], e["tid"]) in threads for e in events if e["ph"] == "X"] == [True] * 4
+
+
+def test_traces_are_merged_without_the_torn_line(tmp_path: Path) -> None:
+    (tmp_path / "w0.json").write_text('[\n{"name": "a"},\n{"name": "b"},\n{"na')
+    (tmp_path / "w1.json").write_text('[\n{"name": "c"}\n]\n')
+    target = tmp_path / "out" / "trace"
+    target.parent.mkdir()
+    merge_traces(tmp_path, target)
+    assert [e["name"] for e in json.loads(target.read_text())["traceEvents"]] == ["a", "b", "c"]
