@@ -68,7 +68,6 @@ class Scenario:
     arithmetic: Arithmetic
     standby: int
     mode: str  # of redundancy
-    mode: str
     elastic: tuple[int, int, int] | None
     care: int
     lossy: bool
@@ -84,7 +83,7 @@ class Scenario:
             "task": {"entrypoint": "stand.in:build"},
             "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
             "topology": {"stages": a.stages, "pipelines": a.pipelines},
-            "redundancy": {"mode": self.mode if self.redundant else "None"},
+            "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
         }
         if self.elastic:
@@ -96,7 +95,7 @@ class Scenario:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
-            f"{a.steps} steps, standby {self.standby}, ties {a.ties}, redundant {self.redundant} {self.mode}, "
+            f"{a.steps} steps, standby {self.standby}, ties {a.ties}, {self.mode}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
@@ -119,7 +118,6 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Sce
         arithmetic=a,
         standby=standby,
         mode=rng.choices(list(MODES), list(MODES.values()))[0],
-        mode=rng.choice(["LazyForward", "EagerForward", "EagerBackward"]),
         elastic=bounds,
         care=rng.choice((0, 1, 1, 2, 2)),
         lossy=rng.random() < 0.5,

@@ -126,21 +126,6 @@ class Oracle:
         return loss
 
 
-@dataclass
-class Slow:
-    """A forward in two pieces."""
-
-    step: int
-    microbatch: int
-    inputs: Parts | None
-    layer: int
-    end: int
-
-    @property
-    def done(self) -> bool:
-        return self.layer == self.end
-
-
 @dataclass(slots=True)
 class Advancing:
     """A forward on its way through the layers."""
@@ -164,7 +149,6 @@ class StandIn:
         self._state = self._a.initial(stage)
         self.version = 0
         self.size = self._a.sizes[stage]
-        self.first, self.layers = 2 * stage, 2
 
     @property
     def last(self) -> bool:

@@ -14,6 +14,7 @@ from bamboo.events import (
     ChannelClosed,
     Finish,
     Notice,
+    NoticeWithdrawn,
     Outcome,
     Received,
     Send,
@@ -177,6 +178,10 @@ class World:
         for _ in range(limit):
             if self.finish:
                 return
+            if not self.pending and self.state.asked_at is not None:
+                self.now += 0.3
+                self.tell(Tick())
+                continue
             if not self.pending:
                 step, plan = self.state.step, self.state.plan
                 message = protocol.StepCommitted(
@@ -377,3 +382,34 @@ def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_kno
     assert world.state.phase == "Running"
     assert "w2" not in world.state.workers
     assert "w2" in world.state.gone
+
+
+def test_a_loss_that_is_not_finite_ends_the_job() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    message = protocol.StepCommitted(
+        step=world.state.step, generation=0, loss=None, gradient_norm=None, microbatches=8, seconds=0.0
+    )
+    world.tell(Received("w0", message))
+    assert world.finish is not None
+    assert world.finish.reason == "LossNotFinite"
+
+
+def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    world.tell(Notice("w1", 1e9))
+    world.tell(NoticeWithdrawn("w1"))
+    world.settle()
+    assert world.state.workers["w1"].notice_until is None
+    assert world.state.plan is not None
+    assert {len(world.state.plan.owned_by(w)) for w in world.state.plan.worker_ids()} <= {0, 1}
+
+
+def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    world.tell(Notice("w1", 0.05))
+    assert world.state.plan is not None
+    assert world.state.plan.reason == "PlannedTakeover"
+    assert not world.state.plan.boundary

@@ -13,6 +13,7 @@ from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
 from bamboo.state import Recovery, State, Turn, Worker
 
+ASKING_SECONDS = 1.0
 DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
 
 
@@ -105,6 +106,10 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
     plan = takeover(replace(view(state, turn.now), reported=usable_copies(state.reports)))
     if isinstance(plan, Plan):
         _issue(turn, plan)
+        return
+    if turn.now - state.asked_at < ASKING_SECONDS:
+        turn.set(reports={})  # a state may still be on its way
+        turn.do(*(Send(w, protocol.ReportRequest()) for w in state.ready))
         return
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     message = f"{cells}: owner and replica were lost together; not recoverable without a checkpoint"

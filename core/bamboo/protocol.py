@@ -82,13 +82,14 @@ class LeftBehind(Message, frozen=True):
 class StepCommitted(Message, frozen=True):
     """Said by the root's owner. generation: of the layout that ran the step. microbatches: whose losses it counts.
 
-    seconds: the time since the same owner's previous commit; 0 if there is none.
+    seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
+    not finite, which JSON cannot say.
     """
 
     step: int
     generation: int
-    loss: float
-    gradient_norm: float
+    loss: float | None
+    gradient_norm: float | None
     microbatches: int
     seconds: float
 

@@ -1,6 +1,5 @@
 """What workers report, message by message."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -56,6 +55,9 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     state, step = turn.state, message.step
     if step in state.losses or step < state.step - KEPT_LOSSES:
         return
+    if message.loss is None:
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss of step {step} is not a finite number")
+        return
     losses = {**state.losses, step: message.loss}
     if len(losses) > KEPT_LOSSES:
         del losses[min(losses)]
@@ -68,8 +70,6 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         turn.set(step=step + 1, generation=message.generation, last_progress=turn.now)
         if message.seconds > 0:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
-    if not math.isfinite(message.loss):
-        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss of step {step} is {message.loss}")
 
 
 def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
@@ -120,7 +120,7 @@ def finish_if_done(turn: Turn) -> None:
     if any(len(different) > 1 for different in digests):
         turn.finish(Outcome.FAILED, "PipelinesDiverged", "pipelines ended with different weights: a bug in Bamboo")
     elif state.save_path is None:
-        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.step} steps are done")
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
     else:
         turn.enter("Saving")
 
@@ -140,7 +140,7 @@ def ask_to_save(turn: Turn) -> None:
         turn.set(asked_to_save={**state.asked_to_save, **new})
         turn.do(*(Send(w, protocol.Save(stage=s, path=state.save_path)) for s, w in new.items()))
     if not owners:
-        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.step} steps are done; weights saved")
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
 
 
 def _cells(layout: Layout, stages: int) -> set[Cell]:

@@ -21,7 +21,7 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
     if engine.pending and engine.pending.epoch <= plan.epoch:
         engine.pending = None
     engine.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != engine.worker})
-    take_roles(engine, plan, fresh=old is None and plan.epoch == 1)
+    take_roles(engine, plan, old)
     engine.down &= plan.worker_ids()
     for cell in [c for c in engine.runs if plan.at(c).owner != engine.worker] if old else []:
         cede(engine, cell)
@@ -40,7 +40,6 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
             resend(engine, cell)
     engine.pace.restart(engine.step)
     engine.shadows = {c: s for c, s in engine.shadows.items() if engine.worker in plan.at(c).replicas[:1]}
-    tell_logs(engine)
     committing.meet_root(engine, old)
     for stage in engine.holdings:
         replication.announce(engine, stage)
@@ -51,8 +50,11 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
         engine.take(sender, frame)
 
 
-def take_roles(engine: "Engine", plan: Plan, fresh: bool) -> None:
-    """Keep the state of the stages that this worker has a part in; fresh: the job begins, so all are built here."""
+def take_roles(engine: "Engine", plan: Plan, old: Plan | None) -> None:
+    """Keep the state of the stages that this worker has a part in.
+
+    Who owns a cell in the first plan that it hears of owns it from the job's beginning, and builds its first state.
+    """
     owned = {c.stage for c in plan.owned_by(engine.worker)}
     replicated = {c.stage for c in plan.replicated_by(engine.worker)}
     for stage in [s for s in engine.holdings if s not in owned | replicated]:
@@ -61,9 +63,9 @@ def take_roles(engine: "Engine", plan: Plan, fresh: bool) -> None:
         del engine.runs[cell]
     for stage in sorted(owned | replicated):
         if stage not in engine.holdings:
-            assert fresh or stage not in owned, f"{engine.worker} is to own stage {stage} and has no state of it"
-            new = engine.build(stage, plan.stages) if fresh else None
-            engine.holdings[stage] = Holding(new)
+            begins = old is None and (plan.epoch == 1 or stage in owned)
+            assert begins or stage not in owned, f"{engine.worker} is to own stage {stage} and has no state of it"
+            engine.holdings[stage] = Holding(engine.build(stage, plan.stages) if begins else None)
         engine.holdings[stage].owned = stage in owned
 
 
@@ -113,7 +115,9 @@ def relink(engine: "Engine", peer: WorkerId) -> None:
     for cell in engine.plan.cells():
         if engine.plan.at(cell).owner == peer:
             resend(engine, cell)
-    tell_logs(engine, peer)
+    for run in engine.runs.values():
+        run.asked = None
+    replication.look_after_the_repeated(engine)
     if ROOT in engine.runs:
         for step, commit in engine.ledger.latest():
             committing.tell_commit(engine, step, commit, [peer])
@@ -130,17 +134,4 @@ def resend(engine: "Engine", cell: Cell) -> None:
     """Send a cell's owner again what the log has for it; what it has already, it drops."""
     assert engine.plan is not None
     for frame in engine.log.to(cell):
-        again = {"again": True} if frame.meta is None else frame.meta
-        engine.send(engine.plan.at(cell).owner, replace(frame, epoch=engine.plan.epoch, meta=again))
-
-
-def tell_logs(engine: "Engine", to: WorkerId | None = None) -> None:
-    """Tell the cells that our cells feed (those of one worker, or all) from which step on our log has their frames."""
-    plan = engine.plan
-    assert plan is not None
-    for run in engine.runs.values():
-        d, s = run.cell
-        for t in {s - 1, s + 1, *engine.tied_stages(s)} & set(range(len(plan.stages))):
-            owner = plan.pipelines[d][t].owner
-            if to in (None, owner):
-                engine.send(owner, engine.frame(Address(Kind.LOGGED, d, t, run.since, *run.cell)))
+        engine.send(engine.plan.at(cell).owner, engine.again(frame))

@@ -4,6 +4,7 @@ See docs/design.md, "How a step commits".
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,8 @@ def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float
         StepCommitted(
             step=step,
             generation=engine.generation(step),
-            loss=commit.loss,
-            gradient_norm=commit.norm,
+            loss=commit.loss if math.isfinite(commit.loss) else None,
+            gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
             microbatches=commit.microbatches,
             seconds=seconds,
         )

@@ -7,6 +7,7 @@ raises because of a peer: the protocol simulator drives the very same class.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
@@ -245,6 +246,11 @@ class Engine:
         assert self.plan is not None
         return Frame(address=address, epoch=self.plan.epoch, tensors=tensors, meta=meta)
 
+    def again(self, frame: Frame) -> Frame:
+        """A frame from the log, to be sent once more."""
+        assert self.plan is not None
+        return replace(frame, epoch=self.plan.epoch, meta={"again": True} if frame.meta is None else frame.meta)
+
     # optimizer steps
 
     def _applicable(self, holding: Holding) -> bool:
@@ -324,11 +330,10 @@ class Engine:
                 self.ledger.ready(address.step, Cell(address.microbatch, address.part), ready_from(frame.meta))
             case Kind.HEARD if self.plan and frame.epoch <= self.plan.epoch:
                 committing.heard(self, sender, frame)
-            case Kind.ASK if address.cell in self.runs:
+            case Kind.ASK if self.plan and frame.epoch <= self.plan.epoch:
                 replication.asked(self, sender, address.cell, address.step)
-            case Kind.LOGGED if address.cell in self.runs:
-                self.runs[address.cell].logged[Cell(address.microbatch, address.part)] = address.step
-                replication.look_after_the_repeated(self)
+            case Kind.LOGGED | Kind.LOGGED_BULK if address.cell in self.runs:
+                replication.answered(self, sender, frame)
             case Kind.SYNC if address.stage in self.holdings:
                 replication.finalize(self, address.stage, address.step, frame.tensors[0])
                 replication.announce(self, address.stage)

@@ -38,7 +38,7 @@ class Feed:
         return Owed.GRADIENT if version == mine else Owed.NOTHING
 
     def relinked(self, mine: int) -> Owed:
-        """The link to the replica was cut and stands again: what was sent in between may be lost."""
+        """What was sent since the replica's last word may be lost: its link was cut, or the owner skipped a step."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:

@@ -23,11 +23,12 @@ class Kind(IntEnum):
     STATE = 9  # a stage's whole state, to a replica that has none
     ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
     HEARD = 11  # to the root: the newest commits that this worker knows; meta: a list of (step, commit)
-    ASK = 12  # to the owner of the stage in another pipeline: I repeat a committed step, give me what came out of it
-    LOGGED = 13  # after frames from the log: step = the first one that this log has; source cell in microbatch and part
+    ASK = 12  # to everybody: I repeat a committed step of this cell; give me what came out of it, or what it takes
+    LOGGED = 13  # the answer's end: no more boundary frames; meta: the first step in our log, by own cell
+    LOGGED_BULK = 14  # the same on the other link
 
 
-BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED})
+BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED, Kind.LOGGED_BULK})
 
 
 class Address(NamedTuple):

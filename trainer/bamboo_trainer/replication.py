@@ -84,44 +84,67 @@ def restore(engine: "Engine", address: Address, frame: Frame) -> None:
     engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c.stage != address.stage}
     for run in [r for r in engine.runs.values() if r.cell.stage == address.stage]:
         engine.begin(run)
+    for (cell, replica), feed in engine.feeds.items():
+        if cell.stage == address.stage:  # NB: the gradients that were skipped never pass by here
+            owe(engine, cell, replica, feed.relinked(stage.version))
     announce(engine, address.stage)
 
 
 def look_after_the_repeated(engine: "Engine") -> None:
     """Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone."""
-    assert engine.plan is not None
+    plan = engine.plan
+    assert plan is not None
     for run in engine.runs.values():
         holding = engine.holdings[run.cell.stage]
         repeats = run.program and run.step in engine.ledger.commits and run.step not in holding.reduced
         if not repeats or run.predecessor is not None:
             continue
-        siblings = [Cell(d, run.cell.stage) for d in range(len(engine.plan.pipelines))]
-        owners = {engine.plan.at(c).owner: c for c in siblings} | {engine.worker: run.cell}
-        for owner, cell in owners.items():
-            if owner != engine.worker:
-                engine.send(owner, engine.frame(Address(Kind.ASK, *cell, run.step)))
-        if run.step < engine.ledger.newest or (len(owners) == 1 and _lacks_what_is_gone(engine, run)):
+        if run.asked != plan.epoch:
+            run.asked = plan.epoch
+            run.answers.clear()
+            for worker in sorted(plan.worker_ids() - {engine.worker}):
+                engine.send(worker, engine.frame(Address(Kind.ASK, *run.cell, run.step)))
+        if run.step < engine.ledger.newest or _lacks_what_is_gone(engine, run):
             engine.tell(LeftBehind(cell=run.cell))
 
 
+def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
+    """Give the owner of a cell that repeats a committed step all that may help."""
+    holding = engine.holdings.get(cell.stage)
+    if holding and holding.version > step:
+        give_state(engine, cell, worker)
+    elif holding and step in holding.reduced:
+        engine.send(worker, engine.frame(Address(Kind.SYNC, *cell, step), (holding.reduced[step],)))
+    for frame in engine.log.to(cell):
+        engine.send(worker, engine.again(frame))
+    since = [[*run.cell, run.since] for run in engine.runs.values()]
+    for kind in (Kind.LOGGED, Kind.LOGGED_BULK):
+        engine.send(worker, engine.frame(Address(kind, *cell, step), meta=since))
+
+
+def answered(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
+    """All that a worker had for the cell that asked has arrived, on one of the two links."""
+    run = engine.runs[frame.address.cell]
+    if frame.address.step == run.step and frame.epoch == run.asked:
+        run.answers[worker, frame.address.kind] = {Cell(int(d), int(s)): int(since) for d, s, since in frame.meta}
+        look_after_the_repeated(engine)
+
+
 def _lacks_what_is_gone(engine: "Engine", run: Run) -> bool:
-    """Does the rest of the step need a frame that its sender's owner has not in its log, because it came later?"""
+    """Everybody has answered: does the rest of the step need a frame that nobody has, nor will make again?"""
+    plan = engine.plan
+    assert plan is not None
+    links = {(w, kind) for w in plan.worker_ids() - {engine.worker} for kind in (Kind.LOGGED, Kind.LOGGED_BULK)}
+    if not links <= run.answers.keys():
+        return False
+    since = {cell: first for answer in run.answers.values() for cell, first in answer.items()}
+    since |= {own.cell: own.since for own in engine.runs.values()}
     d, s = run.cell
     for address in engine.needed(run, run.program[run.done :]):
-        if address in run.inbox:
-            continue
         sender = {Kind.ACTIVATION: s - 1, Kind.GRADIENT: s + 1, Kind.TIED: address.part}.get(address.kind)
-        if sender is not None and run.logged.get(Cell(d, sender), 0) > run.step:
+        if address not in run.inbox and sender is not None and since.get(Cell(d, sender), 0) > run.step:
             return True
     return False
-
-
-def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
-    holding = engine.holdings[cell.stage]
-    if holding.version > step:
-        give_state(engine, cell, worker)
-    elif step in holding.reduced:
-        engine.send(worker, engine.frame(Address(Kind.SYNC, *cell, step), (holding.reduced[step],)))
 
 
 def set_feeds(engine: "Engine", plan: Plan, old: Plan | None) -> None:

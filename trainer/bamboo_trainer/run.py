@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bamboo.plan import Cell, Layout, WorkerId
-from bamboo_trainer.frames import Address, Frame
+from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.schedule import Backward, Forward, Instruction, program
 from bamboo_trainer.stage import Stage, Work
 
@@ -37,7 +37,8 @@ class Run:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
     ahead: what was computed in advance, before this worker had to run the cell.
-    since: the step with which this worker began to run the cell. logged: the same of the cells that feed this one.
+    since: the step with which this worker began to run the cell. asked: the epoch in which
+    everybody was asked for help with a committed step; answers: the first step in each one's log, by cell.
     """
 
     cell: Cell
@@ -54,11 +55,13 @@ class Run:
     finished: bool = False
     since: int = 0
     ahead: "Shadow | None" = None
-    logged: dict[Cell, int] = field(default_factory=dict)
+    asked: int | None = None
+    answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
 
     def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
+        self.asked = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program = program(self.cell, stages, layout, tied) if layout and active else []
         self.work = stage.begin()
