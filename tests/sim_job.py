@@ -57,10 +57,10 @@ class Simulation:
         self.state = self._initial()
         self.strikes = Strikes(self)
 
-    def _initial(self) -> State:
+    def _initial(self, resumed: bool = False) -> State:
         return coordinator.initial(
             self.spec, self.scenario.manifest(), secret="s", now=self.clock.now, heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            save_path="memory" if self.scenario.saving else None,
+            save_path="memory" if self.scenario.saving else None, resumed=resumed,
         )  # fmt: skip
 
     @property
@@ -182,7 +182,7 @@ class Simulation:
     def _restarted(self) -> None:
         self.log("another coordinator starts")
         self.checks.forget_plans()
-        self.state, self.coordinating, self.wanted = self._initial(), True, 0
+        self.state, self.coordinating, self.wanted = self._initial(self.state.plan is not None), True, 0
         self.missed.clear()
         self.active()
 

@@ -39,12 +39,15 @@ def initial(
     save_path: str | None,
     now: float,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
+    resumed: bool = False,
 ) -> State:
-    """The state before the first event, of a new job or after a restart: workers that train bring their plan along.
+    """The state before the first event.
 
-    save_path: a folder for the final weights, or None. heartbeat_timeout: seconds.
+    save_path: a folder for the final weights, or None. heartbeat_timeout: seconds. resumed: this coordinator takes the
+    place of one that had made a plan; its workers come back and bring the plan along.
     """
     return State(
+        phase="Recovering" if resumed else "Pending",
         spec=spec, manifest=manifest, secret=secret, save_path=save_path, started=now, phase_since=now,
         heartbeat_timeout=heartbeat_timeout, last_progress=now,
     )  # fmt: skip
@@ -65,8 +68,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             received(turn, worker, message)
         case ChannelClosed(worker):
             channel_closed(turn, worker)
-        case WorkerLost(worker, detail):
-            lost(turn, worker, detail)
+        case WorkerLost(worker, detail, exit_code):
+            lost(turn, worker, detail, exit_code)
         case Notice(worker, seconds):
             notice(turn, worker, seconds)
         case NoticeWithdrawn(worker):

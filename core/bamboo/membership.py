@@ -62,14 +62,17 @@ def _found(turn: Turn, plan: Plan) -> None:
         turn.set(plan=plan, synced=frozenset(kept), applied=frozenset())
 
 
-def lost(turn: Turn, worker: WorkerId, detail: str) -> None:
-    """Declare a worker lost, for good."""
+def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None) -> None:
+    """Declare a worker lost, for good. exit_code: if its process ended; negative for a signal."""
     state = turn.state
     if worker in state.gone:
         return
     if worker not in state.workers:
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        turn.finish(Outcome.FAILED, "WorkerStartFailed", f"{worker} ended before it joined: {detail}")
+        if exit_code is not None and exit_code > 0:
+            turn.finish(Outcome.FAILED, "WorkerStartFailed", f"{worker} ended before it joined: {detail}")
+        else:
+            turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True))
         return
     record = state.workers[worker]
     signs = [since for (_, peer), since in state.links.items() if peer == worker]

@@ -72,9 +72,14 @@ def _haste(state: State, worker: Worker, now: float) -> Haste:
 def _recovered(turn: Turn) -> bool:
     """After our own restart: has everyone in the newest plan come back, or had the time to?"""
     state, plan = turn.state, turn.state.plan
-    assert plan is not None
+    waited = turn.now - state.phase_since >= RECOVERY_SECONDS
+    if plan is None:
+        if waited:
+            message = f"no worker of the job came back within {RECOVERY_SECONDS:g} s"
+            turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+        return False
     missing = plan.worker_ids() - state.ready.keys()
-    if missing and turn.now - state.phase_since < RECOVERY_SECONDS:
+    if missing and not waited:
         return False
     strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
     for worker in strangers:
@@ -87,8 +92,8 @@ def _recovered(turn: Turn) -> bool:
     turn.enter("Running")
     turn.do(Emit("Recovered", f"epoch {plan.epoch} goes on with {len(turn.state.workers)} worker(s)"))
     if not missing:  # else a plan without them follows at once
-        message = protocol.SendPlan(plan=plan)
-        turn.do(*(Send(w, message) for w in turn.state.ready))
+        newest = protocol.SendPlan(plan=plan)
+        turn.do(*(Send(w, newest) for w in turn.state.ready))
     return True
 
 
@@ -128,7 +133,7 @@ def _start(turn: Turn) -> None:
     state, spec = turn.state, turn.state.spec
     if state.costs is None:
         return
-    ready = [w.peer for w in state.ready.values() if w.notice_until is None]
+    ready = [w.peer for w in state.ready.values() if w.notice_until is None and w.cut_since is None]
     pipelines = min(len(ready) // spec.topology.stages, spec.topology.pipelines)
     waited = turn.now - state.started >= spec.elastic.stabilization_seconds
     if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):

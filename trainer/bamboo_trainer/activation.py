@@ -71,7 +71,8 @@ def take_roles(engine: "Engine", plan: Plan, old: Plan | None) -> None:
 
 def cede(engine: "Engine", cell: Cell) -> None:
     """Somebody else runs the cell from now on, and may still need its last gradients."""
-    del engine.runs[cell]
+    run = engine.runs.pop(cell)
+    engine.left[cell] = (run.since, run.step)
     if cell.stage in engine.holdings:
         step, reduced = engine.ledger.newest, engine.holdings[cell.stage].reduced
         if step in reduced:
@@ -85,7 +86,8 @@ def promote(engine: "Engine", cell: Cell, old: Plan | None, arrived: float) -> N
     if old is not None and engine.plan.boundary and cell.pipeline < len(old.pipelines):
         run.predecessor = old.at(cell).owner
     engine.begin(run)
-    run.since = run.step
+    first, last = engine.left.pop(cell, (run.step, -1))
+    run.since = first if run.step <= last else run.step  # NB: the log keeps what this worker sent when it ran the cell
     if cell in engine.shadows:
         run.adopt(engine.shadows[cell])
     if old is not None:

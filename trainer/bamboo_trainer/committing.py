@@ -12,7 +12,7 @@ from bamboo.plan import ROOT, Plan, WorkerId
 from bamboo.protocol import StepCommitted
 from bamboo_trainer import replication
 from bamboo_trainer.frames import Address, Frame, Kind
-from bamboo_trainer.ledger import Commit, commit_from, to_meta
+from bamboo_trainer.ledger import Commit, to_meta
 
 if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
@@ -104,13 +104,11 @@ def meet_root(engine: "Engine", old: Plan | None) -> None:
 def introduce(engine: "Engine") -> None:
     """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
     assert engine.plan is not None
-    known = [[step, to_meta(commit)] for step, commit in engine.ledger.latest()]
-    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=known))
+    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=engine.known_commits()))
 
 
 def heard(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
     """A worker told this root all that it knows of the roots before."""
-    for step, commit in frame.meta:
-        committed(engine, int(step), commit_from(commit))
+    engine.learn(frame.meta)
     if frame.epoch >= engine.root_since:
         engine.unheard.discard(worker)

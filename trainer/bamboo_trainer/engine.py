@@ -29,7 +29,7 @@ from bamboo_trainer.feed import Feed
 from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.instructions import execute
-from bamboo_trainer.ledger import Ledger, commit_from, ready_from
+from bamboo_trainer.ledger import Ledger, commit_from, ready_from, to_meta
 from bamboo_trainer.message_log import MessageLog
 from bamboo_trainer.pace import Pace
 from bamboo_trainer.redundancy import Shadow
@@ -79,6 +79,7 @@ class Engine:
         self.required_epoch = 0
         self.root_since = 0  # epoch
         self.down: set[WorkerId] = set()  # peers whose link is broken
+        self.left: dict[Cell, tuple[int, int]] = {}  # cells that went away: first and last step run here
         self.ceded: dict[Cell, Frame] = {}  # the last gradients of cells that moved away, for who owns them now
         self.unheard: set[WorkerId] = set()  # who may know a commit of the root before us
         self.committed_at: float | None = None
@@ -311,6 +312,17 @@ class Engine:
                 backwards=catching.backwards,
             )
         )
+
+    # commits
+
+    def known_commits(self) -> list[Any]:
+        """The newest commits, for somebody who may not know them."""
+        return [[step, to_meta(commit)] for step, commit in self.ledger.latest()]
+
+    def learn(self, commits: list[Any]) -> None:
+        """What `known_commits` of another worker said."""
+        for step, commit in commits:
+            committing.committed(self, int(step), commit_from(commit))
 
     # frames
 

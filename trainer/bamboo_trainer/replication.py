@@ -68,7 +68,7 @@ def give_state(engine: "Engine", cell: Cell, worker: WorkerId) -> None:
     stage = engine.holdings[cell.stage].stage
     assert stage is not None
     tensors, facts = stage.snapshot()
-    meta = {"state": facts, "generation": engine.generation(stage.version)}
+    meta = {"state": facts, "generation": engine.generation(stage.version), "commits": engine.known_commits()}
     engine.send(worker, engine.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
 
 
@@ -76,6 +76,7 @@ def restore(engine: "Engine", address: Address, frame: Frame) -> None:
     holding = engine.holdings[address.stage]
     if holding.version >= address.step or engine.plan is None:
         return
+    engine.learn(frame.meta["commits"])  # a state of version k+1 has outlived commit k
     stage = holding.stage or engine.build(address.stage, engine.plan.stages)
     stage.restore(frame.tensors, frame.meta["state"])
     holding.stage = stage
