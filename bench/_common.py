@@ -191,7 +191,8 @@ class Job:
                     self.finish = command
         if isinstance(event, Received) and isinstance(event.message, StepCommitted):
             self.committed.setdefault(event.message.step, now)
-            self.losses.setdefault(event.message.step, event.message.loss)
+            loss = event.message.loss
+            self.losses.setdefault(event.message.step, float("nan") if loss is None else loss)
         self.look(now, event, commands)
 
     def _start(self) -> None:

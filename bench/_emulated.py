@@ -46,12 +46,16 @@ class Sleeper(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: layers; forwardMs and backwardMs of each of them."""
+    """config: layers; forwardMs and backwardMs of each of them; slowed: [first, end, factor], layers that take longer.
+
+    A slowed layer counts as many operations as the others, so the split does not make up for it.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, WIDTH, generator=generator)
-    layer = partial(Sleeper, config["forwardMs"] / 1e3, config["backwardMs"] / 1e3)
+    first, end, factor = config.get("slowed", (0, 0, 1.0))
+    factors = [factor if first <= index < end else 1.0 for index in range(int(config["layers"]))]
     return Task(
-        layers=[layer] * int(config["layers"]),
+        layers=[partial(Sleeper, f * config["forwardMs"] / 1e3, f * config["backwardMs"] / 1e3) for f in factors],
         loss=_loss,
         dataset=TensorDataset((inputs,), (inputs.roll(1, 1).sin(),)),
         optimizer=_optimizer,

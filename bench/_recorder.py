@@ -41,6 +41,9 @@ class Recorder:
         line = f"{name} {cell.pipeline} {cell.stage} {step} {microbatch} {self._started:.6f} {time.monotonic():.6f}\n"
         os.write(self._file, line.encode())
 
+    def event(self, name: str, **facts: object) -> None:
+        pass
+
     def close(self) -> None:
         os.close(self._file)
 
@@ -69,6 +72,9 @@ class StepTimes:
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         if name == "OptimizerStep":
             self._ends[step] = (time.monotonic(), time.process_time())
+
+    def event(self, name: str, **facts: object) -> None:
+        pass
 
     def close(self) -> None:
         self._path.write_text(json.dumps(self._ends))

@@ -30,6 +30,9 @@ class Faulty:
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         pass
 
+    def event(self, name: str, **facts: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -50,7 +50,7 @@ class Processes:
                     self._step(await self.queue.get(), server)
                     self.decide(self)
                 while self.pool.alive and not self._only_frozen():
-                    await asyncio.sleep(TICK_SECONDS)
+                    self._step(await self.queue.get(), server)  # late joiners are told that the job is over
         except TimeoutError:
             raise AssertionError(f"no end after {seconds} s: {self.story[-8:]}\n{self.pool.tail(40)}") from None
         finally:

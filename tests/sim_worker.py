@@ -206,6 +206,9 @@ class Node:
         if self.around.struck(self, f"after {name}", cell, step, microbatch):
             raise Killed
 
+    def event(self, name: str, **facts: object) -> None:
+        pass
+
     def _on_send(self, peer: str, frame: Frame) -> None:
         if self.around.sending(self, peer, frame):
             raise Killed

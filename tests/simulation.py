@@ -53,6 +53,9 @@ class Watch:
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         self._strike(Fault(name, cell, step, microbatch, after=True))
 
+    def event(self, name: str, **facts: object) -> None:
+        pass
+
     def _strike(self, fault: Fault) -> None:
         self.job.executed.append(fault)
         if fault in self.job.faults:

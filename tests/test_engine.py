@@ -1,6 +1,7 @@
 """Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def manifest(
         "blocks": 3,
         "context": 8,
         "dropout": 0.1,
-        "text": __file__,
+        "text": str(Path(__file__).parents[1] / "LICENSE"),
         "tieEmbeddings": tied,
     }
     return {
@@ -52,8 +53,8 @@ def manifest(
 
 
 @functools.cache
-def undisturbed(stages: int, pipelines: int, standby: int = 0, steps: int = STEPS) -> Job:
-    return Job(manifest(stages, pipelines, standby=standby, steps=steps)).run()
+def undisturbed(stages: int, pipelines: int, steps: int = STEPS, mode: str = "LazyForward") -> Job:
+    return Job(manifest(stages, pipelines, steps=steps, mode=mode)).run()
 
 
 def assert_same(job: Job, stages: int, pipelines: int) -> None:
@@ -83,9 +84,10 @@ def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
 
 
-def instructions(stages: int, pipelines: int) -> list[Fault]:
-    """Every point at which a worker can die in step 2, as seen in the undisturbed run."""
-    return [f for f in dict.fromkeys(undisturbed(stages, pipelines).executed) if f.step == 2]
+def instructions(stages: int, pipelines: int, step: int = 2, mode: str = "LazyForward") -> list[Fault]:
+    """Every point at which a worker can die in a step, as seen in the undisturbed run."""
+    executed = undisturbed(stages, pipelines, mode=mode).executed
+    return [f for f in dict.fromkeys(executed) if f.step == step]
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
@@ -96,6 +98,22 @@ def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
         job = Job(manifest(stages, pipelines), (fault,)).run()
         assert not job.faults, f"{fault} did not strike"
         assert_same(job, stages, pipelines)
+
+
+@pytest.mark.parametrize(
+    ("mode", "done"), [("EagerForward", "RedundantForward"), ("EagerBackward", "RedundantBackward")]
+)
+def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:
+    """In step 3, the first one in which there is redundant work: the two before it measure the bubbles."""
+    faults = instructions(4, 1, step=3, mode=mode)
+    assert any(f.name == done for f in faults)
+    reused = 0
+    for fault in faults:
+        job = Job(manifest(4, 1, mode=mode), (fault,)).run()
+        assert not job.faults, f"{fault} did not strike"
+        assert_same(job, 4, 1)
+        reused += sum(t.reused for t in job.state.takeovers)
+    assert reused > 0
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -151,7 +169,7 @@ def test_without_redundancy_a_loss_ends_the_job() -> None:
 
 def assert_close(job: Job, stages: int, steps: int) -> None:
     """As in one pipeline, but for the order of the pipelines' sums: a few ulps a step."""
-    reference = undisturbed(stages, 1, 0, steps)
+    reference = undisturbed(stages, 1, steps)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.story
     losses, expected = list(job.state.losses.values()), list(reference.state.losses.values())

@@ -14,25 +14,39 @@ from processes import Processes, run, run_with_faults
 STEPS = 12
 
 
-def manifest(stages: int = 4, pipelines: int = 1, standby: int = 1) -> dict[str, Any]:
-    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": str(Path(__file__))}
+TEXT = str(Path(__file__).parents[1] / "LICENSE")
+
+
+def manifest(
+    stages: int = 4, pipelines: int = 1, mixed: bool = False, standby: int = 1, mode: str = "LazyForward"
+) -> dict[str, Any]:
+    """mixed: bf16 products, and tied embeddings."""
+    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    config["tieEmbeddings"] = mixed
+    precision = "bf16" if mixed else "fp32"
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
         "kind": "BambooJob",
         "metadata": {"name": "test"},
         "spec": {
             "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 2, "maxGradientNorm": 1.0},
+            "training": {
+                "steps": STEPS,
+                "globalBatchSize": 16,
+                "microBatchSize": 2,
+                "maxGradientNorm": 1.0,
+                "precision": precision,
+            },
             "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": "LazyForward"},
+            "redundancy": {"mode": mode},
             "standby": {"workers": standby},
         },
     }
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Processes]:
-    shapes = [(4, 1), (2, 2)]
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, bool], Processes]:
+    shapes = [(4, 1, False), (2, 2, False), (4, 1, True)]
     return {shape: run(manifest(*shape), tmp_path_factory.mktemp("reference")) for shape in shapes}
 
 
@@ -60,7 +74,7 @@ def test_sigkill_at_an_instruction(
     fault: tuple[str, int, int, int, int, int], references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
-    assert_same(job, references[4, 1])
+    assert_same(job, references[4, 1, False])
     assert job.state.preemptions == 1
 
 
@@ -69,7 +83,7 @@ def test_sigkill_during_the_reduction(
     name: str, references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (name, 1, 0, 5, 0, signal.SIGKILL))
-    assert_same(job, references[2, 2])
+    assert_same(job, references[2, 2, False])
 
 
 def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(references: Any, tmp_path: Path) -> None:
@@ -80,7 +94,7 @@ def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(references: A
             job.signal(job.acted[0], signal.SIGCONT)
 
     job = run(manifest(), tmp_path, decide)
-    assert_same(job, references[4, 1])
+    assert_same(job, references[4, 1, False])
     assert any("no heartbeat" in e.message for e in job.story)
 
 
@@ -90,7 +104,7 @@ def test_sigterm_is_a_notice(references: Any, tmp_path: Path) -> None:
             job.signal(job.owner(0, 1), signal.SIGTERM)
 
     job = run(manifest(), tmp_path, decide)
-    assert_same(job, references[4, 1])
+    assert_same(job, references[4, 1, False])
     assert any(e.reason == "PlannedTakeover" for e in job.story)
     assert job.exits[job.acted[0]] == 0
 
@@ -102,7 +116,8 @@ def soak_seeds() -> list[int]:
 def disturb(seed: int, references: Any, folder: Path) -> None:
     """Up to three losses at random moments, each after the job is protected again; every third one with notice."""
     rng = random.Random(seed)
-    shape = rng.choice([(4, 1), (2, 2)])
+    shape = rng.choice([(4, 1, False), (2, 2, False), (4, 1, True)])
+    mode = rng.choice(["LazyForward", "EagerForward", "EagerBackward"])
     left = [rng.uniform(1, STEPS - 2) for _ in range(rng.randint(1, 3))]
     left.sort()
 
@@ -117,7 +132,7 @@ def disturb(seed: int, references: Any, folder: Path) -> None:
             victim = rng.choice(sorted(set(job.state.workers) - set(job.acted)))
             job.signal(victim, signal.SIGTERM if rng.random() < 0.33 else signal.SIGKILL)
 
-    job = run(manifest(*shape, standby=rng.randint(0, 2)), folder, decide)
+    job = run(manifest(*shape, standby=rng.randint(0, 2), mode=mode), folder, decide)
     assert_same(job, references[shape])
 
 

@@ -1,4 +1,4 @@
-"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml`, `bamboo version`."""
+"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml`, `bamboo trace summary FILE` and others."""
 
 import copy
 import logging
@@ -25,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+traces = typer.Typer(help="Look into what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(traces, name="trace")
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 
@@ -126,6 +128,26 @@ def validate(job: Job) -> None:
         f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
         f" and {spec.standby.workers} standby, {spec.training.steps} steps"
     )
+
+
+@traces.command("summary")
+def trace_summary(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what every worker spent its time on, and how much of its idle time redundant work filled."""
+    from rich.console import Console
+
+    from bamboo.local.trace_summary import TraceError, read_trace, show, summarize_trace, to_json
+
+    try:
+        summary = summarize_trace(read_trace(file))
+    except TraceError as error:
+        _usage(str(error))
+    if json:
+        typer.echo(to_json(summary))
+    else:
+        show(summary, Console())
 
 
 @app.command()

@@ -42,11 +42,16 @@ logger = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Told before and after every instruction; the trace and the fault injection of the tests are observers."""
+    """Told before and after every instruction; the trace and the fault injection of the tests are observers.
+
+    event: Idle (nothing that must be done is ready), Epoch (a plan came into force), Takeover, Move (at a boundary).
+    """
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None: ...
+
+    def event(self, name: str, **facts: object) -> None: ...
 
 
 class Engine:
@@ -114,7 +119,10 @@ class Engine:
 
     def activate(self, plan: Plan, arrived: float | None = None) -> None:
         """Obey a plan from now on."""
-        activation.activate(self, plan, self.clock() if arrived is None else arrived)
+        begun = self.clock()
+        activation.activate(self, plan, begun if arrived is None else arrived)
+        facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
+        self.observer.event("Epoch", epoch=plan.epoch, seconds=self.clock() - begun, **facts)
 
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
@@ -171,6 +179,7 @@ class Engine:
             return True
         if self.idle_since is None:
             self.idle_since = self.clock()
+            self.observer.event("Idle")
         return redundancy.turn(self)
 
     @property
@@ -300,18 +309,18 @@ class Engine:
         catching, run.catching = run.catching, None
         assert catching is not None
         assert self.plan is not None
-        self.tell(
-            TakenOver(
-                epoch=self.plan.epoch,
-                cell=run.cell,
-                step=run.step,
-                reform_ms=(catching.applied - catching.arrived) * 1e3,
-                recompute_ms=(self.clock() - catching.applied) * 1e3,
-                forwards=catching.forwards,
-                reused=catching.reused,
-                backwards=catching.backwards,
-            )
+        taken = TakenOver(
+            epoch=self.plan.epoch,
+            cell=run.cell,
+            step=run.step,
+            reform_ms=(catching.applied - catching.arrived) * 1e3,
+            recompute_ms=(self.clock() - catching.applied) * 1e3,
+            forwards=catching.forwards,
+            reused=catching.reused,
+            backwards=catching.backwards,
         )
+        self.tell(taken)
+        self.observer.event("Move" if self.plan.boundary else "Takeover", **msgspec.structs.asdict(taken))
 
     # commits
 

@@ -1,0 +1,195 @@
+"""What each redundancy mode costs while nothing fails, and what it saves when a worker is killed.
+
+    python bench/redundancy.py                # cost
+    python bench/redundancy.py --takeover     # cost, and kills in each mode
+
+Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every mode
+runs the same job once, in an order that is turned from one round to the next; a ratio is made of two runs of the same
+round. All modes must give the same losses, to the last bit.
+
+    cost        how much longer the median step takes than with the mode None
+    share       redundant forwards of layers, of layers times microbatches, in a step
+    FRC, BRC    redundant forwards and backwards
+
+Calibration steps, in which nobody runs redundant work, are left out of both.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
+from _disturb import disturb
+from _recorder import read
+
+from bamboo.spec import RedundancyMode
+
+OFF, MODES = RedundancyMode.NONE, list(RedundancyMode)
+WARMUP = 5  # steps that do not count: calibration and rehearsal are among them
+TO_CALIBRATION = 16  # the number of the next calibration step
+MANY = 1_000_000
+TARGET_COST, TARGET_SHARE, TARGET_RATIO = 1.0, 50.0, 1.7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """slow: how much longer the layers of the second stage take."""
+
+    stages: int
+    microbatches: int
+    slow: float
+
+    def __str__(self) -> str:
+        split = f", stage 1 takes {self.slow:g} times as long" if self.slow != 1 else ""
+        return f"{self.stages} stages, {self.microbatches} microbatches{split}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    forward_ms: float
+    layers: int
+    steps: int
+    repeat: int
+    kills: int
+    seed: int
+    modes: list[RedundancyMode]
+
+
+def document(o: Options, case: Case, mode: str, steps: int, standby: int = 0) -> Any:
+    """forward_ms a forward of each stage, twice that a backward; equal layers but for the slowed ones."""
+    result = manifest(TaskName.EMULATED, case.stages, case.microbatches, steps, mode=mode, standby=standby)
+    each = o.forward_ms / o.layers
+    result["spec"]["task"]["config"] = {
+        "layers": o.layers * case.stages, "forwardMs": each, "backwardMs": 2 * each,
+        "slowed": [o.layers, 2 * o.layers, case.slow],
+    }  # fmt: skip
+    return result
+
+
+async def once(place: Lab, o: Options, case: Case, mode: str) -> tuple[dict[str, Any], dict[int, float]]:
+    async with place.watched() as others:
+        job = await Job(place, document(o, case, mode, WARMUP + o.steps), main="_recorder:record").run()
+    steps = range(WARMUP, WARMUP + o.steps)
+    gaps = [job.committed[k] - job.committed[k - 1] for k in steps]
+    done = [x for x in read(job.folder) if x.step in steps]
+    layers, backwards = ([x for x in done if x.name == name] for name in ("RedundantForward", "RedundantBackward"))
+    whole = o.steps * case.microbatches
+    by_stage = [100 * sum(x.cell.stage == s for x in layers) / (whole * o.layers) for s in range(case.stages)]
+    facts = {
+        "median": 1e3 * median(gaps), "mean": 1e3 * sum(gaps) / len(gaps), "steps": [1e3 * g for g in gaps],
+        "share": sum(by_stage) / case.stages, "share_by_stage": by_stage,
+        "backwards": 100 * len(backwards) / (whole * case.stages), "others": others[0],
+    }  # fmt: skip
+    return facts, job.losses
+
+
+async def cost(place: Lab, o: Options, case: Case) -> dict[str, Any]:
+    rounds: list[dict[str, Any]] = []
+    for number in range(o.repeat):
+        facts: dict[str, Any] = {}
+        losses = {}
+        first = number % len(o.modes)
+        for mode in o.modes[first:] + o.modes[:first]:
+            facts[mode], losses[mode] = await once(place, o, case, mode)
+        if any(losses[mode] != losses[OFF] for mode in o.modes):
+            raise RuntimeError(f"{case}: the modes did not give the same losses")
+        rounds.append(facts)
+        told = ", ".join(f"{mode} {facts[mode]['median']:.1f} ms ({facts[mode]['share']:.0f} %)" for mode in o.modes)
+        say(f"{case}, {number + 1}/{o.repeat}: {told}; others {max(f['others'] for f in facts.values()):.2f}")
+    return {"case": asdict(case), "rounds": rounds}
+
+
+def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
+    """In per cent over the mode None of the same round."""
+    return [100 * (facts[mode][figure] / facts[OFF][figure] - 1) for facts in rounds]
+
+
+def report_cost(o: Options, found: dict[str, Any]) -> None:
+    case, rounds = Case(**found["case"]), found["rounds"]
+    rows = []
+    for mode in o.modes:
+        times, by_mean = costs(rounds, mode, "median"), costs(rounds, mode, "mean")
+        share, backwards = (median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards"))
+        taken = median([facts[mode]["others"] for facts in rounds])
+        rows.append([
+            mode, f"{median([facts[mode]['median'] for facts in rounds]):.1f}", f"{median(times):+.2f}",
+            f"{min(times):+.2f} to {max(times):+.2f}", f"{median(by_mean):+.2f}", f"{share:.0f}", f"{backwards:.0f}",
+            f"{taken:.2f}",
+        ])  # fmt: skip
+    columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "cores others took"]
+    show(f"{case}; {len(rounds)} rounds of {o.steps} steps", columns, rows)
+    for mode in o.modes:
+        stages = zip(*(facts[mode]["share_by_stage"] for facts in rounds), strict=True)
+        print(f"{mode}, FRC of stages 0 and up, %:", ", ".join(f"{median(values):.0f}" for values in stages))
+
+
+async def takeover(place: Lab, o: Options, case: Case) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode in o.modes[1:]:
+        job = document(o, case, mode, MANY, standby=1)
+        found[mode] = await disturb(place, job, o.kills, notice=False, exits=True, seed=o.seed)
+    return {"case": asdict(case), "modes": found}
+
+
+def report_takeover(o: Options, found: dict[str, Any]) -> None:
+    rows = []
+    for mode, result in found["modes"].items():
+        taken = result["takeovers"]
+        told = [row["reported"] for row in taken]
+        cells = [_spread([row[name] for row in taken], 0) for name in ("without_recompute", "pause")]
+        rows.append([
+            mode, *cells, f"{median([row['calm'] for row in taken]):.0f}", _spread([row["ratio"] for row in taken], 2),
+            *(_spread([t[name] for t in told], 0) for name in ("forwards", "backwards", "reused")),
+            f"{result['others']:.2f}",
+        ])  # fmt: skip
+    columns = [
+        "", "before recomputing, ms", "pause, ms", "calm step", "affected / calm", "forwards", "backwards", "reused",
+        "cores others took",
+    ]  # fmt: skip
+    show(f"{Case(**found['case'])}; {o.kills} kills in each mode: median (max)", columns, rows)
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{quantile(values, 0.5):.{digits}f} ({max(values):.{digits}f})"
+
+
+def command(
+    stages: Annotated[list[int], typer.Option(help="Numbers of stages, each a case.")] = [4, 8],  # noqa: B006
+    per_stage: Annotated[list[int], typer.Option(help="Microbatches for each stage, each a case.")] = [2],  # noqa: B006
+    slow: Annotated[list[float], typer.Option(help="Slowness of stage 1, each a case.")] = [1.0],  # noqa: B006
+    forward_ms: Annotated[float, typer.Option(help="A stage's forward; its backward takes twice that.")] = 10.0,
+    layers: Annotated[int, typer.Option(help="Layers of each stage.")] = 4,
+    mode: Annotated[list[RedundancyMode], typer.Option(help="Modes, None being always among them.")] = MODES,
+    steps: Annotated[int, typer.Option(help="Measured steps of each run.", min=2, max=TO_CALIBRATION - WARMUP)] = 11,
+    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every mode runs once. 0: no cost.")] = 4,
+    takeovers: Annotated[bool, typer.Option("--takeover", help="Also kill workers, in each mode.")] = False,
+    kills: Annotated[int, typer.Option(help="Workers to kill in each mode.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of stages and moments of the kills.")] = 0,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
+) -> None:
+    """What each redundancy mode costs while nothing fails, and what it saves when a worker is killed."""
+    modes = [OFF, *(m for m in dict.fromkeys(mode) if m is not OFF)]
+    o = Options(
+        forward_ms=forward_ms, layers=layers, steps=steps, repeat=repeat, kills=kills, seed=seed, modes=modes
+    )  # fmt: skip
+    cases = [Case(p, p * m, f) for p in stages for m in per_stage for f in slow]
+
+    async def body() -> None:
+        async with lab() as place:
+            found = [await cost(place, o, case) for case in cases] if repeat else []
+            taken = [await takeover(place, o, case) for case in cases] if takeovers else []
+        if str(output) != "-":
+            print(f"Targets: EagerForward costs less than {TARGET_COST:g} %, with more than {TARGET_SHARE:g} % of FRC")
+            print(f"where there is room; the affected step takes at most {TARGET_RATIO:g} times a calm one.\n")
+            for result in found:
+                report_cost(o, result)
+            for result in taken:
+                report_takeover(o, result)
+        write_json(output, {"machine": machine(), "options": asdict(o), "cost": found, "takeover": taken})
+
+    main(body())
+
+
+if __name__ == "__main__":
+    typer.run(command)
