@@ -10,18 +10,21 @@ round. All modes must give the same losses, to the last bit.
     cost        how much longer the median step takes than with the mode None
     share       redundant forwards of layers, of layers times microbatches, in a step
     FRC, BRC    redundant forwards and backwards
+    held up     own forwards and backwards in a step, of all workers, that begin within a millisecond after a redundant
+                piece: their input may have been there before that was over
 
 Calibration steps, in which nobody runs redundant work, are left out of both.
 """
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
-from _disturb import disturb
-from _recorder import read
+from _disturb import WORK, disturb
+from _recorder import Done, read
 
 from bamboo.spec import RedundancyMode
 
@@ -29,6 +32,7 @@ OFF, MODES = RedundancyMode.NONE, list(RedundancyMode)
 WARMUP = 5  # steps that do not count: calibration and rehearsal are among them
 TO_CALIBRATION = 16  # the number of the next calibration step
 MANY = 1_000_000
+HELD_SECONDS = 0.001
 TARGET_COST, TARGET_SHARE, TARGET_RATIO = 1.0, 50.0, 1.7
 
 
@@ -79,9 +83,17 @@ async def once(place: Lab, o: Options, case: Case, mode: str) -> tuple[dict[str,
     facts = {
         "median": 1e3 * median(gaps), "mean": 1e3 * sum(gaps) / len(gaps), "steps": [1e3 * g for g in gaps],
         "share": sum(by_stage) / case.stages, "share_by_stage": by_stage,
-        "backwards": 100 * len(backwards) / (whole * case.stages), "others": others[0],
+        "backwards": 100 * len(backwards) / (whole * case.stages), "held": held_up(done) / o.steps,
+        "others": others[0],
     }  # fmt: skip
     return facts, job.losses
+
+
+def held_up(done: list[Done]) -> int:
+    return sum(
+        a.worker == b.worker and a.name.startswith("Redundant") and b.name in WORK and b.start - a.end < HELD_SECONDS
+        for a, b in pairwise(sorted(done, key=lambda x: (x.worker, x.start)))
+    )
 
 
 async def cost(place: Lab, o: Options, case: Case) -> dict[str, Any]:
@@ -110,14 +122,15 @@ def report_cost(o: Options, found: dict[str, Any]) -> None:
     rows = []
     for mode in o.modes:
         times, by_mean = costs(rounds, mode, "median"), costs(rounds, mode, "mean")
-        share, backwards = (median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards"))
-        taken = median([facts[mode]["others"] for facts in rounds])
+        share, backwards, held, taken = (
+            median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards", "held", "others")
+        )
         rows.append([
             mode, f"{median([facts[mode]['median'] for facts in rounds]):.1f}", f"{median(times):+.2f}",
             f"{min(times):+.2f} to {max(times):+.2f}", f"{median(by_mean):+.2f}", f"{share:.0f}", f"{backwards:.0f}",
-            f"{taken:.2f}",
+            f"{held:.1f}", f"{taken:.2f}",
         ])  # fmt: skip
-    columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "cores others took"]
+    columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "held up", "others' cores"]
     show(f"{case}; {len(rounds)} rounds of {o.steps} steps", columns, rows)
     for mode in o.modes:
         stages = zip(*(facts[mode]["share_by_stage"] for facts in rounds), strict=True)
@@ -162,7 +175,7 @@ def command(
     layers: Annotated[int, typer.Option(help="Layers of each stage.")] = 4,
     mode: Annotated[list[RedundancyMode], typer.Option(help="Modes, None being always among them.")] = MODES,
     steps: Annotated[int, typer.Option(help="Measured steps of each run.", min=2, max=TO_CALIBRATION - WARMUP)] = 11,
-    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every mode runs once. 0: no cost.")] = 4,
+    repeat: Annotated[int, typer.Option(help="Rounds; in each of them every mode runs once. 0: no cost.")] = 3,
     takeovers: Annotated[bool, typer.Option("--takeover", help="Also kill workers, in each mode.")] = False,
     kills: Annotated[int, typer.Option(help="Workers to kill in each mode.")] = 4,
     seed: Annotated[int, typer.Option(help="Of stages and moments of the kills.")] = 0,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bamboo.events import Outcome
-from processes import Processes, run, run_with_faults
+from bamboo.reconcile import protected
+from processes import Decide, Processes, run, run_with_faults
 
 STEPS = 12
 
@@ -107,6 +108,62 @@ def test_sigterm_is_a_notice(references: Any, tmp_path: Path) -> None:
     assert_same(job, references[4, 1, False])
     assert any(e.reason == "PlannedTakeover" for e in job.story)
     assert job.exits[job.acted[0]] == 0
+
+
+def kill_once(cells: list[tuple[int, int]], step: int = 5) -> Decide:
+    """SIGKILL the owners of these cells, all in the same instant."""
+
+    def decide(job: Processes) -> None:
+        if job.state.step >= step and not job.acted and job.state.plan:
+            for worker in {job.owner(*cell) for cell in cells}:
+                job.signal(worker)
+
+    return decide
+
+
+def test_two_non_neighbours_at_once(references: Any, tmp_path: Path) -> None:
+    job = run(manifest(), tmp_path, kill_once([(0, 1), (0, 3)]))
+    assert_same(job, references[4, 1, False])
+    assert job.state.preemptions == 2
+
+
+def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(tmp_path: Path) -> None:
+    job = run(manifest(), tmp_path, kill_once([(0, 1), (0, 2)]))
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert "stage 2 of pipeline 0" in job.finish.message
+    assert "not recoverable without a checkpoint" in job.finish.message
+    assert not job.pool.alive
+
+
+def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: Any, tmp_path: Path) -> None:
+    job = run(manifest(2, 2), tmp_path, kill_once([(1, 0), (1, 1)]))
+    assert_same(job, references[2, 2, False])
+
+
+@pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
+def test_a_loss_during_healing(healer: bool, references: Any, tmp_path: Path) -> None:
+    def decide(job: Processes) -> None:
+        plan = job.state.plan
+        if job.state.step >= 3 and not job.acted and plan:
+            job.signal(job.owner(0, 2))
+        if len(job.acted) == 1 and plan and plan.reason == "Replicating" and job.state.preemptions:
+            filled = {w for c in plan.cells() for w in plan.at(c).replicas if not plan.owned_by(w)}
+            feeding = {plan.at(c).owner for c in plan.cells() if filled & set(plan.at(c).replicas)}
+            safe = [w for w in sorted(feeding) if _covered(job, w)]
+            if healer and filled:
+                job.signal(min(filled))
+            elif safe:
+                job.signal(safe[0])
+
+    job = run(manifest(), tmp_path, decide)
+    assert_same(job, references[4, 1, False])
+    assert len(job.acted) == 2
+
+
+def _covered(job: Processes, worker: str) -> bool:
+    plan = job.state.plan
+    return plan is not None and all(protected(plan, job.state.synced, c) for c in plan.owned_by(worker))
 
 
 def soak_seeds() -> list[int]:

@@ -1,9 +1,9 @@
 """When a piece of redundant work fits into a bubble."""
 
 import pytest
-from bamboo_trainer.pace import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, Pace
 
 from bamboo.plan import Cell
+from bamboo_trainer.pace import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, Pace
 
 SLOT = (Cell(0, 1), 3)
 STAGE, LAYER = 2, 5

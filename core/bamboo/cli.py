@@ -135,7 +135,10 @@ def trace_summary(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what every worker spent its time on, and how much of its idle time redundant work filled."""
+    """Say what every worker's time went to.
+
+    Also how much of its idle time redundant work filled, and which takeovers there were.
+    """
     from rich.console import Console
 
     from bamboo.local.trace_summary import TraceError, read_trace, show, summarize_trace, to_json

@@ -98,7 +98,7 @@ class Usage:
     """A worker's time, or everybody's. Shares are of worker_seconds, and None where there is nothing to divide by.
 
     wall_seconds: from the first plan in force, or the first span, to the last span's end. worker_seconds: the same for
-    one worker, the workers' sum for all.
+    one worker, the workers' sum for all. takeovers: in mid-step; a planned move at a step's boundary is none.
     """
 
     name: str
