@@ -15,7 +15,7 @@ STAMP := $(VENV)/.setup-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help setup demo test lint soak bench clean
+.PHONY: help setup demo test lint soak simulate bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -39,10 +39,14 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=bench $(BIN)/mypy bench/*.py
 	$(BIN)/lint-imports
 
 soak: $(STAMP) ## random faults, N=50 rounds
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m soak --timeout=0 $(PYTEST_ARGS)
+
+simulate: $(STAMP) ## the protocol under random faults in virtual time, N=50 times 100 seeds of each kind
+	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done
 
 bench: ## list the benchmarks
 	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
