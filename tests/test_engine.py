@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo.events import Outcome
+from bamboo.events import Outcome, SpecChanged
+from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
@@ -229,3 +230,21 @@ def _resized(change: str, victim: int, delay: int) -> Job:
     since: list[int] = []
     pipelines = 1 if change == "Growing" else 2
     return Job(manifest(3, pipelines, steps=8, elastic=(1, 2)), decide=decide, capacity=6).run()
+
+
+def test_the_mode_is_switched_at_a_step_boundary() -> None:
+    """Every few turns another mode is asked for; a worker dies in between. The numbers do not change."""
+    modes = ["EagerForward", "None", "EagerBackward", "LazyForward"]
+
+    def decide(job: Job) -> None:
+        if job.turns % 40 == 0 and job.state.plan and job.state.step < 12:
+            document = manifest(3, 1, steps=14, mode=modes[job.turns // 40 % len(modes)])
+            job.inbox.append(SpecChanged(parse_manifest(document)))
+
+    job = Job(manifest(3, 1, steps=14), (Fault("Backward", Cell(0, 1), 13, 2),), decide=decide).run()
+    reference = undisturbed(3, 1, 14)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert not job.faults
+    assert job.digests == reference.digests
+    assert sum(e.reason == "ModeChanged" for e in job.story) >= 3

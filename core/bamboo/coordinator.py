@@ -3,12 +3,14 @@
 It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from bamboo import protocol
 from bamboo.events import (
     ChannelClosed,
     Command,
+    Emit,
     Event,
     Interrupted,
     Notice,
@@ -17,6 +19,7 @@ from bamboo.events import (
     Received,
     RemoveWorker,
     Send,
+    SpecChanged,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -74,6 +77,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             notice(turn, worker, seconds)
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
+        case SpecChanged(spec):
+            _edit(turn, spec)
         case Interrupted():
             turn.finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         case Tick():
@@ -86,6 +91,21 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
     if turn.state.phase == "Saving":
         ask_to_save(turn)
     return turn.state, tuple(turn.commands)
+
+
+def _edit(turn: Turn, wanted: JobSpec) -> None:
+    """Take over the number of pipelines, the redundancy and the standby workers; everything else is fixed by now."""
+    old = turn.state.spec
+    if wanted.topology.stages != old.topology.stages:
+        turn.do(Emit("ChangeRefused", f"spec.topology.stages stays {old.topology.stages} while the job runs", True))
+        wanted = replace(wanted, topology=replace(wanted.topology, stages=old.topology.stages))
+    new = replace(
+        old, topology=wanted.topology, elastic=wanted.elastic, redundancy=wanted.redundancy, standby=wanted.standby
+    )
+    if replace(wanted, topology=new.topology) != new:
+        fixed = "only pipelines, elastic, redundancy and standby may change while the job runs"
+        turn.do(Emit("ChangeRefused", fixed, True))
+    turn.set(spec=new)
 
 
 def _tick(turn: Turn) -> None:

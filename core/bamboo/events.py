@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from bamboo.plan import WorkerId
 from bamboo.protocol import Hello, Message
+from bamboo.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class NoticeWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class SpecChanged:
+    """The user edited the manifest. Only what may change while the job runs is taken over."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; shells send one at least every 100 ms."""
 
@@ -59,7 +67,9 @@ class Interrupted:
     """The user wants the job stopped now."""
 
 
-Event = WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | NoticeWithdrawn | Tick | Interrupted
+Event = (
+    WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | NoticeWithdrawn | SpecChanged | Tick | Interrupted
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
