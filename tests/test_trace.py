@@ -262,7 +262,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with path.open("wb") as file:
         file.truncate(2 << 30)  # sparse
-    with pytest.raises(TraceError, match="expected a trace of at most 1024 MiB"):
+    with pytest.raises(TraceError, match="expected a trace of at most 512 MiB"):
         read_trace(path)
 
 

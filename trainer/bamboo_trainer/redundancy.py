@@ -42,13 +42,16 @@ def turn(engine: "Engine") -> bool:
     """Run one piece of redundant work, if there is one that may run now."""
     assert engine.plan is not None
     active = [run for run in engine.runs.values() if run.program]
-    if len(active) != 1 or active[0].next is None or engine.plan.mode is RedundancyMode.NONE:
+    if len(active) != 1 or engine.plan.mode is RedundancyMode.NONE:
         return False
     run = active[0]
     for cell in shadowed(engine, run):
-        stage = engine.holdings[cell.stage].stage
+        holding = engine.holdings[cell.stage]
+        stage = holding.stage
         if stage is None or stage.version != run.step or run.layout is None or run.step >= engine.steps:
             continue
+        if run.step in holding.reduced:
+            continue  # the cell has finished the step: nothing of it will be repeated
         if _rehearse(engine, run, cell, stage) or _work(engine, run, cell, stage):
             return True
     return False

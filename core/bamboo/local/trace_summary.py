@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 512 << 20  # some 3.5 bytes of memory a byte
 Micros = Annotated[float, msgspec.Meta(ge=0, le=1e17)]
 
 
