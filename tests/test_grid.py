@@ -1,0 +1,78 @@
+"""Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.grid import initial_plan, ring, shadow_of, split_layers, split_microbatches
+from bamboo.plan import Peer, plan_problems
+from bamboo.spec import RedundancyMode
+
+
+def peer(name: str, zone: str = "") -> Peer:
+    return Peer(worker=name, host="h", port=1, zone=zone)
+
+
+@pytest.mark.parametrize(
+    ("costs", "stages", "expected"),
+    [
+        ([1, 1, 1, 1], 2, ((0, 2), (2, 4))),
+        ([4, 1, 1, 1, 1], 2, ((0, 1), (1, 5))),
+        ([1, 1, 1, 1, 4], 2, ((0, 4), (4, 5))),
+        ([1, 2, 3], 3, ((0, 1), (1, 2), (2, 3))),
+        ([5], 1, ((0, 1),)),
+    ],
+)
+def test_layers_are_split_evenly_by_cost(costs: list[float], stages: int, expected: object) -> None:
+    assert split_layers(costs, stages) == expected
+
+
+def test_more_stages_than_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most the model's 2 layers, got 3"):
+        split_layers([1, 1], 3)
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=7), st.integers(1, 7))
+def test_no_split_has_a_cheaper_worst_stage(costs: list[float], stages: int) -> None:
+    if stages > len(costs):
+        return
+    got = split_layers(costs, stages)
+
+    def best(start: int, left: int) -> float:
+        if left == 1:
+            return sum(costs[start:])
+        return min(max(sum(costs[start:end]), best(end, left - 1)) for end in range(start + 1, len(costs) - left + 2))
+
+    assert max(sum(costs[a:b]) for a, b in got) == pytest.approx(best(0, stages))
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: int) -> None:
+    shares = split_microbatches(microbatches, pipelines)
+    assert [m for share in shares for m in share] == list(range(microbatches))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=2, max_size=12))
+def test_neighbours_sit_in_different_zones_where_possible(zones: list[str]) -> None:
+    order = ring([peer(f"w{i}", z) for i, z in enumerate(zones)], len(zones))
+    most = max(zones.count(z) for z in set(zones))
+    clashes = sum(a.zone == b.zone for a, b in itertools.pairwise(order))
+    assert len({p.worker for p in order}) == len(zones)
+    assert clashes <= max(0, most - 1 - (len(zones) - most))
+
+
+def test_the_shadow_is_the_nearest_other_predecessor() -> None:
+    assert shadow_of(["a", "b", "c"], 0) == "c"
+    assert shadow_of(["a", "b", "b"], 2) == "a"
+    assert shadow_of(["a", "a"], 1) is None
+
+
+def test_problems_of_a_plan_are_named() -> None:
+    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, 4, RedundancyMode.LAZY_FORWARD)
+    assert plan_problems(plan) == []
+    broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
+    assert len(plan_problems(broken)) == 3

@@ -1,0 +1,160 @@
+"""Model workers around the real coordinator, to see what it decides."""
+
+from collections import deque
+from typing import Any
+
+from bamboo import coordinator, protocol
+from bamboo.events import (
+    AddWorkers,
+    Finish,
+    Received,
+    Send,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from bamboo.manifest import parse_manifest
+from bamboo.plan import Cell, Plan, plan_problems
+
+
+class World:
+    """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps."""
+
+    def __init__(
+        self, stages: int, pipelines: int, standby: int, least: int | None = None, most: int | None = None
+    ) -> None:
+        document: dict[str, Any] = {
+            "apiVersion": "bamboo.dev/v1alpha1",
+            "kind": "BambooJob",
+            "metadata": {"name": "x"},
+            "spec": {
+                "task": {"entrypoint": "a.b:c"},
+                "training": {"steps": 10_000, "globalBatchSize": 8, "microBatchSize": 1},
+                "topology": {"stages": stages, "pipelines": pipelines},
+                "standby": {"workers": standby},
+                "elastic": {
+                    "minPipelines": least or pipelines,
+                    "maxPipelines": most or pipelines,
+                    "stabilizationSeconds": 0,
+                },
+            },
+        }
+        self.away = 0  # workers that are asked for and do not come
+        self.document, self.spec = document, parse_manifest(document)
+        self.state = coordinator.initial(self.spec, document, secret="", save_path=None, now=0.0)
+        self.now, self.count = 0.0, 0
+        self.finish: Finish | None = None
+        self.plans: list[Plan] = []
+        self.lost: set[str] = set()
+        self.pending: deque[Any] = deque()
+        self.held: dict[str, dict[int, int]] = {}  # what workers say that they hold, stage by stage
+        self.tell(Tick())
+
+    def tell(self, event: object) -> None:
+        self.now += 0.01
+        before = self.state
+        self.state, commands = coordinator.step(self.state, event, self.now)  # type: ignore[arg-type]
+        assert coordinator.step(before, event, self.now) == (self.state, commands)  # type: ignore[arg-type]
+        for command in commands:
+            match command:
+                case AddWorkers(count):
+                    here = max(0, count - self.away)
+                    self.away = max(0, self.away - count)
+                    for _ in range(here):
+                        hello = protocol.Hello(worker=f"w{self.count}", host="h", port=1, zone=f"z{self.count % 3}")
+                        self.pending.append(WorkerJoined(hello))
+                        self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
+                        self.count += 1
+                case Send(worker, protocol.ProfileRequest()):
+                    self.pending.append(Received(worker, protocol.Profile(costs=(1.0,) * 8)))
+                case Send(worker, protocol.ReportRequest()):
+                    report = protocol.Report(committed=self.state.step - 1, held=self.held.get(worker, {}))
+                    self.pending.append(Received(worker, report))
+                case Send(worker, protocol.SendPlan(plan=plan)):
+                    self.check(plan)
+                    self.pending.append(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+                    for cell in plan.owned_by(worker):
+                        for replica in plan.at(cell).replicas:
+                            self.pending.append(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
+                case Finish():
+                    self.finish = command
+
+    def check(self, plan: Plan) -> None:
+        assert plan_problems(plan) == []
+        if self.plans and plan is not self.plans[-1]:
+            old = self.plans[-1]
+            assert plan.epoch == old.epoch + 1
+            stage_holders = {
+                s: {w for d in range(len(old.pipelines)) for w in old.at(Cell(d, s)).holders}
+                for s in range(len(old.stages))
+            }
+            for cell in plan.cells():
+                assert plan.at(cell).owner in stage_holders[cell.stage], "ownership moved to a stranger"
+        if not self.plans or plan is not self.plans[-1]:
+            self.plans.append(plan)
+        assert not plan.worker_ids() & self.lost, "a plan names a lost worker"
+
+    def settle(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            if self.finish:
+                return
+            if not self.pending and self.state.asked_at is not None:
+                self.now += 0.3
+                self.tell(Tick())
+                continue
+            if not self.pending:
+                step, plan = self.state.step, self.state.plan
+                message = protocol.StepCommitted(
+                    step=step,
+                    generation=plan.target.generation if plan else 0,
+                    loss=1.0,
+                    gradient_norm=1.0,
+                    microbatches=8,
+                    seconds=0.1,
+                )
+                before = (self.state.plan, len(self.state.workers))
+                if self.state.plan:
+                    self.tell(Received(self.state.plan.at(Cell(0, 0)).owner, message))
+                if not self.pending and before == (self.state.plan, len(self.state.workers)):
+                    return
+                continue
+            self.deliver()
+        raise AssertionError("the coordinator does not come to rest")
+
+    def deliver(self) -> None:
+        event = self.pending.popleft()
+        name = event.hello.worker if isinstance(event, WorkerJoined) else event.worker
+        if name not in self.lost:
+            self.tell(event)
+
+    def restart(self, dead: tuple[str, ...] = ()) -> None:
+        """The coordinator forgets everything; its workers come back and report, but for those that died meanwhile."""
+        old = self.state
+        self.pending.clear()
+        self.lost |= set(dead)
+        self.state = coordinator.initial(self.spec, self.document, secret="", save_path=None, now=self.now)
+        plan = old.plan
+        assert plan is not None
+        for worker in [w for w in old.workers if w not in dead]:
+            known = plan if worker in plan.worker_ids() else None
+            self.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=known)))
+            self.tell(Received(worker, protocol.WorkerReady()))
+            self.tell(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+            if plan.owned_by(worker) and Cell(0, 0) in plan.owned_by(worker):
+                message = protocol.StepCommitted(
+                    step=old.step - 1,
+                    generation=plan.target.generation,
+                    loss=1.0,
+                    gradient_norm=1.0,
+                    microbatches=8,
+                    seconds=0.0,
+                )
+                self.tell(Received(worker, message))
+            for cell, replica in old.synced:
+                if plan.at(cell).owner == worker:
+                    self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
+            self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
+
+    def lose(self, worker: str) -> None:
+        self.lost.add(worker)
+        self.tell(WorkerLost(worker, "test"))
