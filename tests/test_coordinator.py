@@ -191,3 +191,15 @@ def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
     assert world.state.plan is not None
     assert world.state.plan.reason == "PlannedTakeover"
     assert not world.state.plan.boundary
+
+
+def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    world.now += 2000
+    for worker in world.state.workers:
+        world.tell(Received(worker, protocol.Heartbeat(step=1, doing="waiting for rain")))
+    world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "ProgressDeadlineExceeded"
+    assert "w1 is waiting for rain" in world.finish.message

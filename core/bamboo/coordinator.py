@@ -113,6 +113,7 @@ def _tick(turn: Turn) -> None:
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     if state.phase == "Running" and limit and now - state.last_progress > limit:
-        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s")
+        doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
+        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
     if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:
         turn.finish(Outcome.FAILED, "SaveTimeout", f"the workers did not save within {SAVE_SECONDS:g} s")

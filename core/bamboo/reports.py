@@ -25,6 +25,10 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
     turn.worker(worker, ready=True)
 
 
+def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
+    turn.worker(worker, doing=message.doing)
+
+
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     turn.set(costs=message.costs)
 
@@ -167,6 +171,7 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
 
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
+    protocol.Heartbeat: _heartbeat,
     protocol.Profile: _profile,
     protocol.PeerDown: peer_down,
     protocol.PeerUp: peer_up,

@@ -17,6 +17,7 @@ class Worker:
 
     peer: Peer
     seen: float
+    doing: str = ""  # in its own words
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     cut_since: float | None = None  # the channel is closed since then

@@ -187,6 +187,21 @@ class Engine:
         """The step in progress, for heartbeats."""
         return self.ledger.newest + 1
 
+    def waits_for(self) -> str:
+        """Why there is no work right now, for a person."""
+        for run in self.runs.values():
+            if run.predecessor is not None:
+                return f"the last gradients of {run.cell} from {run.predecessor}"
+            if run.next is None or run.layout is None:
+                return f"the commit of step {run.step}" if run.step < self.steps else "the others to finish"
+            missing = [a for a in self.needed(run, [run.next]) if a not in run.inbox]
+            if missing:
+                kind, d, s, step, m, _ = missing[0]
+                return f"{kind.name} for stage {s} of pipeline {d}, step {step}, microbatch {m}"
+            if isinstance(run.next, ReportReady):
+                return f"a replica of stage {run.cell.stage} of pipeline {run.cell.pipeline}"
+        return "a part"
+
     # instructions
 
     def _is_ready(self, run: Run) -> bool:

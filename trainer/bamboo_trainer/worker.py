@@ -89,6 +89,7 @@ class Worker:
         self.task: Task | None = None
         self.spec: JobSpec | None = None
         self.notified = False
+        self.doing = "starting"
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
 
@@ -114,6 +115,8 @@ class Worker:
 
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
+        if self.engine:
+            self.doing = "training" if busy else f"waiting for {self.engine.waits_for()}"
         for request in list(self.to_save):
             if self.engine and (stage := self.engine.trained(request.stage)):
                 self.to_save.remove(request)
@@ -202,7 +205,7 @@ class Worker:
         )
 
     def _progress(self) -> tuple[int, str]:
-        return (self.engine.step, "training") if self.engine else (0, "starting")
+        return (self.engine.step, self.doing) if self.engine else (0, "starting")
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once."""
