@@ -78,3 +78,13 @@ def test_the_models_learn_and_show_something(tmp_path):
 def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config, message):
     with pytest.raises(TaskError, match=message):
         load_task(entrypoint, config)
+
+
+@pytest.mark.parametrize("where", ["import", "build"])
+def test_a_task_that_exits_is_a_faulty_task(where, tmp_path, monkeypatch):
+    exits = "raise SystemExit(5)"
+    text = exits if where == "import" else f"def build(config):\n    {exits}"
+    (tmp_path / f"leaves_at_{where}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TaskError, match="SystemExit: 5"):
+        load_task(f"leaves_at_{where}:build", {})

@@ -18,7 +18,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         raise TaskError(f'task.entrypoint must be "module:function", got {entrypoint!r}')
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises at import
+    except (Exception, SystemExit) as error:  # whatever the user's module raises at import
         raise TaskError(f"cannot import {module_name!r} ({type(error).__name__}: {error})") from error
     build = getattr(module, name, None)
     if not callable(build):
@@ -30,7 +30,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         raise
     except ValueError as error:
         raise TaskError(f"task.config: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"{entrypoint} raised {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
         raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
