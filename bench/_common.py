@@ -157,7 +157,7 @@ class Job:
             while self.finish is None:
                 self._step(await self.queue.get(), server)
             while self.lab.pool.alive:
-                await asyncio.sleep(TICK_SECONDS)
+                self._step(await self.queue.get(), server)  # late joiners are told that the job is over
         finally:
             ticking.cancel()
             await server.stop()

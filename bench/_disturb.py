@@ -10,7 +10,6 @@ from typing import Any
 
 from _common import Job, Lab, median, say
 from _recorder import Done, read
-
 from bamboo.events import ChannelClosed, Command, Event, Notice, Received, Send
 from bamboo.plan import Cell, WorkerId
 from bamboo.protocol import PlanApplied, SendPlan, TakenOver

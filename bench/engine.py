@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, quantile, say, show, write_json
 
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from _common import Lab, TaskName, lab, machine, main, manifest, quantile, show, write_json
 from _disturb import disturb
 from _restart import restart
