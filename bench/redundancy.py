@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
 from _disturb import WORK, disturb
 from _recorder import Done, read
-
 from bamboo.spec import RedundancyMode
 
 OFF, MODES = RedundancyMode.NONE, list(RedundancyMode)
