@@ -91,7 +91,8 @@ def promote(engine: "Engine", cell: Cell, old: Plan | None, arrived: float) -> N
     if cell in engine.shadows:
         run.adopt(engine.shadows[cell])
     if old is not None:
-        run.catching = Catching(arrived, engine.clock())
+        now = engine.clock()
+        run.catching = Catching(arrived, now, now)
         if engine.plan.boundary and run.step > engine.ledger.newest:
             engine.caught_up(run)  # a move at the boundary, and nothing is owed
 

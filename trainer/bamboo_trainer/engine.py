@@ -168,9 +168,6 @@ class Engine:
         if ready:
             self._execute(min(ready, key=_urgency))
             return True
-        for run in self.runs.values():
-            if run.catching and run.catching.forwards + run.catching.backwards + run.catching.reused:
-                self.caught_up(run)
         for stage, holding in self.holdings.items():
             if self._applicable(holding):
                 self._apply(stage, holding)
@@ -242,17 +239,23 @@ class Engine:
                 self.caught_up(run)  # these were never sent to the one before: what follows is not a repetition
             else:
                 run.catching.count(run, instruction)
-        begun, slot = self.clock(), (run.cell, run.done)
-        if self.pace.measures(run.step):
-            self.pace.waited(slot, begun - self.idle_since if self.idle_since is not None else 0.0)
-        self.idle_since = None
+        begun = self.clock()
+        self._waited(run, begun)
         self.observer.started(name, run.cell, run.step, microbatch)
         execute(self, run, instruction)
         run.done += 1
         self.observer.finished(name, run.cell, run.step, microbatch)
-        stage = self.holdings[run.cell.stage].stage
+        ended, stage = self.clock(), self.holdings[run.cell.stage].stage
+        if run.catching:
+            run.catching.until = ended
         if isinstance(instruction, Forward) and stage:
-            self.pace.ran_forward(self.clock() - begun, stage.layers)
+            self.pace.ran_forward(ended - begun, stage.layers)
+
+    def _waited(self, run: Run, until: float) -> None:
+        """The wait for the cell's next instruction, or for the step's commit, is over."""
+        if self.pace.measures(run.step):
+            self.pace.waited((run.cell, run.done), until - self.idle_since if self.idle_since is not None else 0.0)
+        self.idle_since = None
 
     def tied_stages(self, stage: int) -> list[int]:
         """The other stages that share parameters with this one, in order."""
@@ -287,6 +290,8 @@ class Engine:
         assert self.plan is not None
         cell = next((c for c in self.runs if c.stage == index), Cell(0, index))
         name = "OptimizerStep" if holding.owned else "ReplicaUpdate"
+        if holding.owned and cell in self.runs:
+            self._waited(self.runs[cell], self.clock())
         self.observer.started(name, cell, step, 0)
         stage.apply(holding.reduced.pop(step), self.ledger.commits[step].norm)
         self.observer.finished(name, cell, step, 0)
@@ -329,7 +334,7 @@ class Engine:
             cell=run.cell,
             step=run.step,
             reform_ms=(catching.applied - catching.arrived) * 1e3,
-            recompute_ms=(self.clock() - catching.applied) * 1e3,
+            recompute_ms=(catching.until - catching.applied) * 1e3,
             forwards=catching.forwards,
             reused=catching.reused,
             backwards=catching.backwards,

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Catching:
-    """A takeover in progress: when the plan came and was applied (seconds), and what was repeated since."""
+    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
 
     arrived: float
     applied: float
+    until: float
     forwards: int = 0
     backwards: int = 0
     reused: int = 0  # forwards and backwards that had been computed in advance
