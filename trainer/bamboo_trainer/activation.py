@@ -39,7 +39,8 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
         if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
             resend(engine, cell)
     engine.pace.restart(engine.step)
-    engine.shadows = {c: s for c, s in engine.shadows.items() if engine.worker in plan.at(c).replicas[:1]}
+    kept = {c for c in plan.replicated_by(engine.worker) if plan.at(c).replicas[0] == engine.worker}
+    engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c in kept}
     committing.meet_root(engine, old)
     for stage in engine.holdings:
         replication.announce(engine, stage)
