@@ -29,17 +29,15 @@ def resize(view: View) -> Plan | None:
 def _grow(view: View) -> Plan | None:
     plan, newcomers = view.plan, view.newcomers()
     stages = range(len(plan.stages))
-    rows = {d for d, _ in newcomers}
-    whole = all(Cell(d, s) in newcomers for d in rows for s in stages)
     filled = all((Cell(0, cell.stage), w) in view.synced for cell, w in newcomers.items())
-    if not newcomers or not whole or not filled:
+    if not newcomers or not filled:
         return None
     cells = {c: plan.at(c) for c in plan.cells()}
     for cell, worker in newcomers.items():
         row = [newcomers[Cell(cell.pipeline, s)] for s in stages]
         shadow = shadow_of(row, cell.stage) if view.redundant else None
         cells[cell] = Assignment(owner=worker, replicas=(shadow,) if shadow else ())
-    count = plan.target.pipelines + len(rows)
+    count = plan.target.pipelines + len(newcomers) // len(stages)
     return next_plan(
         view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(plan, count)
     )

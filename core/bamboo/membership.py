@@ -164,10 +164,10 @@ def blamed(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId])
 def _part(turn: Turn) -> Counter[WorkerId]:
     """How many cells each worker owns, and, weighing less, how many it replicates."""
     part: Counter[WorkerId] = Counter()
-    plan = turn.state.plan
-    for cell in plan.cells() if plan else []:
-        part[plan.at(cell).owner] += 1000  # type: ignore[union-attr]
-        part.update(plan.at(cell).replicas)  # type: ignore[union-attr]
+    if plan := turn.state.plan:
+        for cell in plan.cells():
+            part[plan.at(cell).owner] += 1000
+            part.update(plan.at(cell).replicas)
     return part
 
 

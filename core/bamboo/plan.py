@@ -31,6 +31,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replicas: tuple[WorkerId, ...] = ()
 
     @property
+    def shadow(self) -> WorkerId | None:
+        return self.replicas[0] if self.replicas else None
+
+    @property
     def holders(self) -> tuple[WorkerId, ...]:
         return (self.owner, *self.replicas)
 

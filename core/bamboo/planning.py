@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 
 from bamboo import protocol
 from bamboo.elastic import desired_pipelines, resize, settle
@@ -63,7 +62,7 @@ def view(state: State, now: float) -> View:
 def _haste(state: State, worker: Worker, now: float) -> Haste:
     """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
     assert worker.notice_until is not None
-    left, step = worker.notice_until - now, median(state.step_seconds[-20:]) if state.step_seconds else 0.0
+    left, step = worker.notice_until - now, state.usual_step or 0.0
     if left < 1.5 * step:
         return Haste.NOW
     return Haste.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Haste.NONE

@@ -59,7 +59,7 @@ class View:
         plan, depth = self.plan, len(self.plan.stages)
         if len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
             return {}
-        spare = [w for w in self.spare() if w not in {h for h in _healers(self).values() if h}]
+        spare = [w for w in self.spare() if w not in _healers(self).values()]
         newcomers: Workers = {}
         rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
         for cell in (Cell(d, s) for d in rows for s in range(depth)):

@@ -1,6 +1,7 @@
 """The coordinator's memory, and the turn in which an event changes it."""
 
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from bamboo import protocol
@@ -82,6 +83,11 @@ class State:
     finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
     asked_to_save: dict[int, WorkerId] = field(default_factory=dict)  # stage -> who was asked last
     saved: frozenset[int] = frozenset()  # stages
+
+    @property
+    def usual_step(self) -> float | None:
+        """Seconds: the median of the recent steps."""
+        return median(self.step_seconds[-20:]) if self.step_seconds else None
 
     @property
     def ready(self) -> dict[WorkerId, Worker]:

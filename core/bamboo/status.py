@@ -1,7 +1,5 @@
 """The coordinator's state as a person sees it."""
 
-from statistics import median
-
 from bamboo.events import Status, WorkerState
 from bamboo.plan import Cell, WorkerId
 from bamboo.reconcile import protected
@@ -10,7 +8,7 @@ from bamboo.state import State
 
 def status(state: State, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
-    seconds = median(state.step_seconds[-20:]) if state.step_seconds else None
+    seconds = state.usual_step
     steps = state.spec.training.steps
     losses = tuple(state.losses[k] for k in sorted(state.losses))
     return Status(

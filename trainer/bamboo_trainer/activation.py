@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from bamboo.plan import ROOT, Cell, Plan, WorkerId
 from bamboo.protocol import PeerDown, PlanApplied
 from bamboo_trainer import committing, replication
-from bamboo_trainer.frames import Address, Kind
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.run import Catching, Run
 
@@ -39,7 +38,7 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
         if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
             resend(engine, cell)
     engine.pace.restart(engine.step)
-    kept = {c for c in plan.replicated_by(engine.worker) if plan.at(c).replicas[0] == engine.worker}
+    kept = {c for c in plan.replicated_by(engine.worker) if plan.at(c).shadow == engine.worker}
     engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c in kept}
     committing.meet_root(engine, old)
     for stage in engine.holdings:
@@ -77,7 +76,7 @@ def cede(engine: "Engine", cell: Cell) -> None:
     if cell.stage in engine.holdings:
         step, reduced = engine.ledger.newest, engine.holdings[cell.stage].reduced
         if step in reduced:
-            engine.ceded[cell] = engine.frame(Address(Kind.SYNC, *cell, step), (reduced[step],))
+            engine.ceded[cell] = replication.sync(engine, cell, step)
 
 
 def promote(engine: "Engine", cell: Cell, old: Plan | None, arrived: float) -> None:

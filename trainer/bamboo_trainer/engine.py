@@ -295,7 +295,6 @@ class Engine:
         self.observer.started(name, cell, step, 0)
         stage.apply(holding.reduced.pop(step), self.ledger.commits[step].norm)
         self.observer.finished(name, cell, step, 0)
-        self.idle_since = None if holding.owned else self.idle_since
         self.shadows = {c: shadow for c, shadow in self.shadows.items() if c.stage != index}
         for run in [r for r in self.runs.values() if r.cell.stage == index]:
             self.begin(run)

@@ -6,7 +6,6 @@ layer is run only if the expected bubble has room for it (see `pace`), so that n
 shadow takes over is used; the rest is computed then.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,25 +44,16 @@ def turn(engine: "Engine") -> bool:
     if len(active) != 1 or engine.plan.mode is RedundancyMode.NONE:
         return False
     run = active[0]
-    for cell in shadowed(engine, run):
-        holding = engine.holdings[cell.stage]
-        stage = holding.stage
-        if stage is None or stage.version != run.step or run.layout is None or run.step >= engine.steps:
-            continue
-        if run.step in holding.reduced:
-            continue  # the cell has finished the step: nothing of it will be repeated
-        if _rehearse(engine, run, cell, stage) or _work(engine, run, cell, stage):
-            return True
-    return False
-
-
-def shadowed(engine: "Engine", run: Run) -> Iterator[Cell]:
-    """The cell after ours in the ring, if we are its shadow."""
-    plan = engine.plan
-    assert plan is not None
-    cell = Cell(run.cell.pipeline, (run.cell.stage + 1) % len(plan.stages))
-    if cell != run.cell and plan.at(cell).replicas[:1] == (engine.worker,):
-        yield cell
+    cell = Cell(run.cell.pipeline, (run.cell.stage + 1) % len(engine.plan.stages))  # the next one in the ring
+    if cell == run.cell or engine.plan.at(cell).shadow != engine.worker:
+        return False
+    holding = engine.holdings[cell.stage]
+    stage = holding.stage
+    if stage is None or stage.version != run.step or run.layout is None or run.step >= engine.steps:
+        return False
+    if run.step in holding.reduced:
+        return False  # the cell has finished the step: nothing of it will be repeated
+    return _rehearse(engine, run, cell, stage) or _work(engine, run, cell, stage)
 
 
 def _rehearse(engine: "Engine", run: Run, cell: Cell, stage: Stage) -> bool:
@@ -162,13 +152,13 @@ def listens(engine: "Engine", frame: Frame) -> bool:
     plan, cell = engine.plan, frame.address.cell
     if plan is None or frame.epoch > plan.epoch or cell not in plan.cells():
         return False
-    return plan.at(cell).replicas[:1] == (engine.worker,)
+    return plan.at(cell).shadow == engine.worker
 
 
 def echo(engine: "Engine", frame: Frame) -> None:
     """A gradient for a cell goes to its shadow, too, if that runs backwards in advance."""
     assert engine.plan is not None
     if engine.plan.mode is RedundancyMode.EAGER_BACKWARD and frame.address.kind is Kind.GRADIENT:
-        for shadow in engine.plan.at(frame.address.cell).replicas[:1]:
-            if shadow != engine.worker:
-                engine.send(shadow, frame)
+        shadow = engine.plan.at(frame.address.cell).shadow
+        if shadow not in (None, engine.worker):
+            engine.send(shadow, frame)

@@ -25,7 +25,13 @@ def finalize(engine: "Engine", stage: int, step: int, gradient: Tensor) -> None:
     holding.reduced[step] = gradient
     for (cell, replica), feed in engine.feeds.items():
         if cell.stage == stage and feed.since is not None and feed.since <= step:
-            engine.send(replica, engine.frame(Address(Kind.SYNC, *cell, step), (gradient,)))
+            engine.send(replica, sync(engine, cell, step))
+
+
+def sync(engine: "Engine", cell: Cell, step: int) -> Frame:
+    """The final gradients of a step that we hold, for somebody with a part in that cell."""
+    gradient = engine.holdings[cell.stage].reduced[step]
+    return engine.frame(Address(Kind.SYNC, *cell, step), (gradient,))
 
 
 def announce(engine: "Engine", stage: int) -> None:
@@ -60,8 +66,7 @@ def owe(engine: "Engine", cell: Cell, replica: WorkerId, owed: Owed) -> None:
     if owed is Owed.STATE:
         give_state(engine, cell, replica)
     if stage.version in holding.reduced:
-        gradient = holding.reduced[stage.version]
-        engine.send(replica, engine.frame(Address(Kind.SYNC, *cell, stage.version), (gradient,)))
+        engine.send(replica, sync(engine, cell, stage.version))
 
 
 def give_state(engine: "Engine", cell: Cell, worker: WorkerId) -> None:
@@ -115,7 +120,7 @@ def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
     if holding and holding.version > step:
         give_state(engine, cell, worker)
     elif holding and step in holding.reduced:
-        engine.send(worker, engine.frame(Address(Kind.SYNC, *cell, step), (holding.reduced[step],)))
+        engine.send(worker, sync(engine, cell, step))
     for frame in engine.log.to(cell):
         engine.send(worker, engine.again(frame))
     since = [[*run.cell, run.since] for run in engine.runs.values()]

@@ -115,13 +115,14 @@ class Worker:
 
     def _turn(self) -> None:
         busy = self.engine.turn() if self.engine else False
-        if self.engine:
-            self.doing = "training" if busy else f"waiting for {self.engine.waits_for()}"
         for request in list(self.to_save):
             if self.engine and (stage := self.engine.trained(request.stage)):
                 self.to_save.remove(request)
                 self._save(stage, request)
-        for item in self.inbox.take(0.0 if busy else IDLE_SECONDS):
+        items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
+        if self.engine:  # NB: only after a long wait does it matter for what
+            self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
+        for item in items:
             if isinstance(item, Message):
                 self._obey(item)
             elif self.engine:
