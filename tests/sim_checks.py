@@ -80,6 +80,12 @@ class Checks:
         if said.microbatches != self.oracle.arithmetic.microbatches:
             raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
 
+    def told(self, node: "Node") -> None:
+        """A takeover is reported at the latest when the step's last instruction is done: the cell may then move on."""
+        for run in node.engine.runs.values() if node.engine else ():
+            if run.program and run.next is None and run.catching:
+                raise Violation(f"{node.name} has taken over {run.cell}, finished step {run.step}, and not said so")
+
     def bounded(self, node: "Node") -> None:
         engine = node.engine
         if engine is None or engine.plan is None:

@@ -76,13 +76,14 @@ class Scenario:
     slowness: float
     capacity: int
     faults: tuple[Fault, ...]
+    lookahead: int
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
             "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
-            "topology": {"stages": a.stages, "pipelines": a.pipelines},
+            "topology": {"stages": a.stages, "pipelines": a.pipelines, "lookahead": self.lookahead},
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
         }
@@ -95,7 +96,7 @@ class Scenario:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
-            f"{a.steps} steps, standby {self.standby}, ties {a.ties}, {self.mode}, "
+            f"{a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, {self.mode}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
@@ -126,6 +127,7 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Sce
         slowness=10 ** rng.uniform(-1, 0.7),
         capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
         faults=_faults(rng, a, restarts),
+        lookahead=rng.choice((0, 1, 1, 2)),
     )
 
 

@@ -232,6 +232,7 @@ class Simulation:
             tell=tell,
             observer=node,
             clock=lambda: self.clock.now,
+            lookahead=self.scenario.lookahead,
         )
 
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
@@ -242,6 +243,7 @@ class Simulation:
 
     def turned(self, node: Node) -> None:
         """A node has taken its turn."""
+        self.checked(self.checks.told, node)
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.gone)
 
     def sending(self, node: Node, peer: str, frame: Frame) -> bool:

@@ -154,6 +154,9 @@ class StandIn:
     def last(self) -> bool:
         return self._stage == self._a.stages - 1
 
+    def expect(self, step: int, microbatch: int) -> None:
+        """Has no data to read."""
+
     def begin(self) -> Work:
         return Work(torch.zeros(self.size))
 

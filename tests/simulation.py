@@ -194,6 +194,7 @@ class Job:
             tell=tell,
             observer=Watch(self),
             clock=lambda: self.now,
+            lookahead=self.spec.topology.lookahead,
         )
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))

@@ -70,10 +70,11 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
         size = 40_000 if index % 7 == 0 else 3
         for end, peer in ((a, "b"), (b, "a")):
             end.send(peer, make_frame(torch.full((size,), index), microbatch=index))
+            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=Kind.SYNC))
             end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=Kind.STATE))
     for inbox in (a_in, b_in):
-        frames = [event.frame for event in inbox.wait(Arrived, 600)]
-        for kind in (Kind.ACTIVATION, Kind.STATE):
+        frames = [event.frame for event in inbox.wait(Arrived, 900)]
+        for kind in (Kind.ACTIVATION, Kind.SYNC, Kind.STATE):
             got = [frame for frame in frames if frame.address.kind is kind]
             assert [frame.address.microbatch for frame in got] == list(range(300))
             assert all((frame.tensors[0] == frame.address.microbatch).all() for frame in got)
@@ -83,10 +84,34 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
 def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for _ in range(4):
-        a.send("b", make_frame(torch.zeros(16 << 20), kind=Kind.STATE))
+        a.send("b", make_frame(torch.zeros(16 << 20), kind=Kind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
     kinds = [event.frame.address.kind for event in b_in.wait(Arrived, 5)]
     assert kinds.index(Kind.ACTIVATION) < 4
+
+
+def test_a_state_is_sent_at_a_bounded_rate_and_delays_nothing_else(net: Net) -> None:
+    a, _, _, b_in = net.pair()
+    a.trust(SECRET, state_rate=4e6)
+    began = time.monotonic()
+    a.send("b", make_frame(torch.arange(500_000.0), kind=Kind.STATE))  # 2 MB: half a second
+    a.send("b", make_frame(torch.zeros(500_000), kind=Kind.SYNC))
+    a.send("b", make_frame(torch.ones(1)))
+    frames = [event.frame for event in b_in.wait(Arrived, 3)]
+    assert time.monotonic() - began > 0.3
+    assert {f.address.kind for f in frames[:2]} == {Kind.SYNC, Kind.ACTIVATION}
+    assert torch.equal(frames[2].tensors[0], torch.arange(500_000.0))
+
+
+def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
+    a, _, _, _ = net.pair()
+    a.trust(SECRET, state_rate=1e4)
+    a.send("b", make_frame(torch.zeros(1 << 20), kind=Kind.STATE))
+    a.send("b", make_frame(torch.ones(1)))
+    time.sleep(0.2)
+    began = time.monotonic()
+    a.close(0.2)
+    assert time.monotonic() - began < 2
 
 
 def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:

@@ -96,14 +96,10 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over the number of pipelines, the redundancy and the standby workers; everything else is fixed by now."""
     old = turn.state.spec
-    if wanted.topology.stages != old.topology.stages:
-        turn.do(Emit("ChangeRefused", f"spec.topology.stages stays {old.topology.stages} while the job runs", True))
-        wanted = replace(wanted, topology=replace(wanted.topology, stages=old.topology.stages))
-    new = replace(
-        old, topology=wanted.topology, elastic=wanted.elastic, redundancy=wanted.redundancy, standby=wanted.standby
-    )
-    if replace(wanted, topology=new.topology) != new:
-        fixed = "only pipelines, elastic, redundancy and standby may change while the job runs"
+    topology = replace(old.topology, pipelines=wanted.topology.pipelines)
+    new = replace(old, topology=topology, elastic=wanted.elastic, redundancy=wanted.redundancy, standby=wanted.standby)
+    if wanted != new:
+        fixed = "only topology.pipelines, elastic, redundancy and standby may change while the job runs"
         turn.do(Emit("ChangeRefused", fixed, True))
     turn.set(spec=new)
 

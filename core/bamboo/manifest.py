@@ -106,7 +106,11 @@ def _topology(f: Fields) -> s.TopologySpec:
         f.problem("stages", '"auto" is not supported yet, give the number of stages as an integer >= 1')
         f.values = {**f.values, "stages": 1}
     return f.closed(
-        s.TopologySpec(stages=f.integer("stages", high=1024), pipelines=f.integer("pipelines", 1, high=1024))
+        s.TopologySpec(
+            stages=f.integer("stages", high=1024),
+            pipelines=f.integer("pipelines", 1, high=1024),
+            lookahead=f.integer("lookahead", 1, low=0, high=4),
+        )
     )
 
 
@@ -121,8 +125,13 @@ def _elastic(f: Fields, pipelines: int) -> s.ElasticSpec:
 
 
 def _redundancy(f: Fields) -> s.RedundancySpec:
-    mode = f.choice("mode", s.RedundancyMode.EAGER_FORWARD)
-    return f.closed(s.RedundancySpec(mode=mode, placement=f.choice("placement", s.Placement.DEVICE)))
+    return f.closed(
+        s.RedundancySpec(
+            mode=f.choice("mode", s.RedundancyMode.EAGER_FORWARD),
+            placement=f.choice("placement", s.Placement.DEVICE),
+            transfer_mbps=f.integer("transferMBps", 500, high=1_000_000),
+        )
+    )
 
 
 def _standby(f: Fields) -> s.StandbySpec:

@@ -137,8 +137,11 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
+    """lookahead: forwards by which a stage is further ahead of the next one than in plain 1F1B; see docs/design.md."""
+
     stages: int
     pipelines: int = 1
+    lookahead: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +155,11 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
+    """transfer_mbps: megabytes a second that a worker sends at most when it gives a whole state to another one."""
+
     mode: RedundancyMode = RedundancyMode.EAGER_FORWARD
     placement: Placement = Placement.DEVICE
+    transfer_mbps: int = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

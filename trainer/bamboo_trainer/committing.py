@@ -52,8 +52,9 @@ def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float
 
 
 def tell_commit(engine: "Engine", step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
+    frame = engine.frame(Address(Kind.COMMIT, *ROOT, step), meta=to_meta(commit))
     for worker in workers:
-        engine.send(worker, engine.frame(Address(Kind.COMMIT, *ROOT, step), meta=to_meta(commit)))
+        engine.send(worker, frame)
 
 
 def committed(engine: "Engine", step: int, commit: Commit) -> None:
@@ -70,9 +71,9 @@ def committed(engine: "Engine", step: int, commit: Commit) -> None:
         assert engine.plan is not None
         now, before = engine.clock(), engine.committed_at
         engine.committed_at = now
-        tell_coordinator(engine, step, commit, now - before if before is not None else 0.0)
         workers = engine.plan.worker_ids() | (engine.pending or engine.plan).worker_ids()
         tell_commit(engine, step, commit, sorted(workers - {engine.worker}))
+        tell_coordinator(engine, step, commit, now - before if before is not None else 0.0)
     engine.log.committed(step)
     engine.required_epoch = max(engine.required_epoch, commit.epoch)
     if engine.pending and engine.pending.epoch <= engine.required_epoch:

@@ -66,8 +66,9 @@ class Engine:
         tell: Callable[[Message], None],
         observer: Observer,
         clock: Callable[[], float],
+        lookahead: int,
     ) -> None:
-        self.worker, self.steps, self.build = worker, steps, build
+        self.worker, self.steps, self.build, self.lookahead = worker, steps, build, lookahead
         self.transport, self.tell, self.observer, self.clock = transport, tell, observer, clock
         self.plan: Plan | None = None
         self.pending: Plan | None = None
@@ -248,6 +249,8 @@ class Engine:
         ended, stage = self.clock(), self.holdings[run.cell.stage].stage
         if run.catching:
             run.catching.until = ended
+            if run.next is None:
+                self.caught_up(run)  # NB: the cell may move on with the commit
         if isinstance(instruction, Forward) and stage:
             self.pace.ran_forward(ended - begun, stage.layers)
 
@@ -309,7 +312,8 @@ class Engine:
             return
         if run.catching and run.step >= 0:
             self.caught_up(run)
-        run.start(stage, len(self.plan.stages), self.layout(stage.version), bool(self.tied_stages(run.cell.stage)))
+        tied = bool(self.tied_stages(run.cell.stage))
+        run.start(stage, len(self.plan.stages), self.layout(stage.version), tied, self.lookahead)
         if stage.version >= self.steps and not run.finished and run.program:
             run.finished = True
             self.tell(CellFinished(cell=run.cell, digest=stage.digest()))
@@ -372,7 +376,7 @@ class Engine:
                 committing.heard(self, sender, frame)
             case Kind.ASK if self.plan and frame.epoch <= self.plan.epoch:
                 replication.asked(self, sender, address.cell, address.step)
-            case Kind.LOGGED | Kind.LOGGED_BULK if address.cell in self.runs:
+            case Kind.LOGGED | Kind.LOGGED_BULK | Kind.LOGGED_STATE if address.cell in self.runs:
                 replication.answered(self, sender, frame)
             case Kind.SYNC if address.stage in self.holdings:
                 replication.finalize(self, address.stage, address.step, frame.tensors[0])

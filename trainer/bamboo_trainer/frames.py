@@ -25,10 +25,13 @@ class Kind(IntEnum):
     HEARD = 11  # to the root: the newest commits that this worker knows; meta: a list of (step, commit)
     ASK = 12  # to everybody: I repeat a committed step of this cell; give me what came out of it, or what it takes
     LOGGED = 13  # the answer's end: no more boundary frames; meta: the first step in our log, by own cell
-    LOGGED_BULK = 14  # the same on the other link
+    LOGGED_BULK = 14  # the same on the link of the large frames
+    LOGGED_STATE = 15  # the same on the link of the states
 
 
-BULK = frozenset({Kind.SYNC, Kind.STATE, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED, Kind.LOGGED_BULK})
+BULK = frozenset({Kind.SYNC, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED, Kind.LOGGED_BULK})
+STATES = frozenset({Kind.STATE, Kind.LOGGED_STATE})
+ANSWERS_END = (Kind.LOGGED, Kind.LOGGED_BULK, Kind.LOGGED_STATE)  # one on each link
 
 
 class Address(NamedTuple):

@@ -48,6 +48,7 @@ def _parts(engine: "Engine", run: Run) -> tuple[Stage, Work, int]:
 def _forward(engine: "Engine", run: Run, instruction: Forward) -> None:
     stage, work, stages = _parts(engine, run)
     (d, s), m = run.cell, instruction.microbatch
+    _expect_next(engine, run, stage)
     address = Address(Kind.ACTIVATION, d, s, run.step, m)
     if run.ahead and run.is_ahead(instruction):
         run.drop(address)
@@ -62,6 +63,16 @@ def _forward(engine: "Engine", run: Run, instruction: Forward) -> None:
         outputs = stage.forward(work, run.step, m, run.take(address).tensors if s > 0 else None)
     if s < stages - 1:
         engine.emit(engine.frame(Address(Kind.ACTIVATION, d, s + 1, run.step, m), outputs))
+
+
+def _expect_next(engine: "Engine", run: Run, stage: Stage) -> None:
+    """Have the data of the forward after this one read while this one runs."""
+    assert run.layout is not None
+    later = [i.microbatch for i in run.program[run.done + 1 :] if isinstance(i, Forward)]
+    if later:
+        stage.expect(run.step, later[0])
+    elif run.step + 1 < engine.steps:
+        stage.expect(run.step + 1, run.layout.split[run.cell.pipeline][0])
 
 
 def _backward(engine: "Engine", run: Run, instruction: Backward) -> None:

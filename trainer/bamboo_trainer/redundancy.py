@@ -118,7 +118,7 @@ def _mirror(engine: "Engine", shadow: Shadow, stage: Stage) -> bool:
     assert engine.plan is not None
     d, s = shadow.cell
     last = s == len(engine.plan.stages) - 1
-    for instruction in one_f_one_b(s, len(engine.plan.stages), shadow.layout.split[d]):
+    for instruction in one_f_one_b(s, len(engine.plan.stages), shadow.layout.split[d], engine.lookahead):
         m = instruction.microbatch
         if isinstance(instruction, Forward) and not shadow.forwarded(m):
             if not _inputs_known(engine, shadow.cell, shadow.step, m):

@@ -7,7 +7,7 @@ from torch import Tensor
 from bamboo.plan import Cell, Plan, WorkerId
 from bamboo.protocol import LeftBehind, ReplicaSynced
 from bamboo_trainer.feed import Feed, Owed
-from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.frames import ANSWERS_END, Address, Frame, Kind
 from bamboo_trainer.run import Run
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
     for frame in engine.log.to(cell):
         engine.send(worker, engine.again(frame))
     since = [[*run.cell, run.since] for run in engine.runs.values()]
-    for kind in (Kind.LOGGED, Kind.LOGGED_BULK):
+    for kind in ANSWERS_END:
         engine.send(worker, engine.frame(Address(kind, *cell, step), meta=since))
 
 
 def answered(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
-    """All that a worker had for the cell that asked has arrived, on one of the two links."""
+    """All that a worker had for the cell that asked has arrived, on one of its links."""
     run = engine.runs[frame.address.cell]
     if frame.address.step == run.step and frame.epoch == run.asked:
         run.answers[worker, frame.address.kind] = {Cell(int(d), int(s)): int(since) for d, s, since in frame.meta}
@@ -140,7 +140,7 @@ def _lacks_what_is_gone(engine: "Engine", run: Run) -> bool:
     """Everybody has answered: does the rest of the step need a frame that nobody has, nor will make again?"""
     plan = engine.plan
     assert plan is not None
-    links = {(w, kind) for w in plan.worker_ids() - {engine.worker} for kind in (Kind.LOGGED, Kind.LOGGED_BULK)}
+    links = {(w, kind) for w in plan.worker_ids() - {engine.worker} for kind in ANSWERS_END}
     if not links <= run.answers.keys():
         return False
     since = {cell: first for answer in run.answers.values() for cell, first in answer.items()}

@@ -59,12 +59,12 @@ class Run:
     asked: int | None = None
     answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
 
-    def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool) -> None:
+    def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         self.asked = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program = program(self.cell, stages, layout, tied) if layout and active else []
+        self.program = program(self.cell, stages, layout, tied, lookahead) if layout and active else []
         self.work = stage.begin()
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()

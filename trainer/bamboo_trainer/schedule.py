@@ -1,7 +1,10 @@
 """The schedule as data: what a cell does in a step, in which order, and what each instruction waits for.
 
 The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells everything is free
-and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021).
+and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). If two neighbours' warm-ups differ
+by one forward, as there, two microbatches share one way to the next stage and back, so each one costs the time of a
+way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
+three do, while others are computed: a way of up to half a forward and backward costs nothing.
 """
 
 from collections.abc import Sequence
@@ -62,9 +65,14 @@ Instruction = (
 )  # fmt: skip
 
 
-def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Forward | Backward]:
-    """Warm-up forwards, then backward and forward in turn, then the remaining backwards."""
-    warmup = min(len(microbatches), stages - stage)
+def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Forward | Backward]:
+    """Warm-up forwards, then backward and forward in turn, then the remaining backwards.
+
+    lookahead: by how many forwards more than in plain 1F1B each stage is ahead of the next one; 0 is plain, 1 eager.
+    The first stage keeps the activations of `stages + lookahead * (stages - 1)` microbatches, the last one of one.
+    """
+    after = stages - 1 - stage
+    warmup = min(len(microbatches), 1 + after * (1 + lookahead))
     program: list[Forward | Backward] = [Forward(m) for m in microbatches[:warmup]]
     for done, m in enumerate(microbatches[warmup:]):
         program += [Backward(microbatches[done]), Forward(m)]
@@ -72,9 +80,9 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int]) -> list[Fo
     return program
 
 
-def program(cell: Cell, stages: int, layout: Layout, tied: bool) -> list[Instruction]:
+def program(cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int) -> list[Instruction]:
     """The whole step of a cell."""
-    steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline])]
+    steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
     if layout.pipelines > 1:
         steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
     if tied:

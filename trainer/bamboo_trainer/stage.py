@@ -17,6 +17,7 @@ from bamboo_trainer.data import microbatch_samples
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.parameters import FlatParameters
+from bamboo_trainer.reader import Reader
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.ties import TiedSegment, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
@@ -24,7 +25,6 @@ from bamboo_trainer.user_code import (
     autocast,
     build_layer,
     forward_seed,
-    load_batch,
     run_layer,
     seed_forward,
     task_loss,
@@ -101,9 +101,11 @@ class Stage:
         stages: Sequence[tuple[int, int]],
         config: TrainingConfig,
         device: torch.device | str = "cpu",
+        reader: Reader | None = None,
     ) -> None:
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
+        self._reader = reader or Reader(task, config.samples)
         self._device = torch.device(device)
         self._first, self._end = stages[stage]
         self._last = stage == len(stages) - 1
@@ -168,9 +170,13 @@ class Stage:
             return ()
         return tuple(p.detach() for p in forwarding.parts)
 
+    def expect(self, step: int, microbatch: int) -> None:
+        """The forward of that microbatch comes soon: if it needs data, they are read in the background."""
+        if self._stage == 0 or self.last:
+            self._reader.expect(step, microbatch)
+
     def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
-        dataset = self._task.dataset
-        inputs, targets = load_batch(self._task, self._config.samples(step, microbatch, len(dataset)))
+        inputs, targets = self._reader.batch(step, microbatch)
         return tuple(p.to(self._device) for p in inputs), tuple(p.to(self._device) for p in targets)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:

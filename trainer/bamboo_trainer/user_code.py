@@ -4,7 +4,7 @@ Running out of memory is nobody's mistake and passes as it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +69,9 @@ def seed_forward(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """bf16: products in bfloat16, parameters in fp32. Entered per layer, so no cast weight is shared."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:

@@ -36,6 +36,7 @@ from bamboo.spec import JobSpec
 from bamboo_trainer.control import Control
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.reader import Reader
 from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
 from bamboo_trainer.task import Task
 from bamboo_trainer.trace import Silent, TraceFile
@@ -88,6 +89,7 @@ class Worker:
         self.engine: Engine | None = None
         self.task: Task | None = None
         self.spec: JobSpec | None = None
+        self.reader: Reader | None = None
         self.notified = False
         self.doing = "starting"
         self.to_save: list[Save] = []
@@ -110,6 +112,8 @@ class Worker:
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
+            if self.reader:
+                self.reader.close()
         assert self.exit_code is not None
         return self.exit_code
 
@@ -177,15 +181,17 @@ class Worker:
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
         )
-        self.transport.trust(secret)
+        reader = self.reader = Reader(task, config.samples)
+        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         self.engine = Engine(
             worker=self.worker,
             steps=training.steps,
-            build=lambda stage, stages: Stage(task, stage, stages, config),
+            build=lambda stage, stages: Stage(task, stage, stages, config, reader=reader),
             transport=self.transport,
             tell=self.control.send,
             observer=self.observer,
             clock=time.monotonic,
+            lookahead=spec.topology.lookahead,
         )
         self.control.send(WorkerReady())
 

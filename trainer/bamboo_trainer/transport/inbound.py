@@ -64,8 +64,9 @@ class Inbound:
                 return "not in the plan"
             self._sock.settimeout(None)
             self._sock.sendall(wire.ACCEPTED)
+            reader = sockets.Reader(self._sock)
             while True:
-                self._acceptor.arrived(self, self._read(hello.lane))
+                self._acceptor.arrived(self, _read(reader, hello.lane))
         except wire.WireError as error:
             logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
             return str(error)
@@ -85,16 +86,17 @@ class Inbound:
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
-    def _read(self, lane: wire.Lane) -> Frame:
-        """Raises WireError, OSError."""
-        header = wire.parse_header(sockets.receive(self._sock, wire.HEADER.size))
-        if wire.lane_of(header.address.kind) is not lane:
-            raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
-        specs, meta = wire.parse_meta(sockets.receive(self._sock, header.meta_length), header.body_length)
-        try:
-            tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
-        except RuntimeError as error:  # how torch says that memory is out
-            raise wire.WireError(f"no room for {header.body_length} bytes") from error
-        for tensor in tensors:
-            sockets.receive_into(self._sock, wire.byte_view(tensor))
-        return Frame(address=header.address, epoch=header.epoch, tensors=tensors, meta=meta)
+
+def _read(reader: sockets.Reader, lane: wire.Lane) -> Frame:
+    """Raises WireError, OSError."""
+    header = wire.parse_header(reader.receive(wire.HEADER.size))
+    if wire.lane_of(header.address.kind) is not lane:
+        raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
+    specs, meta = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
+    try:
+        tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
+    except RuntimeError as error:  # how torch says that memory is out
+        raise wire.WireError(f"no room for {header.body_length} bytes") from error
+    for tensor in tensors:
+        reader.receive_into(wire.byte_view(tensor))
+    return Frame(address=header.address, epoch=header.epoch, tensors=tensors, meta=meta)

@@ -1,4 +1,8 @@
-"""The sending end of a link: one writer thread that connects, sends what is queued and connects again."""
+"""The sending end of a link: one writer thread that connects, sends what is queued and connects again.
+
+A small frame is sent by the caller's own thread if the kernel takes it at once: waking the writer, which then waits
+for the interpreter's lock, takes longer than such a frame's whole way.
+"""
 
 import contextlib
 import logging
@@ -16,6 +20,8 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that names us
 BACKOFF_SECONDS = (0.05, 1.0)
+AT_ONCE = 64 << 10  # bytes that the caller itself may send
+PIECE = 256 << 10  # bytes between two looks at the rate
 
 Report = Callable[["Outbound"], None]
 
@@ -30,15 +36,19 @@ class Outbound:
         address: tuple[str, int],
         on_broke: Report,
         on_stands: Report,
+        rate: float | None = None,
     ) -> None:
+        """rate: bytes a second that it sends at most."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
         self._on_broke = on_broke
         self._on_stands = on_stands
+        self._rate = rate
         self._changed = threading.Condition()
         self._queue: deque[list[wire.Buffer]] = deque()
         self._sock: socket.socket | None = None
+        self._standing = False  # the socket is past the handshake
         self._broken = False  # what is sent is dropped
         self._lost = False  # the current connection has ended at the other side
         self._moved = False
@@ -52,8 +62,24 @@ class Outbound:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
                 return
-            self._queue.append(buffers)
-            self._changed.notify_all()
+            rest = self._send_at_once(buffers)
+            if rest:
+                self._queue.append(rest)
+                self._changed.notify_all()
+
+    def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
+        """Send what does not block; the rest. Caller holds the lock."""
+        sock = self._sock
+        if sock is None or not self._standing or self._sending or self._queue or sum(map(len, buffers)) > AT_ONCE:
+            return buffers
+        data = b"".join(buffers)
+        try:
+            count = sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            count = 0
+        except OSError:
+            return buffers  # the writer meets the same error, and reports it
+        return [memoryview(data)[count:]] if count < len(data) else []
 
     def move(self, address: tuple[str, int]) -> None:
         """The peer now listens there; a link to where it was is given up."""
@@ -153,11 +179,11 @@ class Outbound:
                 yield sock
             finally:
                 with self._changed:
-                    self._sock = None
+                    self._sock, self._standing = None, False
 
     def _stand(self) -> None:
         with self._changed:
-            self._broken = False
+            self._broken, self._standing = False, True
         self._on_stands(self)
 
     def _watch(self, sock: socket.socket) -> None:
@@ -186,5 +212,17 @@ class Outbound:
                 size += sum(map(len, frame))
             self._sending = True
         for buffer in wire.coalesce(buffers):
-            sock.sendall(buffer)
+            if self._rate is None:
+                sock.sendall(buffer)
+            else:
+                self._send_slowly(sock, buffer, self._rate)
         return True
+
+    def _send_slowly(self, sock: socket.socket, buffer: wire.Buffer, rate: float) -> None:
+        view, due = memoryview(buffer), time.monotonic()
+        while len(view) and not self._closed:
+            sock.sendall(view[:PIECE])
+            due += min(PIECE, len(view)) / rate
+            view = view[PIECE:]
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._lost, max(0.0, due - time.monotonic()))

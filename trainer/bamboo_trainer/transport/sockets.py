@@ -39,3 +39,33 @@ def receive(sock: socket.socket, size: int, deadline: float | None = None) -> by
     buffer = bytearray(size)
     receive_into(sock, memoryview(buffer), deadline)
     return buffer
+
+
+class Reader:
+    """Reads ahead, so that a small frame takes one call of the system; what is large is read straight into place."""
+
+    def __init__(self, sock: socket.socket, size: int = 64 << 10) -> None:
+        self._sock = sock
+        self._ahead = memoryview(bytearray(size))
+        self._start = self._end = 0  # of what was read and not taken
+
+    def receive_into(self, view: memoryview) -> None:
+        """As the function of that name, without a deadline."""
+        while len(view):
+            if self._start == self._end:
+                if len(view) >= len(self._ahead):
+                    receive_into(self._sock, view)
+                    return
+                self._start, self._end = 0, self._sock.recv_into(self._ahead)
+                if not self._end:
+                    raise ConnectionResetError("closed by the peer")
+            count = min(len(view), self._end - self._start)
+            view[:count] = self._ahead[self._start : self._start + count]
+            self._start += count
+            view = view[count:]
+
+    def receive(self, size: int) -> bytearray:
+        """As receive_into, into a new buffer."""
+        buffer = bytearray(size)
+        self.receive_into(memoryview(buffer))
+        return buffer

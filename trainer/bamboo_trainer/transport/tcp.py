@@ -33,6 +33,7 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
+        self._state_rate: float | None = None
         self._deliver = deliver
         self._news = threading.Lock()
         self._changed = threading.Condition()
@@ -49,9 +50,9 @@ class TcpTransport:
         with self._changed:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
-    def trust(self, secret: str) -> None:
-        """Replace the job's secret; links that are formed from now on use it."""
-        self._secret = secret.encode()
+    def trust(self, secret: str, state_rate: float | None = None) -> None:
+        """Replace the job's secret, and limit whole states to so many bytes a second, for links formed from now on."""
+        self._secret, self._state_rate = secret.encode(), state_rate
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
@@ -64,7 +65,8 @@ class TcpTransport:
             link = self._outbound.get(key)
             if link is None:
                 route = (self._me, *key)
-                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands)
+                rate = self._state_rate if key[1] is wire.Lane.STATE else None
+                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
         link.send(buffers)

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import BULK, Address, Frame, Kind
+from bamboo_trainer.frames import BULK, STATES, Address, Frame, Kind
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = 1
@@ -59,9 +59,12 @@ class Lane(StrEnum):
 
     BOUNDARY = "boundary"
     BULK = "bulk"
+    STATE = "state"  # at a bounded rate, so that it does not take the network from the other two
 
 
 def lane_of(kind: Kind) -> Lane:
+    if kind in STATES:
+        return Lane.STATE
     return Lane.BULK if kind in BULK else Lane.BOUNDARY
 
 

@@ -1,0 +1,99 @@
+"""Reading ahead: the same batches, one call at a time, errors where the batch is asked for."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from bamboo_trainer.reader import MOST_AHEAD, Reader
+from bamboo_trainer.task import Parts
+from bamboo_trainer.user_code import TaskError
+from stage_kit import CONFIG, small_task
+
+SECONDS = 10.0
+
+
+@dataclass
+class Slow:
+    """A dataset that notes who calls it, and may be held up or fail."""
+
+    may_go: threading.Event = field(default_factory=threading.Event)
+    inside: threading.Event = field(default_factory=threading.Event)
+    calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    broken: bool = False
+
+    def __len__(self) -> int:
+        return 1000
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.calls.append((threading.current_thread().name, tuple(indices)))
+        self.inside.set()
+        assert self.may_go.wait(SECONDS)
+        self.at_once -= 1
+        if self.broken:
+            raise OSError("the disk is gone")
+        return (torch.tensor(indices),), (torch.tensor(indices) + 1,)
+
+
+@pytest.fixture
+def data():
+    return Slow()
+
+
+@pytest.fixture
+def reader(data):
+    reader = Reader(small_task(dataset=data), CONFIG.samples)
+    yield reader
+    data.may_go.set()
+    reader.close()
+
+
+def test_what_is_expected_is_read_before_it_is_asked_for(reader: Reader, data: Slow) -> None:
+    reader.expect(0, 1)
+    assert data.inside.wait(SECONDS), "nobody reads"
+    data.may_go.set()
+    (inputs,), (targets,) = reader.batch(0, 1)
+    assert inputs.tolist() == list(CONFIG.samples(0, 1, 1000))
+    assert torch.equal(targets, inputs + 1)
+    assert len(data.calls) == 1
+    assert data.calls[0][0].startswith("bamboo-data")
+    assert torch.equal(reader.batch(0, 1)[0][0], inputs), "asked again, it is read again"
+    assert data.calls[1] == (threading.current_thread().name, data.calls[0][1])
+
+
+def test_the_dataset_is_called_by_one_thread_at_a_time(reader: Reader, data: Slow) -> None:
+    reader.expect(0, 0)
+    assert data.inside.wait(SECONDS)
+    threading.Timer(0.05, data.may_go.set).start()
+    reader.batch(0, 2)
+    assert data.most_at_once == 1
+
+
+def test_an_error_is_raised_where_the_batch_is_asked_for(reader: Reader, data: Slow) -> None:
+    data.broken = True
+    data.may_go.set()
+    reader.expect(3, 0)
+    with pytest.raises(TaskError, match="OSError: the disk is gone"):
+        reader.batch(3, 0)
+
+
+def test_what_is_never_asked_for_does_not_pile_up(reader: Reader, data: Slow) -> None:
+    data.may_go.set()
+    for step in range(20 * MOST_AHEAD):
+        reader.expect(step, 0)
+    assert len(reader._expected) == MOST_AHEAD
+
+
+def test_close_does_not_wait_for_a_stuck_dataset(reader: Reader, data: Slow) -> None:
+    reader.expect(0, 0)
+    assert data.inside.wait(SECONDS)
+    began = time.monotonic()
+    reader.close()
+    assert time.monotonic() - began < 1.0
