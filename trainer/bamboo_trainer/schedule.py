@@ -1,8 +1,8 @@
 """The schedule as data: what a cell does in a step, in which order, and what each instruction waits for.
 
 The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells everything is free
-and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). If two neighbours' warm-ups differ
-by one forward, as there, two microbatches share one way to the next stage and back, so each one costs the time of a
+and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). There two neighbours' warm-ups
+differ by one forward, so two microbatches share one way to the next stage and back, and each one costs the time of a
 way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
 three do, while others are computed: a way of up to half a forward and backward costs nothing.
 """
