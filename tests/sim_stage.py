@@ -174,7 +174,13 @@ class StandIn:
             self.advance(forwarding)
         return self.complete(work, forwarding)
 
-    def start(self, step: int, microbatch: int, inputs: Parts | None) -> "Advancing":
+    def wait(self) -> None:
+        """Computes at once."""
+
+    def park(self, parked: bool) -> None:
+        """Lives in host memory anyway."""
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
         given = int(inputs[0].item()) if inputs is not None else 0
         if step < self._a.steps:
             self._require(f"input of {microbatch}", given, self._oracle.inputs[self._stage, step, microbatch])

@@ -12,6 +12,7 @@ from bamboo import coordinator, protocol
 from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWorker, Send, Tick, WorkerJoined, WorkerLost
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell
+from bamboo.spec import Placement
 from bamboo_trainer.engine import Engine
 from bamboo_trainer.loading import layer_costs, load_task
 from bamboo_trainer.stage import Stage, TrainingConfig
@@ -195,6 +196,7 @@ class Job:
             observer=Watch(self),
             clock=lambda: self.now,
             lookahead=self.spec.topology.lookahead,
+            on_host=self.spec.redundancy.placement is Placement.HOST,
         )
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))

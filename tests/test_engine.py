@@ -117,6 +117,18 @@ def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> 
     assert reused > 0
 
 
+def test_replicas_in_host_memory_take_over_with_the_same_bits() -> None:
+    document = manifest(4, 1, mode="EagerForward", standby=1)
+    document["spec"]["redundancy"]["placement"] = "Host"
+    reused = 0
+    for fault in instructions(4, 1, step=3, mode="EagerForward"):
+        if fault.cell == Cell(0, 2):
+            job = Job(document, (fault,)).run()
+            assert_same(job, 4, 1)
+            reused += sum(t.reused for t in job.state.takeovers)
+    assert reused > 0
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_notice_drains_at_a_boundary(stage: int) -> None:
     def decide(job: Job) -> None:

@@ -66,7 +66,7 @@ def take_roles(engine: "Engine", plan: Plan, old: Plan | None) -> None:
             begins = old is None and (plan.epoch == 1 or stage in owned)
             assert begins or stage not in owned, f"{engine.worker} is to own stage {stage} and has no state of it"
             engine.holdings[stage] = Holding(engine.build(stage, plan.stages) if begins else None)
-        engine.holdings[stage].owned = stage in owned
+        engine.holdings[stage].give(stage in owned, engine.on_host)
 
 
 def cede(engine: "Engine", cell: Cell) -> None:

@@ -67,8 +67,11 @@ class Engine:
         observer: Observer,
         clock: Callable[[], float],
         lookahead: int,
+        on_host: bool = False,
     ) -> None:
-        self.worker, self.steps, self.build, self.lookahead = worker, steps, build, lookahead
+        """on_host: what is kept for others only waits in host memory."""
+        self.worker, self.steps, self.build = worker, steps, build
+        self.lookahead, self.on_host = lookahead, on_host
         self.transport, self.tell, self.observer, self.clock = transport, tell, observer, clock
         self.plan: Plan | None = None
         self.pending: Plan | None = None
@@ -245,8 +248,11 @@ class Engine:
         self.observer.started(name, run.cell, run.step, microbatch)
         execute(self, run, instruction)
         run.done += 1
+        stage = self.holdings[run.cell.stage].stage
+        if stage:
+            stage.wait()
         self.observer.finished(name, run.cell, run.step, microbatch)
-        ended, stage = self.clock(), self.holdings[run.cell.stage].stage
+        ended = self.clock()
         if run.catching:
             run.catching.until = ended
             if run.next is None:
@@ -274,8 +280,9 @@ class Engine:
         redundancy.echo(self, frame)
 
     def frame(self, address: Address, tensors: tuple[Tensor, ...] = (), meta: Any = None) -> Frame:
+        """What is sent, and so the log, lives in host memory."""
         assert self.plan is not None
-        return Frame(address=address, epoch=self.plan.epoch, tensors=tensors, meta=meta)
+        return Frame(address=address, epoch=self.plan.epoch, tensors=tuple(t.cpu() for t in tensors), meta=meta)
 
     def again(self, frame: Frame) -> Frame:
         """A frame from the log, to be sent once more."""

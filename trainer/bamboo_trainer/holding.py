@@ -16,6 +16,12 @@ class Holding:
     owned: bool = False
     rehearsed: bool = False
 
+    def give(self, owned: bool, on_host: bool) -> None:
+        """It is this worker's to run, or only to keep for another one. on_host: then in host memory."""
+        self.owned = owned
+        if self.stage:
+            self.stage.park(on_host and not owned)
+
     @property
     def version(self) -> int:
         return self.stage.version if self.stage else -1

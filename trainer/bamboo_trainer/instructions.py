@@ -107,10 +107,10 @@ def _reduce(engine: "Engine", run: Run, _: ReduceGradients) -> None:
         if e == d:
             share = work.gradient[chunk(stage.size, pipelines, d)]
         else:
-            share = run.take(Address(Kind.CONTRIBUTION, d, s, run.step, 0, e)).tensors[0]
+            share = run.take(Address(Kind.CONTRIBUTION, d, s, run.step, 0, e)).tensors[0].to(work.gradient.device)
         total = share.clone() if total is None else total.add_(share)
     assert total is not None
-    run.final = torch.empty(stage.size)
+    run.final = torch.empty_like(work.gradient)
     run.final[chunk(stage.size, pipelines, d)] = total
     for e in range(pipelines):
         if e != d:
@@ -156,7 +156,7 @@ def _sum_tied(engine: "Engine", run: Run, _: SumTied) -> None:
         total = torch.zeros_like(own)
         for other in sorted(segment.stages):
             shared = [t.group for t in segments if other in t.stages]
-            total += own if other == s else received[other][shared.index(segment.group)]
+            total += own if other == s else received[other][shared.index(segment.group)].to(own.device)
         own.copy_(total)
 
 

@@ -1,12 +1,13 @@
 """What a stage's optimizer remembers, by name; and, where it can be told, before the first step."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bamboo_trainer.parameters import FlatParameters
+from bamboo_trainer.placement import to_host
 from bamboo_trainer.user_code import TaskError
 
 Scalar = int | float | bool | None
@@ -74,10 +75,30 @@ class OptimizerState:
         """Forgets everything and takes copies of these; for a state that is not fixed."""
         for slot in self._slots:
             prefix = _prefix(slot.name)
-            state = {n.removeprefix(prefix): t.detach().clone() for n, t in given.items() if n.startswith(prefix)}
+            device = slot.parameter.device
+            state = {
+                n.removeprefix(prefix): t.detach().to(device if t.dim() else "cpu", copy=True)
+                for n, t in given.items()
+                if n.startswith(prefix)
+            }
             self._state.pop(slot.parameter, None)
             if state:
                 self._state[slot.parameter] = state
+
+    def park(self) -> None:
+        """Move what is as large as the parameters to host memory."""
+        self._move(to_host)
+
+    def fetch(self, device: torch.device) -> None:
+        """Move it back to where the parameters are."""
+        self._move(lambda tensor: tensor.to(device))
+
+    def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
+        for slot in self._slots:
+            state = self._state.get(slot.parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim():  # NB: counters are where the optimizer wants them
+                    state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         for slot in self._slots:

@@ -41,6 +41,8 @@ class FlatParameters:
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
         self._bound: Tensor | None = None
+        held = [self.flat, *self.constants.values()]
+        self._storages = {t.untyped_storage().data_ptr() for t in held if t.numel()}
 
     def _collect(
         self, layers: Mapping[int, nn.Module], shared: Mapping[int, tuple[int, str]], device: torch.device
@@ -60,6 +62,10 @@ class FlatParameters:
                 self.size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
             for name, buffer in layer.named_buffers():
                 self.constants[f"{index}.{name}"] = buffer
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Is it a parameter or a constant, or a part of one?"""
+        return tensor.untyped_storage().data_ptr() in self._storages
 
     def bind(self, gradient: Tensor) -> None:
         """Makes the parameters' gradients views of this tensor, which backwards then add to."""

@@ -105,9 +105,10 @@ def _advance(engine: "Engine", shadow: Shadow, stage: Stage, microbatch: int) ->
     engine.observer.started("RedundantForward", shadow.cell, shadow.step, microbatch)
     if microbatch not in shadow.forwardings:
         inputs = _inputs(engine, shadow.cell, shadow.step, microbatch)
-        shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs)
+        shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, engine.on_host)
     forwarding = shadow.forwardings[microbatch]
     stage.advance(forwarding)
+    stage.wait()
     if forwarding.done:
         shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
     engine.observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)

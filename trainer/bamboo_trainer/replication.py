@@ -85,6 +85,7 @@ def restore(engine: "Engine", address: Address, frame: Frame) -> None:
     stage = holding.stage or engine.build(address.stage, engine.plan.stages)
     stage.restore(frame.tensors, frame.meta["state"])
     holding.stage = stage
+    holding.give(holding.owned, engine.on_host)
     holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version}
     engine.ledger.generations.setdefault(stage.version, int(frame.meta["generation"]))
     engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c.stage != address.stage}

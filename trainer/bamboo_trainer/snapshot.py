@@ -26,7 +26,7 @@ def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) ->
         "names": [name for name, _ in named],
         "scalars": optimizer.scalars(),
     }
-    return tuple(t.detach().clone() for _, t in named), meta
+    return tuple(t.detach().to("cpu", copy=True) for _, t in named), meta
 
 
 def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts, meta: Mapping[str, Any]) -> int:

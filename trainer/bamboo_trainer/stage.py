@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from bamboo_trainer import snapshot
+from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, share_parameters
 from bamboo_trainer.data import microbatch_samples
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.parameters import FlatParameters
+from bamboo_trainer.placement import contexts_on_host, wait_for
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.ties import TiedSegment, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
     TaskError,
-    autocast,
     build_layer,
     forward_seed,
     run_layer,
@@ -80,6 +81,7 @@ class Forwarding:
     parts: Parts
     layer: int  # the next one
     end: int
+    on_host: bool = False  # what the backward will need waits in host memory
 
     @property
     def done(self) -> bool:
@@ -115,7 +117,9 @@ class Stage:
         self._tied = tied_segments(self._parameters.slots, groups, stages)
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
+        self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
         self._checked_buffers = False
+        self._parked = False
 
     @property
     def last(self) -> bool:
@@ -141,21 +145,22 @@ class Stage:
         self._checked_buffers = True
         return self.complete(work, forwarding)
 
-    def start(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
         assert (inputs is None) == (self._stage == 0)
         if inputs is None:
             leaves = self._load(step, microbatch)[0]
         else:
-            leaves = tuple(p.detach().requires_grad_(p.is_floating_point()) for p in inputs)
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end)
+            there = (p.detach().to(self._device) for p in inputs)
+            leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
         index, f = forwarding.layer, forwarding
         seed_forward(self._device, forward_seed(self._config.seed, f.step, f.microbatch, index))
-        with torch.enable_grad():
-            with autocast(self._device, self._config.precision):
+        with torch.enable_grad(), contexts_on_host(self._parameters.holds) if f.on_host else nullcontext():
+            with self._autocast(self._device, self._config.precision):
                 f.parts = run_layer(self._layers[index], index, f.parts)
             f.layer += 1
             if f.done and self.last:
@@ -169,6 +174,18 @@ class Stage:
             work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
             return ()
         return tuple(p.detach() for p in forwarding.parts)
+
+    def wait(self) -> None:
+        """Until what was started on the device is done."""
+        wait_for(self._device)
+
+    def park(self, parked: bool) -> None:
+        """Keep the optimizer's state in host memory, but for the steps; or no more."""
+        if parked and not self._parked:
+            self._optimizer_state.park()
+        elif self._parked and not parked:
+            self._optimizer_state.fetch(self._device)
+        self._parked = parked
 
     def expect(self, step: int, microbatch: int) -> None:
         """The forward of that microbatch comes soon: if it needs data, they are read in the background."""
@@ -209,7 +226,7 @@ class Stage:
         floating = [p for p in outputs if p.is_floating_point()]
         if len(floating) != len(gradients):
             raise ValueError(f"expected {len(floating)} gradients for stage {self._stage}, got {len(gradients)}")
-        pairs = [(p, g) for p, g in zip(floating, gradients, strict=True) if p.requires_grad]
+        pairs = [(p, g.to(self._device)) for p, g in zip(floating, gradients, strict=True) if p.requires_grad]
         if pairs:
             try:
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
@@ -226,8 +243,9 @@ class Stage:
 
     def norm_squared(self, gradient: Tensor) -> float:
         """The sum of squares in fp64. A tied parameter counts on its lowest stage only."""
+        gradient = gradient.to(self._device)
         elsewhere = {s.group for s in self._tied if s.stages[0] != self._stage}
-        total = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for slot in self._parameters.slots:
             if slot.group is None or slot.group not in elsewhere:
                 total += slot.of(gradient).double().square().sum()
@@ -237,9 +255,14 @@ class Stage:
         """One optimizer step with the final gradient, which is not modified; `norm` is the global one."""
         limit = self._config.max_gradient_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        self._parameters.bind(gradient * scale)  # a copy: an optimizer may write to its gradients
+        self._parameters.bind(gradient.to(self._device) * scale)  # a copy: an optimizer may write to its gradients
+        if self._parked:
+            self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)
+        if self._parked:
+            self._optimizer_state.park()
         self._parameters.unbind()
+        forget_casts()
         self.version += 1
 
     def tied_segments(self) -> tuple[TiedSegment, ...]:
@@ -257,6 +280,9 @@ class Stage:
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
+        forget_casts()
+        if self._parked:
+            self._optimizer_state.park()
 
     def digest(self) -> str:
         """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state."""
@@ -265,7 +291,7 @@ class Stage:
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
         return {
-            f"layers.{index}.{name}": tensor.detach().clone()
+            f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
             for index, layer in self._layers.items()
             for name, tensor in layer.state_dict().items()
         }

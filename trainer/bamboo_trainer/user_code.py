@@ -4,7 +4,7 @@ Running out of memory is nobody's mistake and passes as it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -67,11 +67,6 @@ def seed_forward(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16: products in bfloat16, parameters in fp32. Entered per layer, so no cast weight is shared."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:

@@ -32,10 +32,11 @@ from bamboo.protocol import (
     WorkerFailed,
     WorkerReady,
 )
-from bamboo.spec import JobSpec
+from bamboo.spec import JobSpec, Placement
 from bamboo_trainer.control import Control
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.placement import DeviceError, choose_device, use
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
 from bamboo_trainer.task import Task
@@ -103,6 +104,8 @@ class Worker:
                 self._turn()
         except TaskError as error:
             self._fail("TaskFailed", str(error))
+        except DeviceError as error:
+            self._fail("DeviceUnavailable", str(error))
         except MemoryError as error:
             self._fail("OutOfMemory", str(error))
         except Exception as error:
@@ -182,16 +185,19 @@ class Worker:
             micro_batch_size=training.micro_batch_size,
         )
         reader = self.reader = Reader(task, config.samples)
+        device = choose_device(self.worker)
+        use(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         self.engine = Engine(
             worker=self.worker,
             steps=training.steps,
-            build=lambda stage, stages: Stage(task, stage, stages, config, reader=reader),
+            build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
             transport=self.transport,
             tell=self.control.send,
             observer=self.observer,
             clock=time.monotonic,
             lookahead=spec.topology.lookahead,
+            on_host=spec.redundancy.placement is Placement.HOST,
         )
         self.control.send(WorkerReady())
 

@@ -1,0 +1,107 @@
+"""bf16 with casts that are kept: the same bits as without, and less memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bamboo_trainer import stage as stage_module
+from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, share_parameters
+from stage_kit import CONFIG, chain, microbatch, small_gpt
+
+BF16 = replace(CONFIG, precision="bf16")
+SPLIT = [(0, 2), (2, 4)]
+
+
+def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
+    """Two steps, all forwards before all backwards; the final digests."""
+    monkeypatch.setattr(stage_module, "autocast_and_keep", keep)
+    stages = chain(task, SPLIT, BF16)
+    for step in range(2):
+        works = [s.begin() for s in stages]
+        sent = [stages[0].forward(works[0], step, m, None) for m in range(3)]
+        for m in range(3):
+            stages[1].forward(works[1], step, m, sent[m])
+        for m in range(3):
+            gradients = stages[1].backward(works[1], step, m, None)
+            stages[0].backward(works[0], step, m, gradients)
+        for s, work in zip(stages, works, strict=True):
+            s.apply(work.gradient, 1.0)
+    return [s.digest() for s in stages]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_kept_casts_change_no_bit(tmp_path, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    task = small_gpt(tmp_path, tieEmbeddings=tied, dropout=0.1)
+    assert _train(task, autocast_and_keep, monkeypatch) == _train(task, autocast, monkeypatch)
+
+
+def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
+    seen: set[int] = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.bfloat16:
+            seen.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    stage = chain(small_gpt(tmp_path), SPLIT, BF16)[1]
+    inputs = torch.randn(2, 8, 16)
+    work = stage.begin()
+    counts = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        for m in range(3):
+            before = len(seen)
+            stage.forward(work, 0, m, (inputs,))
+            counts.append(len(seen) - before)
+    weights = sum(p.dim() == 2 for layer in stage._layers.values() for p in layer.parameters())
+    assert counts[0] - counts[1] >= weights - 1
+    assert counts[1] == counts[2]
+
+
+def test_nothing_stays_switched_on(tmp_path) -> None:
+    linear, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with autocast_and_keep(torch.device("cpu"), "bf16"):
+        assert linear(x).dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert linear(x).dtype == torch.float32
+    with pytest.raises(ZeroDivisionError), autocast_and_keep(torch.device("cpu"), "bf16"):
+        raise ZeroDivisionError
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_changed_parameter_is_cast_again() -> None:
+    linear, x = torch.nn.Linear(4, 4), torch.ones(1, 4)
+    with autocast_and_keep(torch.device("cpu"), "bf16"):
+        before = linear(x)
+    with torch.no_grad():
+        linear.weight.add_(1.0)
+    forget_casts()
+    with autocast_and_keep(torch.device("cpu"), "bf16"):
+        assert not torch.equal(linear(x), before)
+
+
+def test_layers_that_share_a_parameter_are_found() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    assert not share_parameters([one, other])
+    other.weight = one.weight
+    assert share_parameters([one, other])
+
+
+def test_stages_keep_their_own(tmp_path) -> None:
+    """Two holders of a stage in one process, at different versions, do not take each other's casts."""
+    task = small_gpt(tmp_path)
+    stages, others = chain(task, SPLIT, BF16), chain(task, SPLIT, BF16)
+    works = [s.begin() for s in stages]
+    microbatch(stages, works, 0, 0)
+    for s, work in zip(stages, works, strict=True):
+        s.apply(work.gradient, 1.0)
+    microbatch(others, [s.begin() for s in others], 0, 0)
+    alone = chain(task, SPLIT, BF16)
+    for s, fresh in zip(stages, alone, strict=True):
+        fresh.restore(*s.snapshot())
+    forget_casts()
+    mixed = microbatch(stages, [s.begin() for s in stages], 1, 0)
+    forget_casts()
+    expected = microbatch(alone, [s.begin() for s in alone], 1, 0)
+    for a, b in zip(mixed, expected, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a or (), b or (), strict=True))

@@ -1,0 +1,109 @@
+"""Where a worker computes, and replicas in host memory: the same bits, whatever lives where."""
+
+import pytest
+import torch
+
+from bamboo_trainer.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
+from bamboo_trainer.stage import Stage
+from stage_kit import CONFIG, microbatch, small_gpt, small_task
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_parked_stage_makes_the_same_steps(tmp_path, device: str) -> None:
+    task = small_gpt(tmp_path)
+    one, other = (Stage(task, 0, [(0, len(task.layers))], CONFIG, device) for _ in range(2))
+    other.park(True)
+    for step in range(3):
+        work = one.begin()
+        microbatch([one], [work], step, 0)
+        norm = one.norm_squared(work.gradient) ** 0.5
+        one.apply(work.gradient, norm)
+        other.apply(work.gradient.cpu(), norm)
+        assert one.digest() == other.digest()
+        assert all(t.device.type == "cpu" for t in _state(other) if t.dim())
+    other.park(False)
+    assert all(t.device.type == device for t in _state(other) if t.dim())
+    assert one.digest() == other.digest()
+
+
+def _state(stage: Stage) -> list[torch.Tensor]:
+    return [tensor for _, tensor in stage._optimizer_state.named()]
+
+
+def test_a_state_is_taken_over_by_a_parked_stage() -> None:
+    one, other = (Stage(small_task(), 0, [(0, 3)], CONFIG) for _ in range(2))
+    work = one.begin()
+    microbatch([one], [work], 0, 0)
+    one.apply(work.gradient, 1.0)
+    other.park(True)
+    other.restore(*one.snapshot())
+    assert one.digest() == other.digest()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_context_in_host_memory_gives_the_same_gradients(tmp_path, device: str, precision: str) -> None:
+    task = small_gpt(tmp_path, dropout=0.2)
+    config = CONFIG.__class__(seed=3, precision=precision, max_gradient_norm=None, microbatches=2, micro_batch_size=2)
+    stage = Stage(task, 1, [(0, 2), (2, len(task.layers))], config, device)
+    first = Stage(task, 0, [(0, 2), (2, len(task.layers))], config, device)
+    inputs = first.forward(first.begin(), 0, 1, None)
+    works = []
+    for on_host in (False, True):
+        work = stage.begin()
+        forwarding = stage.start(0, 1, inputs, on_host)
+        while not forwarding.done:
+            stage.advance(forwarding)
+        stage.complete(work, forwarding)
+        works.append((work, stage.backward(work, 0, 1, None)))
+    (one, gradients), (other, others) = works
+    assert torch.equal(one.gradient, other.gradient)
+    assert one.gradient.any()
+    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+    assert one.losses == other.losses
+
+
+def test_only_what_is_no_parameter_is_copied() -> None:
+    weight = torch.randn(3, 3, requires_grad=True)
+    x = torch.randn(2, 3, requires_grad=True)
+    seen: list[bool] = []
+
+    def stays(tensor: torch.Tensor) -> bool:
+        seen.append(tensor.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr())
+        return seen[-1]
+
+    with contexts_on_host(stays):
+        y = torch.nn.functional.linear(x, weight)
+    with torch.no_grad():
+        x.zero_()  # its copy is what counts
+    y.sum().backward()
+    assert sorted(seen) == [False, True]
+    assert weight.grad is not None
+    assert weight.grad.any()
+
+
+def test_a_copy_is_a_copy() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    copy = to_host(tensor)
+    assert torch.equal(copy, tensor)
+    assert copy.stride() == tensor.stride()
+    assert copy.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("tpu9", "expected"), ("cuda:99", "no device"), ("meta", "no device")])
+def test_a_wrong_device_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, wanted: str, said: str) -> None:
+    monkeypatch.setenv(DEVICE_VARIABLE, wanted)
+    with pytest.raises(DeviceError, match=f"BAMBOO_DEVICE: .*{said}"):
+        choose_device("w3")
+
+
+def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    assert choose_device("w3") == torch.device("cpu")
+    monkeypatch.delenv(DEVICE_VARIABLE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [choose_device(f"job-w{i}") for i in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]

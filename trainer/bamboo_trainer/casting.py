@@ -1,0 +1,47 @@
+"""Products in bfloat16 with parameters in fp32: `torch.autocast`, with parameters cast once a step.
+
+`torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
+backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
+so the bits are the same.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """As torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+@contextmanager
+def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
+    """The same, but what was cast inside is found again next time, until `forget_casts`."""
+    if precision != "bf16":
+        yield
+        return
+    kind = device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    torch.set_autocast_enabled(kind, True)
+    torch.set_autocast_dtype(kind, torch.bfloat16)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()  # NB: autocast's own end would now empty the cache
+        torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_enabled(kind, enabled)
+
+
+def forget_casts() -> None:
+    """To be called whenever a parameter has changed."""
+    torch.clear_autocast_cache()
+
+
+def share_parameters(layers: Iterable[nn.Module]) -> bool:
+    """Do two of them have a parameter in common? Then a kept cast would sum their gradients in bfloat16."""
+    ids = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    return len(ids) != len(set(ids))

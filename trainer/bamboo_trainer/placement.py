@@ -1,0 +1,69 @@
+"""Where a worker computes, and what it keeps in host memory instead of there."""
+
+import os
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+DEVICE_VARIABLE = "BAMBOO_DEVICE"
+
+
+class DeviceError(ValueError):
+    """The device that was asked for is not there; the text is a sentence for the user."""
+
+
+def choose_device(worker: str) -> torch.device:
+    """BAMBOO_DEVICE ("cpu", "cuda", "cuda:1"), or else a GPU if there is one. Of several GPUs each worker takes one.
+
+    Raises DeviceError.
+    """
+    wanted = os.environ.get(DEVICE_VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise DeviceError(f'{DEVICE_VARIABLE}: expected "cpu", "cuda" or "cuda:<number>", got {wanted!r}') from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceError(f"{DEVICE_VARIABLE}: there is no device {wanted!r} here")
+    if device.index is None:
+        number = int(re.findall(r"\d+", worker)[-1]) if re.search(r"\d", worker) else 0
+        device = torch.device("cuda", number % torch.cuda.device_count())
+    return device
+
+
+def use(device: torch.device) -> None:
+    """Make this process compute there, with the same bits each time where torch knows how."""
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until what was started there is done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=tensor.is_cuda)
+
+
+def contexts_on_host(stays: Callable[[Tensor], bool]) -> saved_tensors_hooks:
+    """Inside, what a backward will need goes to host memory, and comes back for it; `stays`: not for parameters."""
+
+    def pack(tensor: Tensor) -> tuple[torch.device | None, Tensor]:
+        return (None, tensor) if stays(tensor) else (tensor.device, to_host(tensor.detach()))
+
+    def unpack(packed: tuple[torch.device | None, Tensor]) -> Tensor:
+        device, tensor = packed
+        return tensor if device is None else tensor.to(device, non_blocking=True)
+
+    return saved_tensors_hooks(pack, unpack)
