@@ -97,8 +97,10 @@ class Processes:
                     self.finish = command
 
 
-def run(manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None) -> Processes:
-    return asyncio.run(Processes(manifest, folder, decide=decide).run())
+def run(
+    manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 60.0
+) -> Processes:
+    return asyncio.run(Processes(manifest, folder, decide=decide).run(seconds))
 
 
 def run_with_faults(

@@ -12,6 +12,7 @@ from bamboo.events import Outcome
 from processes import Decide, Processes, run, run_with_faults
 
 STEPS = 12
+SECONDS = 180.0  # for jobs with many workers
 
 
 TEXT = str(Path(__file__).parents[1] / "LICENSE")
@@ -21,7 +22,8 @@ def manifest(
     stages: int = 4, pipelines: int = 1, mixed: bool = False, standby: int = 1, mode: str = "LazyForward"
 ) -> dict[str, Any]:
     """mixed: bf16 products, and tied embeddings."""
-    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    blocks = max(3, stages - 2)
+    config = {"dModel": 32, "heads": 2, "blocks": blocks, "context": 16, "dropout": 0.1, "text": TEXT}
     config["tieEmbeddings"] = mixed
     precision = "bf16" if mixed else "fp32"
     return {
@@ -44,10 +46,24 @@ def manifest(
     }
 
 
+Shape = tuple[int, int, bool]
+References = dict[Shape, Processes]
+SHAPES: list[Shape] = [(4, 1, False), (2, 2, False), (4, 1, True)]
+LARGE: list[Shape] = [(8, 1, False), (4, 2, False)]
+
+
+def undisturbed(shapes: list[Shape], factory: pytest.TempPathFactory) -> References:
+    return {shape: run(manifest(*shape), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes}
+
+
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, bool], Processes]:
-    shapes = [(4, 1, False), (2, 2, False), (4, 1, True)]
-    return {shape: run(manifest(*shape), tmp_path_factory.mktemp("reference")) for shape in shapes}
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return undisturbed(SHAPES, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return undisturbed(LARGE, tmp_path_factory)
 
 
 def assert_same(job: Processes, reference: Processes) -> None:
@@ -71,7 +87,7 @@ SWEEP = [
 
 @pytest.mark.parametrize("fault", SWEEP, ids=lambda f: f"{f[0]}-{f[4]}-stage{f[2]}")
 def test_sigkill_at_an_instruction(
-    fault: tuple[str, int, int, int, int, int], references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: tuple[str, int, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
     assert_same(job, references[4, 1, False])
@@ -80,13 +96,13 @@ def test_sigkill_at_an_instruction(
 
 @pytest.mark.parametrize("name", ["ScatterGradients", "ReduceGradients", "GatherGradients"])
 def test_sigkill_during_the_reduction(
-    name: str, references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (name, 1, 0, 5, 0, signal.SIGKILL))
     assert_same(job, references[2, 2, False])
 
 
-def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(references: Any, tmp_path: Path) -> None:
+def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(references: References, tmp_path: Path) -> None:
     def decide(job: Processes) -> None:
         if job.state.step >= 4 and not job.acted and job.state.plan:
             job.signal(job.owner(0, 2), signal.SIGSTOP)
@@ -98,7 +114,7 @@ def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(references: A
     assert any("no heartbeat" in e.message for e in job.story)
 
 
-def test_sigterm_is_a_notice(references: Any, tmp_path: Path) -> None:
+def test_sigterm_is_a_notice(references: References, tmp_path: Path) -> None:
     def decide(job: Processes) -> None:
         if job.state.step >= 3 and not job.acted and job.state.plan:
             job.signal(job.owner(0, 1), signal.SIGTERM)
@@ -120,7 +136,7 @@ def kill_once(cells: list[tuple[int, int]], step: int = 5) -> Decide:
     return decide
 
 
-def test_two_non_neighbours_at_once(references: Any, tmp_path: Path) -> None:
+def test_two_non_neighbours_at_once(references: References, tmp_path: Path) -> None:
     job = run(manifest(), tmp_path, kill_once([(0, 1), (0, 3)]))
     assert_same(job, references[4, 1, False])
     assert job.state.preemptions == 2
@@ -135,13 +151,13 @@ def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(tmp_path: 
     assert not job.pool.alive
 
 
-def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: Any, tmp_path: Path) -> None:
+def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: References, tmp_path: Path) -> None:
     job = run(manifest(2, 2), tmp_path, kill_once([(1, 0), (1, 1)]))
     assert_same(job, references[2, 2, False])
 
 
 @pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
-def test_a_loss_during_healing(healer: bool, references: Any, tmp_path: Path) -> None:
+def test_a_loss_during_healing(healer: bool, references: References, tmp_path: Path) -> None:
     """The healer dies while it is being filled; or its feeder, between the decision to move the stage and the move."""
     owners: set[str] = set()
 
@@ -167,35 +183,59 @@ def soak_seeds() -> list[int]:
     return list(range(int(os.environ.get("BAMBOO_SOAK", "50"))))
 
 
-def disturb(seed: int, references: Any, folder: Path) -> None:
-    """Up to three losses at random moments, each after the job is protected again; every third one with notice."""
+def survivable(job: Processes, victims: set[str]) -> bool:
+    """Does every cell keep a worker that holds its state?"""
+    plan = job.state.plan
+    assert plan is not None
+    holders = [
+        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.synced)} for c in plan.cells()
+    ]
+    return all(holding - victims for holding in holders)
+
+
+def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -> None:
+    """Up to three bursts at random moments, each after the job is protected again, of up to `most` workers at once.
+
+    Every third one gets notice; where bursts are larger than one, some are frozen.
+    """
     rng = random.Random(seed)
-    shape = rng.choice([(4, 1, False), (2, 2, False), (4, 1, True)])
+    shape = rng.choice(list(references))
     mode = rng.choice(["LazyForward", "EagerForward", "EagerBackward"])
-    left = [rng.uniform(1, STEPS - 2) for _ in range(rng.randint(1, 3))]
-    left.sort()
+    left = sorted(rng.uniform(1, STEPS - 2) for _ in range(rng.randint(1, 3)))
+    kinds = [signal.SIGKILL] * 6 + [signal.SIGTERM] * 3 + [signal.SIGSTOP] * (most > 1)
 
     def decide(job: Processes) -> None:
         plan = job.state.plan
         if plan is None or not left or job.state.step < left[0] or job.state.phase != "Running":
             return
         covered = all(any((c, w) in job.state.synced for w in plan.at(c).replicas) for c in plan.cells())
-        settled = plan.worker_ids() <= job.state.applied
-        if covered and settled and rng.random() < 0.3:
-            left.pop(0)
-            victim = rng.choice(sorted(set(job.state.workers) - set(job.acted)))
-            job.signal(victim, signal.SIGTERM if rng.random() < 0.33 else signal.SIGKILL)
+        if not covered or not plan.worker_ids() <= job.state.applied or rng.random() > 0.3:
+            return
+        left.pop(0)
+        victims: set[str] = set()
+        for worker in rng.sample(sorted(set(job.state.workers) - set(job.acted)), rng.randint(1, most)):
+            if survivable(job, victims | {worker}):
+                victims.add(worker)
+        for worker in sorted(victims):
+            job.signal(worker, rng.choice(kinds))
 
-    job = run(manifest(*shape, standby=rng.randint(0, 2), mode=mode), folder, decide)
-    assert_same(job, references[shape])
+    document = manifest(*shape, standby=rng.randint(0, 2), mode=mode)
+    assert_same(run(document, folder, decide, seconds=SECONDS), references[shape])
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_losses(seed: int, references: Any, tmp_path: Path) -> None:
+def test_random_losses(seed: int, references: References, tmp_path: Path) -> None:
     disturb(1000 + seed, references, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", soak_seeds())
-def test_soak(seed: int, references: Any, tmp_path: Path) -> None:
+def test_soak(seed: int, references: References, tmp_path: Path) -> None:
     disturb(seed, references, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", soak_seeds())
+def test_soak_of_bursts(seed: int, large_references: References, tmp_path: Path) -> None:
+    """8 workers, of which up to 3 go at once."""
+    disturb(seed, large_references, tmp_path, most=3)

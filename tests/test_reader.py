@@ -63,7 +63,7 @@ def test_what_is_expected_is_read_before_it_is_asked_for(reader: Reader, data: S
     assert inputs.tolist() == list(CONFIG.samples(0, 1, 1000))
     assert torch.equal(targets, inputs + 1)
     assert len(data.calls) == 1
-    assert data.calls[0][0].startswith("bamboo-data")
+    assert data.calls[0][0].startswith("data-reader")
     assert torch.equal(reader.batch(0, 1)[0][0], inputs), "asked again, it is read again"
     assert data.calls[1] == (threading.current_thread().name, data.calls[0][1])
 

@@ -20,7 +20,7 @@ class Reader:
         self._task, self._samples = task, samples
         self._calling = threading.Lock()
         self._expected: dict[tuple[int, int], Future[Batch]] = {}
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bamboo-data")  # starts with its first job
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
 
     def batch(self, step: int, microbatch: int) -> Batch:
         """Inputs and targets of that microbatch. Raises TaskError."""
