@@ -8,6 +8,7 @@ PYTHON ?= python3.11
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 N ?= 50
+DO ?= up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.setup-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help setup demo test lint soak simulate bench clean
+.PHONY: help setup demo test lint soak simulate cluster bench docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -48,10 +49,16 @@ soak: $(STAMP) ## random faults, N=50 rounds
 simulate: $(STAMP) ## the protocol under random faults in virtual time, N=50 times 100 seeds of each kind
 	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done
 
+cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
+	PYTHONPATH=tests $(BIN)/python -m cluster $(DO)
+
 bench: ## list the benchmarks
 	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
+
+docs: $(STAMP) ## write docs/api.md anew from the CRD
+	$(BIN)/python docs/generate_api.py
 
 clean: ## remove caches and build outputs (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.memory import Memory
 from bamboo.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
 from bamboo.server import ChannelEvent, Server, token_check
 from bamboo_trainer.control import Control
@@ -43,10 +44,14 @@ class Channel:
         return [e.message for e in self.of(Received) if isinstance(e.message, kind)]
 
 
+def beat() -> Heartbeat:
+    return Heartbeat(step=4, doing="training", memory=Memory(log=7))
+
+
 @contextlib.asynccontextmanager
 async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIterator[tuple[Control, list[Message]]]:
     heard: list[Message] = []
-    control = Control(url, token, lambda: Hello(worker=worker, host="h", port=1), lambda: (4, "training"), heard.append)
+    control = Control(url, lambda: token, lambda: Hello(worker=worker, host="h", port=1), beat, heard.append)
     control.start()
     try:
         yield control, heard
@@ -65,7 +70,7 @@ async def test_hello_messages_and_heartbeats_go_both_ways() -> None:
             await until(lambda: heard)
             assert heard == [Stop(reason="Test")]
             await until(lambda: channel.messages(Heartbeat))
-            assert channel.messages(Heartbeat)[0] == Heartbeat(step=4, doing="training")
+            assert channel.messages(Heartbeat)[0] == beat()
             control.send(Bye())
         await until(lambda: channel.of(ChannelClosed))
         assert channel.messages(Bye) == [Bye()]
@@ -132,6 +137,6 @@ async def test_a_malformed_message_closes_the_channel(caplog: pytest.LogCaptureF
 
 
 def test_a_control_that_never_started_closes() -> None:
-    control = Control("ws://127.0.0.1:1/", "", lambda: Hello(worker="w", host="", port=1), lambda: (0, ""), print)
+    control = Control("ws://127.0.0.1:1/", str, lambda: Hello(worker="w", host="", port=1), beat, print)
     control.send(Bye())
     control.close(0.0)

@@ -184,13 +184,13 @@ def soak_seeds() -> list[int]:
 
 
 def survivable(job: Processes, victims: set[str]) -> bool:
-    """Does every cell keep a worker that holds its state?"""
-    plan = job.state.plan
+    """Does every cell keep a worker that holds its state? Nobody who was struck before counts, gone or not."""
+    plan, struck = job.state.plan, victims | set(job.acted)
     assert plan is not None
-    holders = [
-        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.synced)} for c in plan.cells()
-    ]
-    return all(holding - victims for holding in holders)
+    return all(
+        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.synced)} - struck
+        for c in plan.cells()
+    )
 
 
 def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -> None:

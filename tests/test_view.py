@@ -15,6 +15,7 @@ from bamboo.local.metrics import MetricsError, MetricsView, families
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.traces import merge_traces
 from bamboo.local.view import PlainView, letter, render, sparkline, worker_of
+from bamboo.memory import Memory
 from bamboo.plan import Cell
 from bamboo_trainer.trace import TraceFile
 
@@ -27,6 +28,8 @@ STATUS = Status(
     step_seconds=0.2, samples_per_second=40.0, eta_seconds=1.4, grid=((("w0", True), ("w2", False)),),
     workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STANDBY)),
     preemptions=1, notices=0, takeovers=(TAKEOVER,), unprotected=("pipeline 0 stage 1",), digests=("aa", "bb"),
+    memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
+    most_memory=("w1", Memory(log=3 << 20, optimizer=1536)),
 )  # fmt: skip
 
 
@@ -98,11 +101,15 @@ def test_the_summary_as_text_and_json() -> None:
     text = to_text(summary)
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
     assert "lost samples: 4" in text
+    assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
     assert "ended by themselves: w0, w1, w2, w3, w4 and 2 more" in text
     document = json.loads(to_json(summary, bit_equal=True))
     assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
+    memory = document["memory"]
+    assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
+    assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None
     nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
     assert nan["last_loss"] is None
 
@@ -116,6 +123,13 @@ def test_every_metric_has_the_job_label() -> None:
     samples = [sample for family in families("job", STATUS) for sample in family.samples]
     assert all(sample.labels["job"] == "job" for sample in samples)
     assert {s.name: s.value for s in samples}["bamboo_takeover_pause_seconds_sum"] == pytest.approx(0.1)
+
+
+def test_memory_is_shown_by_worker_and_kind() -> None:
+    (family,) = (f for f in families("job", STATUS) if f.name == "bamboo_worker_memory_bytes")
+    shown = {(s.labels["worker"], s.labels["kind"]): s.value for s in family.samples}
+    assert len(shown) == 2 * len(Memory().by_kind())
+    assert (shown["w0", "log"], shown["w2", "parameters"], shown["w2", "log"]) == (7, 3, 0)
 
 
 def test_a_taken_port_is_named() -> None:

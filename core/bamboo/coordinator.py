@@ -79,8 +79,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             notice_withdrawn(turn, worker)
         case SpecChanged(spec):
             _edit(turn, spec)
-        case Interrupted():
-            turn.finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
+        case Interrupted(outcome, reason, message):
+            turn.finish(outcome or Outcome.INTERRUPTED, reason, message)
         case Tick():
             _tick(turn)
     if turn.state.phase != "Over":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bamboo.memory import Memory
 from bamboo.plan import WorkerId
 from bamboo.protocol import Hello, Message
 from bamboo.spec import JobSpec
@@ -28,7 +29,11 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """Known for certain to be gone: its process exited, its pod or node was deleted."""
+    """Known for certain to be gone: its process exited, its pod or node was deleted.
+
+    exit_code: positive if it ended for reasons of its own, which the job's failure policy judges; anything else is a
+    disruption.
+    """
 
     worker: WorkerId
     detail: str
@@ -64,7 +69,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The user wants the job stopped now."""
+    """The job is to be stopped now: by the user, or because its shell says so."""
+
+    outcome: "Outcome | None" = None  # None: as if the user had said it
+    reason: str = "Interrupted"
+    message: str = "stopped by the user"
 
 
 Event = (
@@ -177,3 +186,5 @@ class Status:
     takeovers: tuple[Takeover, ...]
     unprotected: tuple[str, ...]
     digests: tuple[str, ...]  # of each stage's final state, once known
+    memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
+    most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose

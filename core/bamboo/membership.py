@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from bamboo import protocol
 from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
-from bamboo.names import RECONNECT_GRACE_SECONDS
+from bamboo.names import EXIT_FENCED, RECONNECT_GRACE_SECONDS
 from bamboo.plan import Peer, Plan, WorkerId
+from bamboo.spec import FailureAction
 from bamboo.state import Turn, Worker
 
 
@@ -69,10 +70,11 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         return
     if worker not in state.workers:
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        if exit_code is not None and exit_code > 0:
+        if exit_code is not None and exit_code > 0 and state.plan is None:
             turn.finish(Outcome.FAILED, "WorkerStartFailed", f"{worker} ended before it joined: {detail}")
-        else:
-            turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True))
+            return
+        turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True))
+        _judge(turn, worker, detail, exit_code)
         return
     record = state.workers[worker]
     signs = [since for (_, peer), since in state.links.items() if peer == worker]
@@ -93,6 +95,26 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         turn.do(Emit("WorkerLeft", f"{worker} has left after its notice"))
     turn.refuse(worker, "DeclaredLost", detail)
     turn.do(RemoveWorker(worker))
+    if not record.released:
+        _judge(turn, worker, detail, exit_code)
+
+
+def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """What the failure policy says of a worker that ended for reasons of its own."""
+    if exit_code is None or exit_code <= 0 or exit_code == EXIT_FENCED or turn.state.phase == "Over":
+        return
+    policy = turn.state.spec.failure_policy
+    rule = next((rule for rule in policy.rules if exit_code in rule.on_exit_codes), None)
+    if rule and rule.action is FailureAction.IGNORE:
+        return
+    if rule and rule.action is FailureAction.FAIL_JOB:
+        turn.finish(Outcome.FAILED, "FailurePolicy", f"{worker} {detail}, and rule {rule.name} ends the job")
+        return
+    failures = (*turn.state.failures, f"{worker} {detail}")
+    turn.set(failures=failures)
+    if len(failures) > policy.backoff_limit:
+        message = f"{len(failures)} workers ended by themselves and no step was committed in between; {failures[-1]}"
+        turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
 
 
 def notice(turn: Turn, worker: WorkerId, seconds: float) -> None:

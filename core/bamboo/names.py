@@ -3,6 +3,7 @@
 GROUP = "bamboo.dev"
 VERSION = "v1alpha1"
 KIND = "BambooJob"
+PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 PROTOCOL_VERSION = 1
@@ -15,10 +16,26 @@ EXIT_FENCED = 4  # a worker that was declared lost
 EXIT_DRAINED = 0
 EXIT_INTERRUPTED = 130
 
-ENV_TOKEN = "BAMBOO_TOKEN"  # noqa: S105 - the variable's name, not a secret
+ENV_WORKER = "BAMBOO_WORKER"  # set in a worker's pod, with those below
 ENV_COORDINATOR = "BAMBOO_COORDINATOR"
+ENV_TOKEN_FILE = "BAMBOO_TOKEN_FILE"  # noqa: S105 - the variable's name, not a secret
+ENV_HOST = "POD_IP"
+ENV_ZONE = "BAMBOO_ZONE"
 
 HEARTBEAT_SECONDS = 0.2
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the workers of the newest plan
+
+TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
+TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tokens
+TOKEN_SECONDS = 3600
+TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105
+GRACE_SECONDS = 30  # what a worker's pod is given to leave
+
+LABEL_JOB_NAME = f"{GROUP}/job-name"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_WORKER_INDEX = f"{GROUP}/worker-index"
+LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
+LABEL_NODE_POOL = f"{GROUP}/node-pool"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"

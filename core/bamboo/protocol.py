@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from bamboo.memory import Memory
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.plan import Cell, Plan, WorkerId
 
@@ -39,8 +40,11 @@ class WorkerReady(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
+    """memory: of the newest step, about once a second."""
+
     step: int
     doing: str = ""
+    memory: Memory | None = None
 
 
 class PeerDown(Message, frozen=True):

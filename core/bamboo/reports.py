@@ -27,6 +27,12 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
     turn.worker(worker, doing=message.doing)
+    if message.memory is None:
+        return
+    turn.worker(worker, memory=message.memory)
+    most = turn.state.most_memory
+    if most is None or message.memory.total > most[1].total:
+        turn.set(most_memory=(worker, message.memory))
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
@@ -71,7 +77,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
     )
     if step >= state.step:
-        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now)
+        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=())
         if message.seconds > 0:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 

@@ -1,4 +1,4 @@
-"""The coordinator's end of the control channel: one WebSocket per worker at /v1/workers.
+"""The coordinator's end of the control channel: one WebSocket per worker.
 
 It turns connections into events and messages into frames, and decides nothing. All of it runs on one asyncio loop.
 """
@@ -55,8 +55,8 @@ class _Channel:
                 await self.socket.send_str(encode(await self.outbox.get()).decode())
 
 
-class Server:
-    """Calls `on_event` in the loop that called `start`.
+class Channels:
+    """Those of one job's workers. Calls `on_event` in the loop that serves the requests.
 
     authenticate: raises Unauthorized for a caller that must go away; anything else it raises means "try later".
     heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
@@ -71,28 +71,16 @@ class Server:
         self._channels: dict[WorkerId, _Channel] = {}
         self._sockets: set[web.WebSocketResponse] = set()
         self._closing: set[asyncio.Task[bool]] = set()
-        self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listens; returns the URL that workers connect to."""
-        app = web.Application()
-        app.router.add_get(PATH, self._handle)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        bound = self._runner.addresses[0]
-        return f"ws://{bound[0]}:{bound[1]}{PATH}"
-
-    async def stop(self) -> None:
-        """Closes every channel and stops listening; no event is told any more."""
+    async def close(self) -> None:
+        """Closes every channel; no event is told any more."""
         self._channels.clear()
-        for socket in list(self._sockets):
-            with suppress(asyncio.TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await socket.close(code=WSCloseCode.GOING_AWAY)
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        sockets = list(self._sockets)
+        if sockets:
+            closing = [asyncio.ensure_future(socket.close(code=WSCloseCode.GOING_AWAY)) for socket in sockets]
+            _, late = await asyncio.wait(closing, timeout=0.5)
+            for task in late:
+                task.cancel()
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """Queues the message and returns. Dropped if the worker has no channel: it says Hello when it comes back."""
@@ -103,7 +91,8 @@ class Server:
     def connected(self) -> frozenset[WorkerId]:
         return frozenset(self._channels)
 
-    async def _handle(self, request: web.Request) -> web.WebSocketResponse:
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        """Serves one worker's connection until it ends."""
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
         self._sockets.add(socket)
@@ -184,3 +173,26 @@ class Server:
         elif frame.type is WSMsgType.ERROR:
             logger.warning("the channel of %s broke: %s", sender, frame.data, extra={"worker": sender})
         return None
+
+
+class Server(Channels):
+    """The channels of the one job of this process, with a port of their own."""
+
+    _runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens; returns the URL that workers connect to."""
+        app = web.Application()
+        app.router.add_get(PATH, self.handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        bound = self._runner.addresses[0]
+        return f"ws://{bound[0]}:{bound[1]}{PATH}"
+
+    async def stop(self) -> None:
+        """Closes every channel and stops listening; no event is told any more."""
+        await self.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from bamboo import protocol
 from bamboo.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.memory import Memory
 from bamboo.plan import Cell, Peer, Plan, WorkerId
 from bamboo.spec import JobSpec
 
@@ -19,6 +20,7 @@ class Worker:
     peer: Peer
     seen: float
     doing: str = ""  # in its own words
+    memory: Memory | None = None  # as it said last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     cut_since: float | None = None  # the channel is closed since then
@@ -76,6 +78,8 @@ class State:
     lost_microbatches: int = 0
     step_seconds: tuple[float, ...] = ()
     last_progress: float = 0.0
+    failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
+    most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0
     takeovers: tuple[Takeover, ...] = ()

@@ -30,6 +30,8 @@ def status(state: State, now: float) -> Status:
         takeovers=state.takeovers,
         unprotected=tuple(f"pipeline {c.pipeline} stage {c.stage}" for c in _unprotected(state)),
         digests=_digests(state),
+        memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
+        most_memory=state.most_memory,
     )
 
 

@@ -36,6 +36,19 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, enabled)
 
 
+@contextmanager
+def keep_casts() -> Iterator[None]:
+    """Around a backward in which layers are run again: torch then enters and leaves autocast by itself.
+
+    NB: what runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
+    """
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        torch.autocast_decrement_nesting()
+
+
 def forget_casts() -> None:
     """To be called whenever a parameter has changed."""
     torch.clear_autocast_cache()

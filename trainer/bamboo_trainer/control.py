@@ -32,16 +32,17 @@ PING_SECONDS = 5.0
 
 
 class Control:
-    """hello: called at every connection. heartbeat: what to report, as (step, doing). deliver: gets every message
-    of the coordinator, in this object's own thread; it must neither block nor raise.
+    """token, hello: called at every connection; a token may change with time. heartbeat: called for each one.
+
+    deliver: gets every message of the coordinator. All in this object's own thread; they must neither block nor raise.
     """
 
     def __init__(
         self,
         url: str,
-        token: str,
+        token: Callable[[], str],
         hello: Callable[[], Hello],
-        heartbeat: Callable[[], tuple[int, str]],
+        heartbeat: Callable[[], Heartbeat],
         deliver: Callable[[ToWorker], None],
     ) -> None:
         self._url = url
@@ -122,7 +123,7 @@ class Control:
         try:
             async with session.ws_connect(
                 self._url,
-                headers={"Authorization": f"Bearer {self._token}"},
+                headers={"Authorization": f"Bearer {self._token()}"},
                 heartbeat=PING_SECONDS,
                 max_msg_size=MAX_MESSAGE_BYTES,
                 timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
@@ -156,8 +157,7 @@ class Control:
     async def _beat(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            step, doing = self._heartbeat()
-            await socket.send_str(encode(Heartbeat(step=step, doing=doing)).decode())
+            await socket.send_str(encode(self._heartbeat()).decode())
 
 
 async def _until_first(*parts: Coroutine[Any, Any, Any]) -> None:

@@ -13,23 +13,15 @@ from typing import Any, Protocol
 import msgspec
 from torch import Tensor
 
-from bamboo.plan import ROOT, Cell, Layout, Plan, WorkerId
-from bamboo.protocol import (
-    CellFinished,
-    Message,
-    PeerDown,
-    PeerUp,
-    PlanApplied,
-    ReplicaSynced,
-    Report,
-    TakenOver,
-)
-from bamboo_trainer import activation, committing, redundancy, replication
+from bamboo.plan import Cell, Layout, Plan, WorkerId
+from bamboo.protocol import CellFinished, Message, PeerUp, TakenOver
+from bamboo_trainer import activation, committing, redundancy, replication, telling
 from bamboo_trainer.feed import Feed
 from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.instructions import execute
 from bamboo_trainer.ledger import Ledger, commit_from, ready_from, to_meta
+from bamboo_trainer.memory import Meter
 from bamboo_trainer.message_log import MessageLog
 from bamboo_trainer.pace import Pace
 from bamboo_trainer.redundancy import Shadow
@@ -81,6 +73,7 @@ class Engine:
         self.shadows: dict[Cell, Shadow] = {}
         self.echoes: dict[Address, Frame] = {}  # gradients for cells that we shadow
         self.pace = Pace()
+        self.meter = Meter()
         self.idle_since: float | None = None
         self.ledger = Ledger()
         self.log = MessageLog()
@@ -125,28 +118,13 @@ class Engine:
         """Obey a plan from now on."""
         begun = self.clock()
         activation.activate(self, plan, begun if arrived is None else arrived)
+        self.meter.changed(self, self.step)
         facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
         self.observer.event("Epoch", epoch=plan.epoch, seconds=self.clock() - begun, **facts)
 
     def report(self) -> None:
         """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
-        for peer in sorted(self.down):
-            self.tell(PeerDown(peer=peer))
-        if self.plan is None:
-            return
-        self.tell(PlanApplied(epoch=self.plan.epoch))
-        for (cell, replica), feed in self.feeds.items():
-            if feed.synced:
-                self.tell(ReplicaSynced(cell=cell, replica=replica))
-        held = {index: holding.version for index, holding in self.holdings.items()}
-        self.tell(Report(committed=self.ledger.newest, held=held))
-        if ROOT in self.runs:
-            for step, commit in self.ledger.latest():
-                committing.tell_coordinator(self, step, commit)
-        for run in self.runs.values():
-            stage = self.holdings[run.cell.stage].stage
-            if run.finished and stage:
-                self.tell(CellFinished(cell=run.cell, digest=stage.digest()))
+        telling.report(self)
 
     def trained(self, index: int) -> Stage | None:
         """The stage in its final state, if it is here."""
@@ -190,18 +168,7 @@ class Engine:
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
-        for run in self.runs.values():
-            if run.predecessor is not None:
-                return f"the last gradients of {run.cell} from {run.predecessor}"
-            if run.next is None or run.layout is None:
-                return f"the commit of step {run.step}" if run.step < self.steps else "the others to finish"
-            missing = [a for a in self.needed(run, [run.next]) if a not in run.inbox]
-            if missing:
-                kind, d, s, step, m, _ = missing[0]
-                return f"{kind.name} for stage {s} of pipeline {d}, step {step}, microbatch {m}"
-            if isinstance(run.next, ReportReady):
-                return f"a replica of stage {run.cell.stage} of pipeline {run.cell.pipeline}"
-        return "a part"
+        return telling.waits_for(self)
 
     # instructions
 
@@ -259,6 +226,7 @@ class Engine:
                 self.caught_up(run)  # NB: the cell may move on with the commit
         if isinstance(instruction, Forward) and stage:
             self.pace.ran_forward(ended - begun, stage.layers)
+        self.meter.executed(self, run)
 
     def _waited(self, run: Run, until: float) -> None:
         """The wait for the cell's next instruction, or for the step's commit, is over."""
@@ -305,6 +273,7 @@ class Engine:
         self.observer.started(name, cell, step, 0)
         stage.apply(holding.reduced.pop(step), self.ledger.commits[step].norm)
         self.observer.finished(name, cell, step, 0)
+        self.meter.changed(self, step)
         self.shadows = {c: shadow for c, shadow in self.shadows.items() if c.stage != index}
         for run in [r for r in self.runs.values() if r.cell.stage == index]:
             self.begin(run)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bamboo_trainer.checkpointing import checkpointed_layers
 from bamboo_trainer.task import Task
 from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer
 
@@ -36,6 +37,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
     if not task.layers:
         raise TaskError(f"{entrypoint} returned a task without layers")
+    checkpointed_layers(task)
     if len(task.dataset) < 1:
         raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
     return task

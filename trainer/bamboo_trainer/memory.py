@@ -1,20 +1,22 @@
 """What this worker's memory is used for: the account, and when it is taken."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.memory import Memory
-from bamboo_trainer.schedule import Backward, Instruction
+from bamboo_trainer.contexts import ContextSize, new_bytes
+from bamboo_trainer.schedule import Backward
 
 if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
     from bamboo_trainer.redundancy import Shadow
     from bamboo_trainer.run import Run
     from bamboo_trainer.stage import Work
+
+
+TOLD_SECONDS = 1.0
 
 
 class Meter:
@@ -26,20 +28,29 @@ class Meter:
     def __init__(self) -> None:
         self.latest: Memory | None = None
         self._step, self._highest = -1, Memory()
+        self._due = 0.0
 
-    def before(self, engine: "Engine", run: "Run", instruction: Instruction) -> None:
-        """The contexts of a cell are at their highest when its first backward begins."""
-        if isinstance(instruction, Backward) and not any(isinstance(i, Backward) for i in run.program[: run.done]):
-            self._take(engine, run.step)
+    def due(self, now: float) -> Memory | None:
+        """The latest account, at most once a second; from any one thread."""
+        if self.latest is None or now < self._due:
+            return None
+        self._due = now + TOLD_SECONDS
+        return self.latest
 
-    def after(self, engine: "Engine", run: "Run") -> None:
-        """The log is at its highest, and so is what was computed in advance, when a cell's last instruction is done."""
+    def executed(self, engine: "Engine", run: "Run") -> None:
+        """A cell's instruction is done.
+
+        Before its first backward most microbatches are in flight, and most cells have to wait then. When its last
+        instruction is done, the log and what was computed in advance are complete.
+        """
         if run.next is None:
             self._take(engine, run.step)
             self.latest = self._highest
+        elif isinstance(run.next, Backward) and not any(isinstance(i, Backward) for i in run.program[: run.done]):
+            self._take(engine, run.step)
 
-    def updated(self, engine: "Engine", step: int) -> None:
-        """A worker that has nothing but replicas has only their updates."""
+    def changed(self, engine: "Engine", step: int) -> None:
+        """A new plan, or an optimizer step: a worker that runs no cell has no other occasion."""
         if not any(run.program for run in engine.runs.values()):
             self._take(engine, step)
             self.latest = self._highest
@@ -53,58 +64,36 @@ class Meter:
 def account(engine: "Engine") -> Memory:
     """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
     seen: set[int] = set()
-    states = {
-        owned: [h.stage.state_bytes() for h in engine.holdings.values() if h.stage and h.owned is owned]
-        for owned in (True, False)
-    }
-    runs = [(run.cell.stage, run.work) for run in engine.runs.values() if run.work]
-    own = {id(work) for _, work in runs}
+    states = [(index, h.owned, h.stage.state_bytes()) for index, h in engine.holdings.items() if h.stage]
+    works = [(run.cell.stage, run.work) for run in engine.runs.values() if run.work]
     shadows = [*engine.shadows.values(), *(run.ahead for run in engine.runs.values() if run.ahead)]
-    begun = [(s.cell.stage, len(s.forwardings)) for s in shadows]
-    begun += [(s.cell.stage, len(s.work.contexts)) for s in shadows if id(s.work) not in own]
-    return Memory(  # NB: in this order, what has been seen does not count again
-        parameters=sum(parameters for parameters, _ in states[True]),
-        optimizer=sum(optimizer for _, optimizer in states[True]),
-        replica=sum(map(sum, states[False])),
+    return Memory(  # NB: in this order, as what has been seen does not count again
+        parameters=sum(held + _context(engine, index).casts for index, owned, (held, _) in states if owned),
+        optimizer=sum(remembered for _, owned, (_, remembered) in states if owned),
+        replica=sum(held + remembered for _, owned, (held, remembered) in states if not owned),
         gradients=new_bytes(_gradients(engine), seen),
-        log=new_bytes(engine.log.tensors(), seen),
-        activations=new_bytes((t for _, work in runs for t in _contexts(work)), seen)
-        + sum(len(work.contexts) * _context_bytes(engine, stage) for stage, work in runs),
+        log=_log(engine, seen),
+        activations=new_bytes((t for _, work in works for t in _contexts(work)), seen)
+        + sum(len(work.contexts) * _context(engine, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
-        + sum(count * _context_bytes(engine, stage) for stage, count in begun),
+        + sum(_redundant_contexts(engine, shadow) for shadow in shadows),
         received=new_bytes(_received(engine), seen),
     )
 
 
-def new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
-    """Bytes of the storages that are not among the seen ones, and now are."""
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in seen:
-            seen.add(address)
-            total += storage.nbytes()
-    return total
-
-
-@contextmanager
-def saved_storages() -> Iterator[dict[int, int]]:
-    """Around a forward: the storages that it keeps for the backward, address to bytes."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # NB: an output that its own graph holds would never be freed
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield storages
-
-
-def _context_bytes(engine: "Engine", stage: int) -> int:
+def _context(engine: "Engine", stage: int) -> ContextSize:
     holding = engine.holdings.get(stage)
-    return holding.stage.context_bytes or 0 if holding and holding.stage else 0
+    return (holding.stage.context if holding and holding.stage else None) or ContextSize()
+
+
+def _redundant_contexts(engine: "Engine", shadow: "Shadow") -> int:
+    """A forward that is begun counts as done."""
+    size = _context(engine, shadow.cell.stage)
+    adopted = any(run.work is shadow.work for run in engine.runs.values())  # then they are activations
+    count = len(shadow.forwardings) + (0 if adopted else len(shadow.work.contexts))
+    if engine.on_host:
+        return count * size.on_host
+    return count * size.here + (size.casts if count and not adopted else 0)
 
 
 def _gradients(engine: "Engine") -> Iterator[Tensor]:
@@ -117,6 +106,12 @@ def _gradients(engine: "Engine") -> Iterator[Tensor]:
         yield from holding.reduced.values()
     for frame in engine.ceded.values():
         yield from frame.tensors
+
+
+def _log(engine: "Engine", seen: set[int]) -> int:
+    new = {address: size for address, size in engine.log.storages.items() if address not in seen}
+    seen.update(new)
+    return sum(new.values())
 
 
 def _contexts(work: "Work") -> Iterator[Tensor]:

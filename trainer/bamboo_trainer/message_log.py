@@ -1,5 +1,6 @@
 """What this worker sent to other cells and may have to send again."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from bamboo.plan import Cell
@@ -7,13 +8,26 @@ from bamboo_trainer.frames import Address, Frame
 
 
 class MessageLog:
-    """Frames by the cell they are for, kept for two steps: a commit of step k forgets what is older than k."""
+    """Frames by the cell they are for, kept for two steps: a commit of step k forgets what is older than k.
+
+    storages: bytes of what their tensors live in, by address; several may share one.
+    """
 
     def __init__(self) -> None:
+        self.storages: dict[int, int] = {}
+        self._uses: Counter[int] = Counter()
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
-        self._frames.setdefault(frame.address.cell, {})[frame.address] = frame
+        for tensor in frame.tensors:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            self.storages[address] = storage.nbytes()
+            self._uses[address] += 1
+        frames = self._frames.setdefault(frame.address.cell, {})
+        if frame.address in frames:
+            self._remove(frames, frame.address)
+        frames[frame.address] = frame
 
     def get(self, address: Address) -> Frame | None:
         return self._frames.get(address.cell, {}).get(address)
@@ -24,7 +38,11 @@ class MessageLog:
     def committed(self, step: int) -> None:
         for frames in self._frames.values():
             for key in [k for k in frames if k.step < step]:
-                del frames[key]
+                self._remove(frames, key)
 
-    def nbytes(self) -> int:
-        return sum(t.nbytes for frames in self._frames.values() for f in frames.values() for t in f.tensors)
+    def _remove(self, frames: dict[Address, Frame], key: Address) -> None:
+        for tensor in frames.pop(key).tensors:
+            address = tensor.untyped_storage().data_ptr()
+            self._uses[address] -= 1
+            if not self._uses[address]:
+                del self._uses[address], self.storages[address]

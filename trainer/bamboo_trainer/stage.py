@@ -7,13 +7,16 @@ replay get the same bits.
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bamboo_trainer import snapshot
-from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, share_parameters
+from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
+from bamboo_trainer.checkpointing import checkpointed_layers, recomputing
+from bamboo_trainer.contexts import ContextSize, context_size, new_bytes, saved_for_backward
 from bamboo_trainer.data import microbatch_samples
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.optimizing import ScheduledOptimizer
@@ -118,7 +121,9 @@ class Stage:
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
         self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
-        self._checked_buffers = False
+        self._checkpointed = checkpointed_layers(task)
+        self._state_bytes: tuple[int, int] | None = None
+        self.context: ContextSize | None = None  # once a forward has been run
         self._parked = False
 
     @property
@@ -138,12 +143,27 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
+        run = self._run if self.context else self._run_first
+        return self.complete(work, run(step, microbatch, inputs))
+
+    def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
         forwarding = self.start(step, microbatch, inputs)
-        with nullcontext() if self._checked_buffers else unchanged_buffers(self._layers):
-            while not forwarding.done:
-                self.advance(forwarding)
-        self._checked_buffers = True
-        return self.complete(work, forwarding)
+        while not forwarding.done:
+            self.advance(forwarding)
+        return forwarding
+
+    def _run_first(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        """The first one is looked at more closely: does it change buffers, and how large is its context?"""
+        kept_casts = self._config.precision == "bf16" and self._autocast is not autocast
+        with unchanged_buffers(self._layers):
+            try:
+                with saved_for_backward(self._parameters.holds) as saved:
+                    forwarding = self._run(step, microbatch, inputs)
+                self.context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
+            except TaskError:  # NB: some layers cannot be looked at; if the error is the task's own it comes again
+                forwarding = self._run(step, microbatch, inputs)
+                self.context = ContextSize()
+        return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
@@ -158,13 +178,19 @@ class Stage:
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
         index, f = forwarding.layer, forwarding
-        seed_forward(self._device, forward_seed(self._config.seed, f.step, f.microbatch, index))
+        once = partial(self._call, index, forward_seed(self._config.seed, f.step, f.microbatch, index))
+        call = recomputing(once) if index in self._checkpointed else once
         with torch.enable_grad(), contexts_on_host(self._parameters.holds) if f.on_host else nullcontext():
-            with self._autocast(self._device, self._config.precision):
-                f.parts = run_layer(self._layers[index], index, f.parts)
+            f.parts = run_layer(self._layers[index], index, f.parts, call)
             f.layer += 1
             if f.done and self.last:
                 f.parts = (task_loss(self._task, f.parts, self._load(f.step, f.microbatch)[1]),)
+
+    def _call(self, index: int, seed: int, given: Any) -> Any:
+        """A layer's forward, with all that its bits depend on."""
+        seed_forward(self._device, seed)
+        with self._autocast(self._device, self._config.precision):
+            return self._layers[index](given)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
         """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage."""
@@ -229,10 +255,11 @@ class Stage:
         pairs = [(p, g.to(self._device)) for p, g in zip(floating, gradients, strict=True) if p.requires_grad]
         if pairs:
             try:
-                torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
+                with keep_casts():
+                    torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except RuntimeError as error:
+            except Exception as error:
                 layers = f"layers {self._first} to {self._end - 1}"
                 raise TaskError(
                     f"the backward of {layers} failed at step {step}, microbatch {microbatch}: {told(error)}"
@@ -263,11 +290,20 @@ class Stage:
             self._optimizer_state.park()
         self._parameters.unbind()
         forget_casts()
+        if self.version == 0:
+            self._state_bytes = None  # some optimizers remember nothing before their first step
         self.version += 1
 
     def tied_segments(self) -> tuple[TiedSegment, ...]:
         """The tied groups that other stages hold too."""
         return self._tied
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of what the layers hold, and of what the optimizer remembers."""
+        if self._state_bytes is None:
+            held = new_bytes((tensor for _, tensor in self._parameters.named()), set())
+            self._state_bytes = held, sum(tensor.nbytes for _, tensor in self._optimizer_state.named())
+        return self._state_bytes
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
         """Copies of the whole state: one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
@@ -280,6 +316,7 @@ class Stage:
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
+        self._state_bytes = None
         forget_casts()
         if self._parked:
             self._optimizer_state.park()

@@ -1,6 +1,6 @@
 """What a user brings: `build(config) -> Task`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ class Task:
     learning_rate: the learning rate of a step, a pure function. A parameter group's rate is this times the group's
       multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
+    checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
+      memory for activations, more computing, the same bits. Such a layer must not write to its inputs.
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -43,6 +45,7 @@ class Task:
     optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
     learning_rate: Callable[[int], float]
     tied: Sequence[tuple[str, ...]] = ()
+    checkpointed: Collection[int] = ()
     sample: Callable[[Sequence[nn.Module]], str] | None = None
 
 

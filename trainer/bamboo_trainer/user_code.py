@@ -3,8 +3,9 @@
 Running out of memory is nobody's mistake and passes as it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +38,13 @@ def build_layer(task: Task, seed: int, layer: int) -> nn.Module:
     return module
 
 
-def run_layer(task_layer: nn.Module, layer: int, parts: Parts) -> Parts:
-    """Gives the layer its one tensor, or a tuple of several; what it raises becomes a TaskError."""
+def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[Any], Any] | None = None) -> Parts:
+    """Gives the layer its one tensor, or a tuple of several; what it raises becomes a TaskError.
+
+    call: calls it in another way than just so.
+    """
     try:
-        result = task_layer(parts[0] if len(parts) == 1 else parts)
+        result = (call or task_layer)(parts[0] if len(parts) == 1 else parts)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:

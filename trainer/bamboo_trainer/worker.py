@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from bamboo.manifest import parse_manifest
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
 from bamboo.protocol import (
     Bye,
+    Heartbeat,
     Hello,
     Message,
     NoticeReceived,
@@ -81,11 +83,13 @@ class Inbox:
 class Worker:
     """The agent around the engine. run() returns the process's exit code."""
 
-    def __init__(self, worker: str, url: str, token: str, zone: str, observer: ClosingObserver) -> None:
-        self.worker, self.zone, self.observer = worker, zone, observer
+    def __init__(
+        self, worker: str, url: str, token: Callable[[], str], zone: str, observer: ClosingObserver, host: str
+    ) -> None:
+        self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
         self.inbox = Inbox()
-        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put)
-        self.control = Control(url, token, self._hello, self._progress, self._heard)
+        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
+        self.control = Control(url, token, self._hello, self._heartbeat, self._heard)
         self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
         self.task: Task | None = None
@@ -214,11 +218,15 @@ class Worker:
     def _hello(self) -> Hello:
         plan = self.engine.newest_plan if self.engine else None
         return Hello(
-            worker=self.worker, host="127.0.0.1", port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
+            worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
         )
 
-    def _progress(self) -> tuple[int, str]:
-        return (self.engine.step, self.doing) if self.engine else (0, "starting")
+    def _heartbeat(self) -> Heartbeat:
+        """In the control channel's thread."""
+        if self.engine is None:
+            return Heartbeat(step=0, doing="starting")
+        memory = self.engine.meter.due(time.monotonic())
+        return Heartbeat(step=self.engine.step, doing=self.doing, memory=memory)
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once."""
@@ -234,13 +242,18 @@ NOTICE = NoticeReceived(seconds=NOTICE_SECONDS)
 def main(
     worker: str,
     url: str,
-    token: str,
+    token: str | Path,
     zone: str = "",
     trace: str | None = None,
     observer: ClosingObserver | None = None,
+    host: str = "127.0.0.1",
 ) -> int:
-    """Run one worker in this process until it is told to stop; returns its exit code."""
+    """Run one worker in this process until it is told to stop; returns its exit code.
+
+    token: or the file that always holds the newest one. host: this machine's address, for the other workers.
+    """
     torch.set_num_threads(1)
     if observer is None:
         observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
-    return Worker(worker, url, token, zone, observer).run()
+    newest = (lambda: token.read_text().strip()) if isinstance(token, Path) else (lambda: token)
+    return Worker(worker, url, newest, zone, observer, host).run()

@@ -76,6 +76,13 @@ def families(job: str, status: Status) -> Iterable[Metric]:
     for state in WorkerState:
         workers.add_metric([job, state.value], counts[state])
     yield workers
+    memory = GaugeMetricFamily(
+        "bamboo_worker_memory_bytes", "What a worker's memory is used for.", labels=["job", "worker", "kind"]
+    )
+    for worker, account in status.memory:
+        for kind, size in account.by_kind().items():
+            memory.add_metric([job, worker, kind], size)
+    yield memory
     counters = {
         "bamboo_preemptions": ("Workers lost or told to go.", status.preemptions),
         "bamboo_notices": ("Preemptions announced in advance.", status.notices),

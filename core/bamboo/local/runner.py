@@ -105,7 +105,6 @@ class _Run:
         self._taken: set[WorkerId] = set()
         self._removed: set[WorkerId] = set()
         self._crashes: list[str] = []  # workers that ended by themselves, and how
-        self._in_vain = 0  # of these, since the last committed step
         self._number = 0
         self._finish: Finish | None = None
         self._training_since: float | None = None  # by the clock of events
@@ -169,23 +168,17 @@ class _Run:
         committed = isinstance(event, Received) and isinstance(event.message, StepCommitted)
         if committed:
             self._ended = time.monotonic()
-            self._in_vain = 0
         if committed or isinstance(event, Tick):
             self._preempt_due(now)
             self._view.status(status(self._state, now))
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
         detail = exit_detail(code)
-        self._events.put_nowait(WorkerLost(worker, detail, code))
         if code == EXIT_OK or worker in self._taken | self._removed or self._finish is not None:
+            self._events.put_nowait(WorkerLost(worker, detail))
             return
         self._crashes.append(f"{worker} {detail}")
-        self._in_vain += 1
-        if self._in_vain > self._spec.failure_policy.backoff_limit:
-            message = (
-                f"{self._in_vain} workers ended by themselves and no step was committed in between; {worker} {detail}"
-            )
-            self._fail("BackoffLimitExceeded", message)
+        self._events.put_nowait(WorkerLost(worker, detail, 128 - code if code is not None and code < 0 else code))
 
     def _fail(self, reason: str, message: str) -> None:
         """Ends the job for a reason that only this shell can see."""

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bamboo.events import Finish, Outcome, Status, Takeover
+from bamboo.memory import Memory
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo.plan import WorkerId
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -46,6 +48,7 @@ class Summary:
     takeovers: tuple[Takeover, ...]
     lost_samples: int
     digests: tuple[str, ...]
+    memory: tuple[WorkerId, Memory] | None = None  # the largest account of a worker, and whose
     crashes: tuple[str, ...] = ()
     output: str | None = None
     sample: str | None = None
@@ -90,6 +93,7 @@ def summarize(
         takeovers=status.takeovers,
         lost_samples=status.lost_samples,
         digests=status.digests,
+        memory=status.most_memory,
         crashes=crashes,
         output=output,
         sample=sample,
@@ -102,6 +106,9 @@ def to_json(summary: Summary, **extra: Any) -> str:
     document = dataclasses.asdict(summary)
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
+    if summary.memory:
+        worker, memory = summary.memory
+        document["memory"] = {"worker": worker, "total": memory.total, **memory.by_kind()}
     for name in ("first_loss", "last_loss"):
         if document[name] is not None and not math.isfinite(document[name]):
             document[name] = None  # JSON has no NaN
@@ -122,6 +129,8 @@ def to_text(summary: Summary) -> str:
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
+    if summary.memory:
+        lines.append(f"  most memory: {_memory(*summary.memory)}")
     if summary.crashes:
         more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
         lines.append(f"  ended by themselves: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
@@ -162,6 +171,23 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
         f" ({takeover.forwards} forward, {takeover.backwards} backward)"
     )
     return f"{where}: {who}, {pause}: {phases}{', with notice' if takeover.notice else ''}"
+
+
+def _memory(worker: WorkerId, memory: Memory) -> str:
+    kinds = sorted(memory.by_kind().items(), key=lambda item: -item[1])
+    said = ", ".join(f"{kind} {_size(count)}" for kind, count in kinds if count)
+    return f"{worker} with {_size(memory.total)}" + (f" ({said})" if said else "")
+
+
+def _size(count: float) -> str:
+    """512 B, 1.5 KiB, 20.0 MiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.1f} TiB"
 
 
 def _pauses(summary: Summary) -> list[str]:

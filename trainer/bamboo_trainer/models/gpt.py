@@ -32,6 +32,7 @@ class GptConfig:
     weight_decay: float = 0.1
     steps: int | None = None  # where the cosine ends, at a tenth of the rate; None: constant after the warm-up
     tie_embeddings: bool = False
+    checkpoint: bool = False  # the blocks keep only their inputs, and are computed again in the backward
     text: str = "stdlib"  # or a file's path
 
     def __post_init__(self) -> None:
@@ -57,6 +58,7 @@ _KEYS: dict[str, tuple[str, type]] = {
     "weightDecay": ("weight_decay", float),
     "steps": ("steps", int),
     "tieEmbeddings": ("tie_embeddings", bool),
+    "checkpoint": ("checkpoint", bool),
     "text": ("text", str),
 }
 
@@ -134,6 +136,7 @@ def build(config: Mapping[str, Any]) -> Task:
         optimizer=partial(_optimizer, parsed),
         learning_rate=partial(learning_rate, parsed),
         tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),
+        checkpointed=range(1, parsed.blocks + 1) if parsed.checkpoint else (),
         sample=partial(_sample, parsed),
     )
 

@@ -1,0 +1,39 @@
+"""What a worker's memory is used for: the account that it gives of itself, in bytes."""
+
+from typing import Annotated
+
+import msgspec
+
+MOST = 1 << 60
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes by kind. What belongs to two kinds counts once, with the first of them, so that the total is real.
+
+    parameters, optimizer: of the stages that the worker owns, frozen values and buffers included.
+    replica: the same of the stages that it keeps for others. gradients: sums so far, and final ones not yet applied.
+    log: what may have to be sent again. activations: what the backwards of the microbatches in flight need.
+    redundant: what has been computed in advance for others. received: frames that wait for their turn.
+    """
+
+    parameters: Bytes = 0
+    optimizer: Bytes = 0
+    replica: Bytes = 0
+    gradients: Bytes = 0
+    log: Bytes = 0
+    activations: Bytes = 0
+    redundant: Bytes = 0
+    received: Bytes = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[str, int]:
+        return msgspec.structs.asdict(self)
+
+    def highest(self, other: "Memory") -> "Memory":
+        """Of each kind the larger number."""
+        mine, others = self.by_kind(), other.by_kind()
+        return Memory(**{kind: max(mine[kind], others[kind]) for kind in mine})

@@ -1,0 +1,126 @@
+"""Writes docs/api.md from crds/bamboojob.yaml: `make docs`. A test fails if the committed page is stale."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+CRD = ROOT / "crds" / "bamboojob.yaml"
+PAGE = ROOT / "docs" / "api.md"
+MAX_INT = 2**31 - 1
+
+Schema = Mapping[str, Any]
+
+HEAD = """\
+# The BambooJob API
+
+<!-- Made by `make docs` from crds/bamboojob.yaml; change that file instead. -->
+
+`{kind}`, `{group}/{version}`; `kubectl get {short}` for short. `bamboo run`, `bamboo validate` and the operator read
+the same manifest by the same rules. The smallest one:
+
+```yaml
+apiVersion: {group}/{version}
+kind: {kind}
+metadata: {{name: example}}
+spec:
+  task: {{entrypoint: "bamboo_trainer.models.mlp:build"}}
+  training: {{steps: 100, globalBatchSize: 64, microBatchSize: 8}}
+  topology: {{stages: 2}}
+```
+
+Unknown fields are refused. A field that is null counts as absent.
+"""
+
+
+def page(crd: Schema) -> str:
+    names, version = crd["spec"]["names"], crd["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    words = {"kind": names["kind"], "group": crd["spec"]["group"], "version": version["name"]}
+    parts = [HEAD.format(**words, short=names["shortNames"][0])]
+    parts += (part for name in ("spec", "status") for part in _sections(name, schema["properties"][name]))
+    return "\n".join([*parts, _columns(version), _scale(version)])
+
+
+def _sections(path: str, schema: Schema) -> Iterator[str]:
+    """One for each object with fields: the outer one first, then those inside in the order of the schema."""
+    lines = [f"{'#' * (2 if '.' not in path else 3)} {path}", "", schema["description"], ""]
+    lines += ["| Field | Type | Default | What |", "| --- | --- | --- | --- |"]
+    for name, field in schema["properties"].items():
+        default = "required" if name in schema.get("required", ()) else _default(field)
+        kind = _type(field, _anchor(f"{path}.{name}"))
+        lines.append(f"| `{name}` | {kind} | {default} | {_cell(field['description'])} |")
+    rules = [_rule(path, rule) for rule in schema.get("x-kubernetes-validations", ())]
+    yield "\n".join([*lines, *(["", "Rules:", "", *rules] if rules else []), ""])
+    for name, field in schema["properties"].items():
+        inner, at = field.get("items", field), f"{path}.{name}" + ("[]" if "items" in field else "")
+        if "properties" in inner:
+            yield from _sections(at, inner)
+
+
+def _rule(path: str, rule: Schema) -> str:
+    return f"- `{path}{rule.get('fieldPath', '')}`: {rule['message']}."
+
+
+def _default(field: Schema) -> str:
+    default = field.get("default", {})
+    return "" if default == {} else f"`{yaml.safe_dump(default).splitlines()[0]}`"
+
+
+def _anchor(path: str) -> str:
+    return "#" + re.sub(r"\W", "", path).lower()
+
+
+def _type(field: Schema, section: str) -> str:
+    kind = field.get("type", "quantity")
+    if "enum" in field:
+        return "one of " + ", ".join(f"`{choice}`" for choice in field["enum"])
+    if kind == "array":
+        least = f"{field['minItems']} to " if "minItems" in field else "at most "
+        return f"list of {least}{field['maxItems']}: {_type(field['items'], section)}"
+    if "additionalProperties" in field:
+        return f"map of at most {field['maxProperties']}: {_type(field['additionalProperties'], section)}"
+    if "x-kubernetes-preserve-unknown-fields" in field:
+        return "any object"
+    if field.get("format") == "date-time":
+        return "time"
+    if "properties" in field:
+        return f"[object]({section})"
+    return ("text" if kind == "string" else kind) + _bounds(field)
+
+
+def _bounds(field: Schema) -> str:
+    if "maxLength" in field:
+        return f", at most {field['maxLength']} characters"
+    low, high = field.get("minimum"), field.get("maximum", MAX_INT)
+    least = "more than" if field.get("exclusiveMinimum") else "at least"
+    if high == MAX_INT:
+        return "" if low is None else f", {least} {low}"
+    return f", {least} {low}, at most {high}" if field.get("exclusiveMinimum") else f" from {low} to {high}"
+
+
+def _columns(version: Schema) -> str:
+    lines = ["## Columns of `kubectl get`", "", "| Column | What | Shown |", "| --- | --- | --- |"]
+    for column in version["additionalPrinterColumns"]:
+        shown = "with `-o wide`" if column.get("priority") else "always"
+        lines.append(f"| {column['name']} | {column['description']} (`{column['jsonPath']}`) | {shown} |")
+    return "\n".join([*lines, ""])
+
+
+def _scale(version: Schema) -> str:
+    scale = version["subresources"]["scale"]
+    return (
+        f"## Scale\n\n`kubectl scale` and autoscalers set `{scale['specReplicasPath']}` and read"
+        f" `{scale['statusReplicasPath']}` and `{scale['labelSelectorPath']}`.\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(yaml.safe_load(CRD.read_text())))

@@ -1,0 +1,171 @@
+"""What the operator asks of the API server: a few calls, each with a time limit, on plain objects."""
+
+import base64
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+
+from bamboo.names import GROUP, PLURAL, VERSION
+
+TIMEOUT_SECONDS = 10.0
+CONNECT_SECONDS = 3.0
+CONNECTIONS = 32
+TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+TOKEN_SECONDS = 60.0  # a ServiceAccount's token is read again after that long: it is rotated
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server refused. status: the HTTP code; reason: a CamelCase word such as AlreadyExists."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{message} ({reason}, {status})")
+        self.status, self.reason, self.message = status, reason, message
+
+
+API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+def credentials(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
+    """The pod's ServiceAccount in a cluster, else KUBECONFIG. Raises kopf.LoginError if there is neither."""
+    info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    if info is None:
+        raise kopf.LoginError("no cluster: neither a ServiceAccount nor a kubeconfig (KUBECONFIG) is there")
+    return info
+
+
+class Api:
+    """Every method may raise what is in API_ERRORS."""
+
+    def __init__(self, info: kopf.ConnectionInfo) -> None:
+        self._server, self._info = info.server.rstrip("/"), info
+        self._token, self._token_read = info.token, time.monotonic()
+        auth = aiohttp.BasicAuth(info.username, info.password or "") if info.username else None
+        connector = aiohttp.TCPConnector(ssl=_tls(info), limit=CONNECTIONS)
+        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=limits, auth=auth)
+        self.calls = 0
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def create_pod(self, pod: Object, *, dry_run: bool = False) -> Object:
+        place = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+        return await self._call("POST", place, pod, {"dryRun": "All"} if dry_run else {})
+
+    async def read_pod(self, namespace: str, name: str) -> Object:
+        return await self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
+        """That very pod; also if it is gone already."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        """Merged into the BambooJob's status; a field that is None is removed. Ignored if the job is gone."""
+        place = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
+        try:
+            await self._call("PATCH", place, {"status": dict(status)}, kind="application/merge-patch+json")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """That very job, and in the background all that it owns."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        await self._call("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}", body)
+
+    async def review_token(self, token: str, audience: str) -> Object:
+        """The status of a TokenReview."""
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        review = await self._call("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body)
+        status = review.get("status")
+        return status if isinstance(status, dict) else {}
+
+    async def create_event(self, event: Object) -> None:
+        await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+
+    async def _call(
+        self,
+        method: str,
+        place: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Object:
+        self.calls += 1
+        headers = {"Accept": "application/json", "User-Agent": "bamboo-operator"}
+        if token := self._fresh_token():
+            headers["Authorization"] = f"{self._info.scheme or 'Bearer'} {token}"
+        if body is not None:
+            headers["Content-Type"] = kind
+        data = None if body is None else aiohttp.JsonPayload(body, content_type=kind)
+        async with self._session.request(
+            method, self._server + place, data=data, params=query, headers=headers
+        ) as answer:
+            found = await answer.json(content_type=None)
+            if not isinstance(found, dict):
+                found = {}
+            if answer.status >= 400:
+                raise ApiError(answer.status, str(found.get("reason")), str(found.get("message") or answer.reason))
+            return found
+
+    def _fresh_token(self) -> str | None:
+        now = time.monotonic()
+        if now - self._token_read > TOKEN_SECONDS and self._info.certificate_path is None and TOKEN_FILE.exists():
+            self._token, self._token_read = TOKEN_FILE.read_text().strip(), now
+        return self._token
+
+
+def _tls(info: kopf.ConnectionInfo) -> ssl.SSLContext | bool:
+    """For the server's and our certificates, given as files or in base64."""
+    if not info.server.startswith("https:"):
+        return False
+    authority = _text(info.ca_data)
+    context = ssl.create_default_context(cafile=_path(info.ca_path), cadata=authority)
+    if info.insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if info.certificate_path and info.private_key_path:
+        context.load_cert_chain(str(info.certificate_path), str(info.private_key_path))
+    elif info.certificate_data and info.private_key_data:
+        with tempfile.TemporaryDirectory(prefix="bamboo-operator-") as folder:  # ssl takes only files
+            for name, data in (("cert", info.certificate_data), ("key", info.private_key_data)):
+                file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(file, "w") as out:
+                    out.write(_text(data) or "")
+            context.load_cert_chain(f"{folder}/cert", f"{folder}/key")
+    return context
+
+
+def _path(path: Any) -> str | None:
+    return None if path is None else str(path)
+
+
+def _text(data: str | bytes | None) -> str | None:
+    """PEM, which may come in base64."""
+    if data is None:
+        return None
+    raw = data.encode() if isinstance(data, str) else data
+    return (raw if raw.lstrip().startswith(b"-----") else base64.b64decode(raw)).decode()

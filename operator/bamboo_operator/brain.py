@@ -1,0 +1,217 @@
+"""The coordinator of one BambooJob, driven by what the cluster and its workers say.
+
+Its loop never waits for the API server. What it decides about the cluster is kept as what is wanted (pods to make and
+to remove, events to post), and `lifecycle` brings the cluster there.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from bamboo import coordinator
+from bamboo.events import (
+    AddWorkers,
+    Command,
+    Emit,
+    Event,
+    Finish,
+    Interrupted,
+    Notice,
+    NoticeWithdrawn,
+    Outcome,
+    RemoveWorker,
+    Send,
+    SpecChanged,
+    Status,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from bamboo.plan import WorkerId
+from bamboo.protocol import Hello
+from bamboo.server import Channels
+from bamboo.spec import JobSpec
+from bamboo.state import State
+from bamboo.status import status
+from bamboo_operator.api import Api
+from bamboo_operator.cluster import Cluster
+from bamboo_operator.doors import Doors, JobKey, pod_check
+from bamboo_operator.signals import Kind, node_gone, pod_gone, worker_exit, worker_signal
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What a job's coordinator is made of."""
+
+    key: JobKey
+    uid: str
+    spec: JobSpec
+    manifest: dict[str, Any]
+    resumed: bool  # the job had begun before this operator did
+
+
+class Brain:
+    """The coordinator's loop. wake: called when there is something to do for the hands."""
+
+    def __init__(
+        self, job: Running, cluster: Cluster, doors: Doors, api: Api, key: bytes, wake: Callable[[], None]
+    ) -> None:
+        self._job, self._cluster, self._doors, self._wake = job, cluster, doors, wake
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._noticed: set[WorkerId] = set()
+        self._lost: set[WorkerId] = set()
+        self._ticked = time.monotonic()
+        self.adding = 0  # pods that are wanted and not made yet
+        self.removing: dict[WorkerId, float] = {}  # since when
+        self.story: deque[Emit] = deque(maxlen=1000)  # not posted yet
+        self.finish: Finish | None = None
+        self._channels = Channels(self._events.put_nowait, pod_check(job.key, api, self._living))
+        waiting = [name for name, pod in self._pods().items() if worker_signal(pod, None, _now()) is None]
+        state = coordinator.initial(
+            job.spec,
+            job.manifest,
+            secret=hmac.new(key, job.uid.encode(), sha256).hexdigest(),
+            save_path=None,
+            now=time.monotonic(),
+            resumed=job.resumed,
+        )
+        self.state: State = replace(state, requested=len(waiting))
+
+    def status(self) -> Status:
+        return status(self.state, time.monotonic())
+
+    def plan(self) -> str | None:
+        """Who runs what, as JSON: the epoch, and each pipeline's owners in the order of stages."""
+        plan = self.state.plan
+        if plan is None:
+            return None
+        rows = [[a.owner for a in row] for row in plan.pipelines]
+        return json.dumps({"epoch": plan.epoch, "pipelines": rows}, separators=(",", ":"))
+
+    async def run(self) -> None:
+        """Until the job is over; or cancelled."""
+        self._cluster.listen(self._job.key, self)
+        self._doors.open(self._job.key, self._channels)
+        try:
+            for name, pod in self._pods().items():
+                if (ended := worker_exit(pod)) is not None:
+                    self._gone(name, ended[1], None)  # NB: before our time; if it was a failure, it has been judged
+                self.pod_seen(name)
+            while self.finish is None:
+                self._handle(await self._next())
+        finally:
+            self._cluster.forget(self._job.key)
+
+    async def close(self) -> None:
+        """No worker can come in any more."""
+        await self._doors.close(self._job.key)
+
+    def edit(self, spec: JobSpec) -> None:
+        self._events.put_nowait(SpecChanged(spec))
+
+    def give_back(self, worker: WorkerId, seconds: float) -> None:
+        """The worker is to leave as soon as it can be spared."""
+        self._events.put_nowait(Notice(worker, seconds))
+
+    def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
+        self._events.put_nowait(Interrupted(outcome, reason, message))
+
+    # what the cluster says
+
+    def pod_seen(self, name: str) -> None:
+        pod = self._pods().get(name)
+        if pod is None or name in self._lost:
+            return
+        signal = worker_signal(pod, self._cluster.node_of(pod), _now())
+        if signal is None:
+            if name in self._noticed:
+                self._noticed.discard(name)
+                self._events.put_nowait(NoticeWithdrawn(name))
+        elif signal.kind is Kind.LOST:
+            self._gone(name, signal.message, signal.exit_code)
+        elif name not in self._noticed:
+            self._noticed.add(name)
+            self.story.append(Emit(signal.source, f"{name}: {signal.message}", True))
+            self._events.put_nowait(Notice(name, signal.seconds))
+
+    def pod_gone(self, name: str) -> None:
+        self._gone(name, pod_gone(name).message, None)
+
+    def node_gone(self, pod: str, node: str) -> None:
+        self._gone(pod, node_gone(node).message, None)
+
+    def _gone(self, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+        if worker not in self._lost:
+            self._lost.add(worker)
+            self._events.put_nowait(WorkerLost(worker, detail, exit_code))
+            self._wake()
+
+    def _living(self, worker: WorkerId) -> str | None:
+        pod = self._pods().get(worker)
+        return pod["metadata"].get("uid") if pod and worker not in self._lost else None
+
+    def _pods(self) -> dict[str, dict[str, Any]]:
+        return self._cluster.pods(self._job.key, self._job.uid)
+
+    # the coordinator
+
+    async def _next(self) -> Event:
+        """The next event; a Tick whenever one is due, however much there is to hear."""
+        left = self._ticked + TICK_SECONDS - time.monotonic()
+        if left > 0:
+            try:
+                async with asyncio.timeout(left):
+                    return await self._events.get()
+            except TimeoutError:
+                pass
+        self._ticked = time.monotonic()
+        return Tick()
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, WorkerJoined):
+            event = WorkerJoined(self._placed(event.hello))
+        self.state, commands = coordinator.step(self.state, event, time.monotonic())
+        for command in commands:
+            self._execute(command)
+        if commands:
+            self._wake()
+
+    def _placed(self, hello: Hello) -> Hello:
+        """With the zone of the worker's node: the worker itself does not know it."""
+        pod = self._pods().get(hello.worker)
+        node = self._cluster.node_of(pod) if pod else None
+        zone = (node["metadata"].get("labels") or {}).get(self._job.spec.spread.topology_key) if node else None
+        return msgspec.structs.replace(hello, zone=str(zone)) if zone else hello
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                self._channels.send(worker, message)
+            case AddWorkers(count):
+                self.adding += count
+            case RemoveWorker(worker):
+                self.removing.setdefault(worker, time.monotonic())
+            case Emit(reason, message, warning):
+                self.story.append(command)
+                level = logging.WARNING if warning else logging.INFO
+                logger.log(level, "%s/%s: %s: %s", *self._job.key, reason, message)
+            case Finish():
+                self.finish = command
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

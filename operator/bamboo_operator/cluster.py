@@ -1,0 +1,122 @@
+"""What the operator has seen of pods and nodes, kept small; and who wants to hear of changes."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from bamboo.names import KIND, LABEL_JOB_NAME
+from bamboo_operator.doors import JobKey
+
+Object = dict[str, Any]
+
+
+class Listener(Protocol):
+    """A job that hears of its pods and their nodes."""
+
+    def pod_seen(self, name: str) -> None: ...
+
+    def pod_gone(self, name: str) -> None: ...
+
+    def node_gone(self, pod: str, node: str) -> None: ...
+
+
+class Cluster:
+    """Caches, fed by watches. A node's event reaches only the jobs that have pods there."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Object] = {}
+        self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
+        self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
+        self._listeners: dict[JobKey, Listener] = {}
+
+    def listen(self, job: JobKey, listener: Listener) -> None:
+        self._listeners[job] = listener
+
+    def forget(self, job: JobKey) -> None:
+        self._listeners.pop(job, None)
+
+    def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
+        """Of that very job, not of one that had the name before; by name."""
+        return {name: pod for name, pod in self._pods[job].items() if owner_uid(pod) == uid}
+
+    def node_of(self, pod: Object) -> Object | None:
+        return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
+
+    def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
+        """kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
+        job, name = _job_of(pod), pod["metadata"]["name"]
+        if job is None:
+            return
+        before = self._pods[job].get(name)
+        if before is not None and (node := before["spec"].get("nodeName")):
+            self._placed[node].discard((job, name))
+        listener = self._listeners.get(job)
+        if kind == "DELETED":
+            self._pods[job].pop(name, None)
+            if not self._pods[job]:
+                del self._pods[job]
+            if listener:
+                listener.pod_gone(name)
+            return
+        kept = self._pods[job][name] = _trimmed_pod(pod)
+        if node := kept["spec"].get("nodeName"):
+            self._placed[node].add((job, name))
+        if listener:
+            listener.pod_seen(name)
+
+    def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
+        name = node["metadata"]["name"]
+        if kind == "DELETED":
+            self.nodes.pop(name, None)
+            for listener, pod in self._listening(name):
+                listener.node_gone(pod, name)
+            return
+        before, after = self.nodes.get(name), _trimmed_node(node)
+        if before == after:
+            return
+        self.nodes[name] = after
+        for listener, pod in self._listening(name):
+            listener.pod_seen(pod)
+
+    def _listening(self, node: str) -> Iterator[tuple[Listener, str]]:
+        for job, pod in sorted(self._placed.get(node, ())):
+            if (listener := self._listeners.get(job)) is not None:
+                yield listener, pod
+
+
+def owner_uid(pod: Mapping[str, Any]) -> str | None:
+    """The uid of the BambooJob that controls the pod."""
+    owners = (pod.get("metadata") or {}).get("ownerReferences") or ()
+    return next((o.get("uid") for o in owners if o.get("controller") and o.get("kind") == KIND), None)
+
+
+def _job_of(pod: Mapping[str, Any]) -> JobKey | None:
+    name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+    return (pod["metadata"]["namespace"], name) if name else None
+
+
+def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
+    keep = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds",
+            "creationTimestamp")  # fmt: skip
+    spec = pod.get("spec") or {}
+    return {
+        "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
+        "spec": {key: spec[key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in spec},
+        "status": dict(pod.get("status") or {}),
+    }
+
+
+def _trimmed_node(node: Mapping[str, Any]) -> Object:
+    """Without what changes at every heartbeat of the kubelet."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    metadata = node["metadata"]
+    conditions = [
+        {key: c[key] for key in ("type", "status", "reason", "message") if key in c}
+        for c in status.get("conditions") or ()
+    ]
+    keep = ("name", "uid", "labels", "annotations", "deletionTimestamp")
+    return {
+        "metadata": {key: metadata[key] for key in keep if key in metadata},
+        "spec": {"taints": list(spec.get("taints") or ()), "unschedulable": bool(spec.get("unschedulable"))},
+        "status": {"conditions": conditions},
+    }

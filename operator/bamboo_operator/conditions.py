@@ -1,0 +1,167 @@
+"""A BambooJob's status: what the coordinator says and what the operator counts, in the shape of the API."""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from bamboo.events import Status, WorkerState
+from bamboo.spec import Capacity
+from bamboo_operator.facts import Facts, wanted_pipelines, wanted_workers
+from bamboo_operator.pools import price_per_hour
+from bamboo_operator.verdicts import LONGEST_MESSAGE, Scene, Verdict, display, held, verdicts
+
+Json = Mapping[str, Any]
+
+PROGRESS_SECONDS = 15.0
+_CENTS = Decimal("0.0001")
+
+
+def job_status(status: Status | None, previous: Json, facts: Facts) -> dict[str, Any]:
+    """The status to be written. status: the coordinator's, None without one; previous: as it was written last.
+
+    What is not known for the moment stays as it was. Made again from its own result, it does not change.
+    """
+    scene = Scene(_informed(status), facts, held(previous.get("conditions")))
+    found = verdicts(scene)
+    new = {
+        "observedGeneration": facts.generation,
+        "conditions": _conditions(found, previous, facts),
+        "state": display(found),
+        "epoch": (status.epoch if status else 0) or previous.get("epoch") or 0,
+        "pipelines": _pipelines(scene, previous),
+        "workers": _workers(scene, previous),
+        **_counters(status, previous, facts),
+        "lastTakeover": _last_takeover(status, previous, facts),
+        "training": _training(status, previous, facts),
+        "checkpoint": facts.checkpoint or previous.get("checkpoint"),
+        "cost": _cost(scene),
+        "digests": list(status.digests) if status and status.digests else previous.get("digests"),
+        "plan": facts.plan or previous.get("plan"),
+        "selector": facts.selector or previous.get("selector"),
+    }
+    return {key: value for key, value in new.items() if value is not None}
+
+
+def worth_writing(new: Json, old: Json, seconds_since_last: float) -> bool:
+    """At once if anything but progress has changed; progress alone at most every 15 s."""
+    if new == old:
+        return False
+    return seconds_since_last >= PROGRESS_SECONDS or _lasting(new) != _lasting(old)
+
+
+def _lasting(status: Json) -> Json:
+    training, cost = status.get("training") or {}, status.get("cost") or {}
+    return {**status, "training": training.get("steps"), "cost": cost.get("perHour")}
+
+
+def _informed(status: Status | None) -> Status | None:
+    """NB: a coordinator that has just been restarted knows no plan, and counts nobody, though all are at work."""
+    return None if status and status.phase == "Recovering" and not status.grid else status
+
+
+def _conditions(found: Mapping[str, Verdict], previous: Json, facts: Facts) -> list[Json]:
+    old = {c["type"]: c for c in previous.get("conditions") or ()}
+    mine = []
+    for kind, verdict in found.items():
+        status, before = str(verdict.holds), old.get(kind) or {}
+        kept = before.get("lastTransitionTime") if before.get("status") == status else None
+        mine.append(
+            {
+                "type": kind,
+                "status": status,
+                "observedGeneration": facts.generation,
+                "lastTransitionTime": kept or facts.time,
+                "reason": verdict.reason,
+                "message": verdict.message[:LONGEST_MESSAGE],
+            }
+        )
+    return mine + [c for kind, c in old.items() if kind not in found]
+
+
+def _pipelines(scene: Scene, previous: Json) -> Json:
+    spec, status = scene.facts.spec, scene.status
+    if scene.idle or spec is None:
+        return {"desired": 0, "ready": 0, "degraded": 0}
+    desired = {"desired": wanted_pipelines(spec)}
+    if status is None:
+        return {"ready": 0, "degraded": 0, **(previous.get("pipelines") or {}), **desired}
+    return {**desired, "ready": len(status.grid), "degraded": len({d.pipeline for d in scene.damage()})}
+
+
+def _workers(scene: Scene, previous: Json) -> Json:
+    spec, status = scene.facts.spec, scene.status
+    idle = scene.idle or spec is None
+    pools = spec.node_pools if spec else ()
+    counts = {c: sum(scene.pods.get(p.name, 0) for p in pools if p.capacity is c) for c in Capacity}
+    known = {
+        "desired": wanted_workers(spec) if spec and not idle else 0,
+        "spot": counts[Capacity.SPOT],
+        "onDemand": counts[Capacity.ON_DEMAND],
+    }
+    if status is None and not idle:
+        return {"ready": 0, "standby": 0, **(previous.get("workers") or {}), **known}
+    standby = sum(1 for _, state in status.workers if state is WorkerState.STANDBY) if status else 0
+    return {**known, "ready": 0 if idle else scene.ready(), "standby": 0 if idle else standby}
+
+
+def _counters(status: Status | None, previous: Json, facts: Facts) -> Json:
+    """They never fall."""
+    base = facts.base
+    now = {
+        "preemptions": base.preemptions + (status.preemptions if status else 0),
+        "takeovers": base.takeovers + (len(status.takeovers) if status else 0),
+        "restores": base.restores + facts.restores,
+        "restarts": base.restarts + facts.restarts,
+    }
+    return {name: max(count, int(previous.get(name) or 0)) for name, count in now.items()}
+
+
+def _last_takeover(status: Status | None, previous: Json, facts: Facts) -> Json | None:
+    before: Json | None = previous.get("lastTakeover")
+    if status is None or not status.takeovers:
+        return before
+    if before and facts.base.takeovers + len(status.takeovers) <= int(previous.get("takeovers") or 0):
+        return before
+    last = status.takeovers[-1]
+    return {
+        "time": facts.time,
+        "victim": last.victim,
+        "worker": last.worker,
+        "pipeline": last.pipeline,
+        "stage": last.stage,
+        "pauseSeconds": round(last.pause_ms / 1000, 3),
+    }
+
+
+def _training(status: Status | None, previous: Json, facts: Facts) -> Json | None:
+    before: Json | None = previous.get("training")
+    if status is None or (before and status.step == 0 and status.loss is None):
+        return before
+    now: dict[str, Any] = {
+        "step": status.step,
+        "steps": status.steps,
+        "progressPercentage": min(100, 100 * status.step // max(1, status.steps)),
+    }
+    if _finite(status.samples_per_second):
+        now["samplesPerSecond"] = round(float(status.samples_per_second or 0), 3)
+    if _finite(status.loss):
+        now["loss"] = round(float(status.loss or 0), 6)
+    if _finite(status.eta_seconds):
+        now["etaSeconds"] = max(0, round(status.eta_seconds or 0))
+    reported = (before or {}).get("lastReportedTime")
+    same = {**now, "lastReportedTime": reported} == before
+    return {**now, "lastReportedTime": reported if same and reported else facts.time}
+
+
+def _finite(number: float | None) -> bool:
+    return number is not None and math.isfinite(number)
+
+
+def _cost(scene: Scene) -> Json | None:
+    facts = scene.facts
+    per_hour = price_per_hour(facts.spec.node_pools, scene.pods) if facts.spec else None
+    total = facts.base.cost + facts.cost
+    if per_hour is None and not total:
+        return None
+    return {"perHour": f"{per_hour or Decimal(0):f}", "total": f"{total.quantize(_CENTS):f}"}

@@ -1,0 +1,69 @@
+"""What a BambooJob's status is made of, beside what the coordinator says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from bamboo.events import Finish
+from bamboo.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What had been counted when this coordinator was made: its own counts are added to it."""
+
+    preemptions: int = 0
+    takeovers: int = 0
+    restores: int = 0
+    restarts: int = 0
+    cost: Decimal = Decimal(0)
+
+    @classmethod
+    def of(cls, previous: Mapping[str, Any]) -> "Base":
+        """previous: the status found when the coordinator is made."""
+        counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
+        return cls(cost=Decimal((previous.get("cost") or {}).get("total") or 0), **counters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest.
+
+    warnings: what of it is not heeded. pods: the living ones, by the name of their pool. restarts, restores, cost:
+    since the coordinator was made. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
+    """
+
+    now: datetime
+    generation: int
+    spec: JobSpec | None
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    base: Base = Base()
+    restarts: int = 0
+    restores: int = 0
+    pods: Mapping[str, int] = field(default_factory=dict)
+    cost: Decimal = Decimal(0)
+    finish: Finish | None = None
+    checkpoint: Mapping[str, Any] | None = None
+    plan: str | None = None
+    selector: str | None = None
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec is not None and self.spec.suspend
+
+    @property
+    def time(self) -> str:
+        """As the API writes times."""
+        return self.now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def wanted_pipelines(spec: JobSpec) -> int:
+    """As many as the coordinator asks workers for."""
+    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def wanted_workers(spec: JobSpec) -> int:
+    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

@@ -1,0 +1,323 @@
+"""The life of one BambooJob, from the first sight of it to its end: what is valid, what runs, what is told, what is
+cleaned up. One of these for each job, in a task of its own.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from bamboo.events import Outcome, Status
+from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.names import API_VERSION, KIND
+from bamboo.spec import CleanPodPolicy, JobSpec
+from bamboo_operator.api import API_ERRORS, Api, ApiError
+from bamboo_operator.brain import Brain, Running
+from bamboo_operator.cluster import Cluster
+from bamboo_operator.conditions import job_status, worth_writing
+from bamboo_operator.doors import Doors, JobKey, path
+from bamboo_operator.facts import Base, Facts
+from bamboo_operator.hands import Hands, post
+from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, worker_pod
+from bamboo_operator.pools import price_per_hour, spent
+from bamboo_operator.signals import worker_exit
+
+logger = logging.getLogger(__name__)
+
+PASS_SECONDS = 1.0  # between two looks, if nothing happens
+FIRST_RETRY, LAST_RETRY = 0.5, 15.0
+LEAVE_SECONDS = 15.0  # for workers to end by themselves when the job is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What all jobs share. url: ws://HOST:PORT under which workers reach the operator."""
+
+    cluster: Cluster
+    doors: Doors
+    api: Api
+    key: bytes
+    url: str
+    settings: OperatorSettings
+
+
+class Life:
+    """body: the BambooJob as the API server has it; seen() brings newer ones."""
+
+    def __init__(self, body: Mapping[str, Any], tools: Tools) -> None:
+        self.body, self._tools = body, tools
+        metadata = body["metadata"]
+        self.key: JobKey = (metadata["namespace"], metadata["name"])
+        self.uid: str = metadata["uid"]
+        self.passed = time.monotonic()  # when the last pass was made
+        self._meta = JobMeta(uid=self.uid)
+        self._changed = asyncio.Event()
+        self._written: dict[str, Any] = dict(body.get("status") or {})
+        self._written_at = 0.0
+        self._facts = Facts(
+            now=_now(), generation=0, spec=None, base=Base.of(self._written), selector=selector(self._meta)
+        )
+
+    def seen(self, body: Mapping[str, Any]) -> None:
+        if body["metadata"].get("generation") != self.body["metadata"].get("generation"):
+            self._changed.set()
+        self.body = body
+
+    async def run(self) -> None:
+        """Until the job is over and cleaned up, or this task is cancelled."""
+        while not self._over():
+            spec = await self._accepted()
+            if spec is None or spec.suspend:
+                await self._remove_pods(CleanPodPolicy.ALL)
+                await self._keep_writing(None)
+                await self._wait_for_change()
+                continue
+            await self._train(spec)
+        await self._clean_up()
+
+    # what is wanted
+
+    def _over(self) -> bool:
+        conditions = self._written.get("conditions") or ()
+        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+    async def _accepted(self) -> JobSpec | None:
+        """The newest spec; None if it can't be run, which the status then says."""
+        self._changed.clear()
+        generation = int(self.body["metadata"].get("generation") or 0)
+        self._facts = replace(self._facts, generation=generation, problems=(), warnings=())
+        try:
+            spec = parse_manifest(self._manifest())
+        except ManifestError as error:
+            self._facts = replace(self._facts, problems=tuple(map(str, error.problems))[:20])
+            return None
+        self._facts = replace(self._facts, spec=spec, warnings=tuple(template_problems(spec)))
+        if problem := await self._refused(spec):
+            self._facts = replace(self._facts, problems=(problem,))
+            return None
+        return spec
+
+    async def _refused(self, spec: JobSpec) -> str | None:
+        """What the API server has against the pods of this job."""
+        pool = spec.node_pools[0] if spec.node_pools else None
+        pod = worker_pod(spec, self._meta, 0, pool, self._settings())
+        pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
+        while True:
+            try:
+                await self._tools.api.create_pod(pod, dry_run=True)
+            except ApiError as error:
+                if error.status in (400, 422, 500):
+                    return f"spec.worker.template: {error.message}"
+                if error.status == 409:
+                    return None
+                self._complain("check the pod template", error)
+            except API_ERRORS as error:
+                self._complain("check the pod template", error)
+            else:
+                return None
+            await asyncio.sleep(PASS_SECONDS)
+
+    def _manifest(self) -> dict[str, Any]:
+        namespace, name = self.key
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": self.body.get("spec") or {},
+        }
+
+    def _settings(self) -> OperatorSettings:
+        return replace(self._tools.settings, coordinator_url=self._tools.url.rstrip("/") + path(self.key))
+
+    # training
+
+    async def _train(self, spec: JobSpec) -> None:
+        """Until the job is over, or is suspended."""
+        resumed = bool(self._written.get("epoch")) and not self._was_suspended()
+        self._facts = replace(self._facts, base=Base.of(self._written), restarts=0, cost=Decimal(0), finish=None)
+        job = Running(key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=resumed)
+        wake = asyncio.Event()
+        tools = self._tools
+        brain = Brain(job, tools.cluster, tools.doors, tools.api, tools.key, wake.set)
+        hands = Hands(
+            job, brain, tools.cluster, tools.api, self._settings(), int(self._written.get("workersCreated") or 0)
+        )
+        thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
+        try:
+            await self._drive(job, brain, hands, thinking, wake)
+            await self._let_leave()
+            self._facts = replace(self._facts, pods=dict(hands.by_pool()))
+            await self._keep_writing(brain.status())
+        finally:
+            thinking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await thinking
+            await brain.close()
+
+    async def _drive(
+        self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]", wake: asyncio.Event
+    ) -> None:
+        retry, paid_until = FIRST_RETRY, time.monotonic()
+        while True:
+            self._hear(brain)
+            now = time.monotonic()
+            per_hour = price_per_hour(job.spec.node_pools, hands.by_pool())
+            cost = self._facts.cost + spent(per_hour, now - paid_until)
+            paid_until = now
+            self._facts = replace(self._facts, pods=dict(hands.by_pool()), finish=brain.finish, cost=cost)
+            self._facts = replace(self._facts, plan=brain.plan() or self._facts.plan)
+            try:
+                await hands.work()
+                await post(self._tools.api, job, brain.story)
+                await self._write(brain.status(), hands.created)
+                retry, pause = FIRST_RETRY, PASS_SECONDS
+            except API_ERRORS as error:
+                self._complain("bring the cluster up to date", error)
+                retry, pause = min(2 * retry, LAST_RETRY), retry
+            else:
+                if brain.finish is not None and not brain.story:
+                    return
+            self.passed = time.monotonic()
+            if thinking.done() and brain.finish is None:
+                await thinking  # raises what ended it
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await wake.wait()
+            wake.clear()
+
+    def _hear(self, brain: Brain) -> None:
+        """What the user has changed, and whether the job's time is up."""
+        if self._changed.is_set():
+            self._changed.clear()
+            generation = int(self.body["metadata"].get("generation") or 0)
+            try:
+                spec = parse_manifest(self._manifest())
+            except ManifestError as error:
+                problems = tuple(map(str, error.problems))[:20]
+                self._facts = replace(self._facts, generation=generation, problems=problems)
+                return
+            self._facts = replace(self._facts, generation=generation, spec=spec, problems=())
+            if spec.suspend:
+                brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
+            else:
+                brain.edit(spec)
+        spec_now, started = self._facts.spec, _time(self._written.get("startTime"))
+        limit = spec_now.active_deadline_seconds if spec_now else None
+        if limit and started and brain.finish is None and _now() - started > timedelta(seconds=limit):
+            message = f"the job has been active for more than {limit} s"
+            brain.interrupt("DeadlineExceeded", message, Outcome.FAILED)
+
+    def _was_suspended(self) -> bool:
+        conditions = self._written.get("conditions") or ()
+        return any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
+
+    # what is told
+
+    async def _write(self, status: Status | None, created: int | None = None) -> None:
+        """The status, if it is worth a write."""
+        self._facts = replace(self._facts, now=_now())
+        new = job_status(status, self._written, self._facts)
+        new["startTime"] = self._written.get("startTime") or (self._facts.time if status else None)
+        if self._over_in(new):
+            new["completionTime"] = self._written.get("completionTime") or self._facts.time
+        new["workersCreated"] = created if created is not None else self._written.get("workersCreated")
+        new = {key: value for key, value in new.items() if value is not None}
+        if not worth_writing(new, self._written, time.monotonic() - self._written_at):
+            return
+        removed = {key: None for key in self._written if key not in new}
+        await self._tools.api.write_status(*self.key, {**new, **removed})
+        self._written, self._written_at = new, time.monotonic()
+
+    @staticmethod
+    def _over_in(status: Mapping[str, Any]) -> bool:
+        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in status["conditions"])
+
+    async def _keep_writing(self, status: Status | None) -> None:
+        while True:
+            try:
+                await self._write(status)
+            except API_ERRORS as error:
+                self._complain("write the status", error)
+                await asyncio.sleep(PASS_SECONDS)
+            else:
+                return
+
+    def _complain(self, what: str, error: BaseException) -> None:
+        logger.warning("%s/%s: cannot %s: %s", *self.key, what, error or type(error).__name__)
+
+    async def _wait_for_change(self) -> None:
+        while not self._changed.is_set():
+            self.passed = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PASS_SECONDS):
+                    await self._changed.wait()
+
+    # the end
+
+    async def _let_leave(self) -> None:
+        """The workers were told to stop; most end by themselves."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while time.monotonic() < deadline and self._living():
+            self.passed = time.monotonic()
+            await asyncio.sleep(0.1)
+
+    def _living(self) -> list[dict[str, Any]]:
+        pods = self._tools.cluster.pods(self.key, self.uid).values()
+        return [pod for pod in pods if worker_exit(pod) is None and not pod["metadata"].get("deletionTimestamp")]
+
+    async def _clean_up(self) -> None:
+        spec = self._facts.spec or self._parsed()
+        await self._remove_pods(spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
+        if spec is None or spec.ttl_seconds_after_finished is None:
+            return
+        done = _time(self._written.get("completionTime")) or _now()
+        left = (done + timedelta(seconds=spec.ttl_seconds_after_finished) - _now()).total_seconds()
+        await asyncio.sleep(max(0.0, left))
+        await self._persist("delete the job", lambda: self._tools.api.delete_job(*self.key, self.uid))
+
+    def _parsed(self) -> JobSpec | None:
+        try:
+            return parse_manifest(self._manifest())
+        except ManifestError:
+            return None
+
+    async def _remove_pods(self, policy: CleanPodPolicy) -> None:
+        if policy is CleanPodPolicy.NONE:
+            return
+        pods = list(self._tools.cluster.pods(self.key, self.uid).values())
+        for pod in pods if policy is CleanPodPolicy.ALL else self._living():
+            data = pod["metadata"]
+            await self._persist(
+                f"delete pod {data['name']}",
+                lambda data=data: self._tools.api.delete_pod(data["namespace"], data["name"], data["uid"]),
+            )
+
+    async def _persist(self, what: str, act: Any) -> None:
+        pause = FIRST_RETRY
+        while True:
+            self.passed = time.monotonic()
+            try:
+                await act()
+            except ApiError as error:
+                if error.status in (404, 409):
+                    return
+                self._complain(what, error)
+            except API_ERRORS as error:
+                self._complain(what, error)
+            else:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RETRY)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _time(text: Any) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

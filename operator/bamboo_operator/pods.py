@@ -1,0 +1,202 @@
+"""The pod that a worker runs in. Equal arguments give the same pod."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo import names
+from bamboo.plan import WorkerId
+from bamboo.spec import JobSpec, NodePool, SpreadPolicy
+from bamboo_operator.placement import place, placement
+from bamboo_operator.template import TOKEN_VOLUME, merge, read_template
+
+Json = dict[str, Any]
+
+MANAGED_BY = "bamboo-operator"
+NAME_LENGTH = 63
+TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMeta:
+    """The BambooJob object that owns the pods; its name and namespace are in the JobSpec."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """What the operator gives to every worker.
+
+    coordinator_url: what workers connect to, ws://HOST:PORT/PATH. image: for jobs that name none.
+    run_as_user: a user that is not root; None leaves it to the image or the platform.
+    service_account: None for the namespace's default one.
+    """
+
+    coordinator_url: str
+    image: str
+    run_as_user: int | None = 65532
+    service_account: str | None = None
+
+
+def worker_name(job: str, number: int) -> WorkerId:
+    """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
+    suffix = f"-w{number}"
+    if len(job) + len(suffix) <= NAME_LENGTH:
+        return job + suffix
+    suffix = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}{suffix}"
+    return job[: NAME_LENGTH - len(suffix)].rstrip("-") + suffix
+
+
+def worker_number(pod: Mapping[str, Any]) -> int | None:
+    """The number in a worker pod's label; None if this is no worker's pod."""
+    text = str(((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_WORKER_INDEX, ""))
+    return int(text) if text.isdecimal() else None
+
+
+def worker_pool(pod: Mapping[str, Any]) -> str | None:
+    """The name of the node pool that a worker's pod was made for."""
+    found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
+    return found
+
+
+def selector(meta: JobMeta) -> str:
+    """The label selector of a job's pods, as text."""
+    return f"{names.LABEL_JOB_UID}={meta.uid}"
+
+
+def template_problems(job: JobSpec) -> list[str]:
+    """What of `worker.template` is not heeded, a sentence each."""
+    return read_template(job).problems
+
+
+def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: OperatorSettings) -> Json:
+    """The pod of a job's worker with that number, for nodes of that pool (None: for any node)."""
+    name, where = worker_name(job.name, number), placement(job, pool)
+    rendered = {
+        "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
+        "spec": _spec(job, meta, settings),
+    }
+    pod: Json = merge(rendered, read_template(job).template)
+    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **_own_labels(job, meta, number, pool)}
+    _own(pod["spec"], _own_env(name, settings))
+    place(pod["spec"], where)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            **pod["metadata"],
+            "ownerReferences": [_owner(job, meta)],
+        },
+        "spec": pod["spec"],
+    }
+
+
+def _common_labels(job: JobSpec) -> Json:
+    return {
+        "app.kubernetes.io/name": "bamboo-worker",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/part-of": "bamboo",
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+    }
+
+
+def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None) -> Json:
+    labels = {
+        names.LABEL_JOB_NAME: job.name,
+        names.LABEL_JOB_UID: meta.uid,
+        names.LABEL_WORKER_INDEX: str(number),
+    }
+    if pool:
+        labels |= {names.LABEL_CAPACITY_TYPE: pool.capacity.value, names.LABEL_NODE_POOL: pool.name}
+    if job.queue:
+        labels[names.LABEL_QUEUE] = job.queue.name
+    return labels
+
+
+def _owner(job: JobSpec, meta: JobMeta) -> Json:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": meta.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _spec(job: JobSpec, meta: JobMeta, settings: OperatorSettings) -> Json:
+    """What the template may change."""
+    user = {} if settings.run_as_user is None else {"runAsUser": settings.run_as_user}
+    spec: Json = {
+        "containers": [_container(job, settings)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "terminationGracePeriodSeconds": names.GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    if settings.service_account:
+        spec["serviceAccountName"] = settings.service_account
+    if job.spread.policy is not SpreadPolicy.NONE:
+        spec |= _spread(job.spread.topology_key, {"matchLabels": {names.LABEL_JOB_UID: meta.uid}})
+    return spec
+
+
+def _container(job: JobSpec, settings: OperatorSettings) -> Json:
+    asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
+    return {
+        "name": names.TRAINER_CONTAINER,
+        "image": job.worker.image or settings.image,
+        "command": ["python", "-m", "bamboo_trainer"],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "bamboo"}],  # the user has no entry
+        "resources": {kind: {n: str(q) for n, q in values.items()} for kind, values in asked.items() if values},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+
+
+def _spread(topology_key: str, of_job: Json) -> Json:
+    """Over zones and over nodes, as far as it can be had."""
+    over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}
+    over_zones = {
+        "maxSkew": 1,
+        "topologyKey": topology_key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": of_job,
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": over_nodes}]
+    return {
+        "topologySpreadConstraints": [over_zones],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
+    }
+
+
+def _own_env(name: WorkerId, settings: OperatorSettings) -> list[Json]:
+    return [
+        {"name": names.ENV_WORKER, "value": name},
+        {"name": names.ENV_COORDINATOR, "value": settings.coordinator_url},
+        {"name": names.ENV_TOKEN_FILE, "value": TOKEN_FILE},
+        {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+
+
+def _own(spec: Json, env: list[Json]) -> None:
+    """Add what the template may not change; it has been cleared of such things."""
+    token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
+    volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
+    mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
+    spec["restartPolicy"] = "Never"
+    spec["volumes"] = [*(spec.get("volumes") or ()), volume]
+    trainer = next(c for c in spec["containers"] if c["name"] == names.TRAINER_CONTAINER)
+    trainer["env"] = [*env, *(trainer.get("env") or ())]  # first: others may refer to them
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]

@@ -1,0 +1,105 @@
+"""What the operator hears of: kopf's handlers, which only pass on what they see.
+
+kopf's daemons would put a finalizer on every job, so that none could be deleted while the operator is away. Nothing
+here needs one: pods go with their job by owner reference. So jobs are followed by plain events, and each one's life is
+a task of ours.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import kopf
+
+from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_operator.doors import JobKey
+from bamboo_operator.lifecycle import Life, Tools
+
+logger = logging.getLogger(__name__)
+
+STUCK_SECONDS = 60.0
+
+
+class Lives:
+    """All jobs' tasks."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._lives: dict[JobKey, tuple[Life, asyncio.Task[None]]] = {}
+
+    def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        metadata = body["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        known = self._lives.get(key)
+        if known and (known[0].uid != metadata["uid"] or kind == "DELETED" or metadata.get("deletionTimestamp")):
+            del self._lives[key]
+            known[1].cancel()
+            known = None
+        if kind == "DELETED" or metadata.get("deletionTimestamp"):
+            return
+        if known:
+            known[0].seen(body)
+            return
+        life = Life(body, self._tools)
+        task = asyncio.create_task(life.run(), name=f"{key[0]}/{key[1]}")
+        task.add_done_callback(lambda done: self._ended(key, done))
+        self._lives[key] = (life, task)
+
+    def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
+        """A life that ends by an error is a bug; it is begun again with the next event of its job."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("%s/%s: the operator failed: %r", *key, error, exc_info=error)
+        if key in self._lives and self._lives[key][1] is task:
+            body = self._lives.pop(key)[0].body
+            asyncio.get_running_loop().call_later(5.0, self.job_event, "MODIFIED", body)
+
+    def stuck(self) -> str | None:
+        """Which job has not been looked after for too long, if any."""
+        for key, (life, task) in self._lives.items():
+            late = time.monotonic() - life.passed
+            if not task.done() and late > STUCK_SECONDS:
+                return f"no pass over {key[0]}/{key[1]} for {late:.0f} s"
+        return None
+
+    async def stop(self) -> None:
+        tasks = [task for _, task in self._lives.values()]
+        self._lives.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
+    async def job(event: Any, **_: Any) -> None:
+        lives.job_event(event["type"], event["object"])
+
+    @kopf.on.event("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def pod(event: Any, **_: Any) -> None:
+        tools.cluster.pod_event(event["type"], event["object"])
+
+    @kopf.on.event("v1", "nodes", id="node", registry=handlers)
+    async def node(event: Any, **_: Any) -> None:
+        tools.cluster.node_event(event["type"], event["object"])
+
+    return handlers
+
+
+def settings() -> kopf.OperatorSettings:
+    """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself."""
+    chosen = kopf.OperatorSettings()
+    chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
+    chosen.watching.server_timeout = 300
+    chosen.watching.client_timeout = 330
+    chosen.watching.connect_timeout = 10
+    chosen.networking.request_timeout = 30
+    chosen.networking.connect_timeout = 5
+    chosen.posting.enabled = False
+    chosen.scanning.disabled = False
+    chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
+    return chosen

@@ -1,0 +1,126 @@
+"""A test cluster to play with: `make cluster`, or `python -m cluster up` in the folder tests/."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from cluster import build
+from cluster.handle import STOP_SECONDS, Cluster, ControlFailed, call
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+Node = Annotated[str, typer.Argument(help="The node's name")]
+
+
+def _folder() -> Path:
+    return build.cache_folder() / "cluster"
+
+
+def _call(name: str, **arguments: str) -> object:
+    try:
+        return call(_folder(), name, **arguments)
+    except OSError:
+        _fail("no test cluster is running; start one with: make cluster")
+    except ControlFailed as error:
+        _fail(str(error))
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(sentence, file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _running() -> bool:
+    try:
+        return bool(call(_folder(), "status"))
+    except OSError:
+        return False
+
+
+@app.command()
+def up() -> None:
+    """Start the cluster; the first time Kubernetes is built, which takes some minutes."""
+    folder = _folder()
+    if not _running():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        try:
+            Cluster.start(folder=folder, owned=False)
+        except (build.Unavailable, build.BuildFailed, RuntimeError) as error:
+            _fail(str(error))
+    print(f"export KUBECONFIG={folder / 'admin.kubeconfig'}")
+
+
+@app.command()
+def down() -> None:
+    """End the cluster and everything that runs on it."""
+    folder = _folder()
+    if not _running():
+        _fail("no test cluster is running")
+    os.kill(call(folder, "status")["processes"]["host"], signal.SIGTERM)
+    end = time.monotonic() + STOP_SECONDS
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    if folder.exists():
+        _fail(f"{folder} is still there after {STOP_SECONDS} s")
+
+
+@app.command()
+def status() -> None:
+    """Processes and nodes."""
+    found = Cluster.attach(_folder() / "admin.kubeconfig").status() if _running() else None
+    if found is None:
+        print("no test cluster is running")
+        return
+    for name, pid in found["processes"].items():
+        print(f"{name:24} pid {pid}")
+    for name, mode in found["nodes"].items():
+        print(f"{name:24} {mode}")
+    if found["trouble"]:
+        print(found["trouble"])
+    print(f"export KUBECONFIG={_folder() / 'admin.kubeconfig'}")
+
+
+@app.command()
+def fail(node: Node) -> None:
+    """The machine vanishes with all its processes."""
+    _call("fail", node=node)
+
+
+@app.command()
+def partition(node: Node) -> None:
+    """No more contact with the API server; processes go on."""
+    _call("partition", node=node)
+
+
+@app.command()
+def freeze(node: Node) -> None:
+    """As partition, with the processes stopped."""
+    _call("freeze", node=node)
+
+
+@app.command()
+def recover(node: Node) -> None:
+    """End a failure, partition or freeze."""
+    _call("recover", node=node)
+
+
+@app.command()
+def delete(node: Node) -> None:
+    """Machine and Node object vanish, as when a cloud takes a spot node."""
+    _call("delete", node=node)
+
+
+@app.command()
+def restore() -> None:
+    """All nodes as they were at the start."""
+    _call("restore")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m cluster")

@@ -1,0 +1,102 @@
+"""The control plane's binaries: built once from Debian's packages, then kept outside the checkout."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+VERSION = "1.20.2"
+RECIPE = Path(__file__).with_name("kubernetes.sh")
+BUILD_TOOLS = ("bash", "apt-get", "dpkg-deb", "tar", "gzip")
+RUN_TOOLS = ("openssl", "setpriv", "unshare")
+Report = Callable[[str], None]
+
+
+class Unavailable(Exception):
+    """This machine cannot have the test cluster. The message is one sentence."""
+
+
+class BuildFailed(Exception):
+    """The recipe went wrong. The message ends with the last lines of its output."""
+
+
+def to_stderr(line: str) -> None:
+    print(f"test cluster: {line}", file=sys.stderr, flush=True)
+
+
+def cache_folder() -> Path:
+    home = os.environ.get("BAMBOO_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "bamboo"
+
+
+def binaries(report: Report = to_stderr) -> Path:
+    """The folder with etcd and the kube-* programs; builds them at the first call, which takes some minutes."""
+    _require(RUN_TOOLS)
+    name = f"kubernetes-{VERSION}-{hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]}"
+    cache = cache_folder()
+    done = cache / name
+    if done.is_dir():
+        return done
+    _require(BUILD_TOOLS)
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / f"{name}.lock", report) as lock:
+        if not done.is_dir():
+            report(f"building Kubernetes {VERSION} into {done}, once; this takes 3 to 6 minutes on 2 cores")
+            unfinished = cache / f"{name}.unfinished"
+            _remove(unfinished)
+            _run_recipe(unfinished, lock, report)
+            (unfinished / "bin").rename(done)
+            _remove(unfinished)
+    return done
+
+
+def _require(tools: tuple[str, ...]) -> None:
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if sys.platform != "linux" or missing:
+        raise Unavailable(f"the test cluster needs Debian 12 with {', '.join(tools)}; missing: {', '.join(missing)}")
+
+
+@contextmanager
+def _locked(path: Path, report: Report) -> Iterator[int]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("another process is building Kubernetes; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _run_recipe(folder: Path, lock: int, report: Report) -> None:
+    """The recipe inherits the lock: should this process be killed, nobody builds until the last compiler has ended."""
+    recipe = subprocess.Popen(
+        ["bash", str(RECIPE), str(folder), VERSION], text=True, pass_fds=(lock,), start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    tail: deque[str] = deque(maxlen=20)
+    try:
+        assert recipe.stdout is not None
+        for line in recipe.stdout:
+            tail.append(line.rstrip())
+            report(tail[-1])
+        code = recipe.wait()
+    except BaseException:
+        os.killpg(recipe.pid, signal.SIGKILL)
+        recipe.wait()
+        raise
+    if code:
+        raise BuildFailed(f"building Kubernetes {VERSION} failed with exit code {code}:\n" + "\n".join(tail))
+
+
+def _remove(folder: Path) -> None:
+    """Go makes parts of its caches read-only."""
+    if folder.exists():
+        subprocess.run(["chmod", "-R", "u+w", str(folder)], check=False)
+        shutil.rmtree(folder)

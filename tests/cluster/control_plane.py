@@ -1,0 +1,183 @@
+"""etcd, API server, controller manager and scheduler, as processes on loopback."""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+
+from cluster import children, kubeconfig, pki
+from cluster.api import Api, ApiError
+
+HOST = "127.0.0.1"
+START_SECONDS = 90
+STOP_SECONDS = 5
+# Kubernetes' defaults are 5 s, 40 s and 300 s: too long for a test.
+NODE_MONITOR_PERIOD = "1s"
+NODE_MONITOR_GRACE = "6s"
+UNREACHABLE_TOLERATION_SECONDS = 3
+SUBJECTS = {
+    "admin": "/O=system:masters/CN=admin",
+    "kubelet": "/O=system:masters/CN=process-kubelet",
+    "controller-manager": "/CN=system:kube-controller-manager",
+    "scheduler": "/CN=system:kube-scheduler",
+}
+
+
+class StartFailed(Exception):
+    """Told with the tails of the components' logs."""
+
+
+class ControlPlane:
+    """folder: gets the kubeconfig files, certificates, logs and etcd's data. programs: from build.binaries()."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
+        self.children: dict[str, children.Child] = {}
+        self._ports = dict(zip(("api", "etcd", "peer", "manager", "scheduler"), free_ports(5), strict=True))
+        self.pki: pki.Pki
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return HOST, self._ports["api"]
+
+    def kubeconfig(self, name: str) -> Path:
+        return self.folder / f"{name}.kubeconfig"
+
+    async def start(self) -> None:
+        self.pki = await asyncio.to_thread(pki.create, self.folder / "pki", SUBJECTS)
+        self._write_kubeconfigs(self.pki)
+        async with AsyncExitStack() as stack:
+            api = await stack.enter_async_context(Api(self.kubeconfig("admin")))
+            await self._spawn("etcd", *etcd_flags(self.folder, self._ports))
+            await self._spawn("kube-apiserver", *api_server_flags(self.pki, self._ports))
+            await self._until("the API server", api, "/readyz")
+            await self._spawn("kube-controller-manager", *self._manager_flags(self.pki))
+            await self._spawn("kube-scheduler", *self._scheduler_flags())
+            await self._until("the default ServiceAccount", api, "/api/v1/namespaces/default/serviceaccounts/default",
+                              lambda text: '"secrets"' in text)  # fmt: skip
+            await self._until("the roles", api, "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:kube-scheduler")
+
+    async def stop(self) -> None:
+        for name in reversed(self.children):
+            await children.stop(self.children[name], STOP_SECONDS)
+        self.children.clear()
+
+    def fallen(self) -> str | None:
+        """A component that has ended though it should run."""
+        ended = (name for name, child in self.children.items() if child.process.returncode is not None)
+        return next(ended, None)
+
+    def tails(self) -> str:
+        logs = [(name, children.tail(child.log)) for name, child in self.children.items()]
+        return "\n".join(f"--- {name}\n{text}" for name, text in logs)
+
+    def _write_kubeconfigs(self, made: pki.Pki) -> None:
+        ca = made.authority.certificate.read_text()
+        for name, pair in made.clients.items():
+            user = {"client-certificate-data": pair.certificate.read_text(), "client-key-data": pair.key.read_text()}
+            server = f"https://{HOST}:{self._ports['api']}"
+            kubeconfig.write(self.kubeconfig(name), server=server, ca=ca, user=user)
+
+    async def _spawn(self, name: str, *flags: str) -> None:
+        argv = [str(self.programs / name), *flags]
+        log = self.folder / f"{name}.log"
+        self.children[name] = await children.start(argv, log, folder=str(self.folder))
+
+    async def _until(self, what: str, api: Api, path: str, good: Callable[[str], bool] = bool) -> None:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            if name := self.fallen():
+                raise StartFailed(f"{name} ended while starting\n{self.tails()}")
+            if time.monotonic() > end:
+                raise StartFailed(f"{what} was not ready after {START_SECONDS} s\n{self.tails()}")
+            try:
+                if good(await api.text("GET", path)):
+                    return
+            except (ApiError, aiohttp.ClientError, TimeoutError):
+                pass
+            await asyncio.sleep(0.05)
+
+    def _manager_flags(self, made: pki.Pki) -> list[str]:
+        # The controllers of clouds are left out, and those of what the process kubelet does not have.
+        off = (
+            "ttl",
+            "nodeipam",
+            "service",
+            "route",
+            "cloud-node-lifecycle",
+            "attachdetach",
+            "persistentvolume-expander",
+        )
+        return [
+            f"--kubeconfig={self.kubeconfig('controller-manager')}", "--leader-elect=false", f"--bind-address={HOST}",
+            "--port=0", f"--secure-port={self._ports['manager']}", "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={made.service_account_key}",
+            f"--root-ca-file={made.authority.certificate}",
+            f"--node-monitor-period={NODE_MONITOR_PERIOD}", f"--node-monitor-grace-period={NODE_MONITOR_GRACE}",
+            "--node-eviction-rate=100", "--secondary-node-eviction-rate=100", "--unhealthy-zone-threshold=1.0",
+            "--pvclaimbinder-sync-period=1s", f"--controllers=*,{','.join('-' + name for name in off)}",
+        ]  # fmt: skip
+
+    def _scheduler_flags(self) -> list[str]:
+        return [
+            f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false", f"--bind-address={HOST}",
+            "--port=0", f"--secure-port={self._ports['scheduler']}",
+        ]  # fmt: skip
+
+
+def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
+    client, peer = (f"http://{HOST}:{ports[name]}" for name in ("etcd", "peer"))
+    return [
+        f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+        "--log-level=warn",
+    ]  # fmt: skip
+
+
+def api_server_flags(made: pki.Pki, ports: dict[str, int]) -> list[str]:
+    """RBAC and the default admission plugins, as a real cluster has them."""
+    headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
+    return [
+        f"--etcd-servers=http://{HOST}:{ports['etcd']}", f"--bind-address={HOST}", f"--secure-port={ports['api']}",
+        f"--advertise-address={HOST}", "--endpoint-reconciler-type=none", "--insecure-port=0",
+        f"--tls-cert-file={made.server.certificate}", f"--tls-private-key-file={made.server.key}",
+        f"--client-ca-file={made.authority.certificate}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={made.service_account_public}",
+        f"--service-account-signing-key-file={made.service_account_key}",
+        "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        f"--default-not-ready-toleration-seconds={UNREACHABLE_TOLERATION_SECONDS}",
+        f"--default-unreachable-toleration-seconds={UNREACHABLE_TOLERATION_SECONDS}",
+        f"--requestheader-client-ca-file={made.front_proxy_authority.certificate}",
+        "--requestheader-allowed-names=front-proxy",
+        f"--requestheader-username-headers={headers['username']}",
+        f"--requestheader-group-headers={headers['group']}",
+        f"--requestheader-extra-headers-prefix={headers['extra']}",
+        f"--proxy-client-cert-file={made.front_proxy.certificate}",
+        f"--proxy-client-key-file={made.front_proxy.key}",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--kubelet-client-certificate={made.clients['admin'].certificate}",
+        f"--kubelet-client-key={made.clients['admin'].key}",
+    ]  # fmt: skip
+
+
+def free_ports(count: int) -> list[int]:
+    """Below the range from which the kernel takes clients' ports, so that none is taken before it is used."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        if port not in found:
+            found.append(port)
+    return found

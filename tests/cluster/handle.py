@@ -1,0 +1,200 @@
+"""What a test holds: a cluster, its API, and the ways to disturb it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from cluster import build, kubeconfig
+from cluster.children import tail
+from cluster.client import Client, Json
+from cluster.nodes import Image, NodeSpec, usual_nodes
+
+STOP_SECONDS = 30
+CONTROL_SECONDS = 30
+
+
+class NotOffered(Exception):
+    """A real cluster cannot do this."""
+
+
+class ControlFailed(Exception):
+    """The test cluster refused a command."""
+
+
+def _refuse(message: str) -> NoReturn:
+    raise NotOffered(message)
+
+
+class Cluster:
+    """folder: of the test cluster, None for a real one. refuse: is told what a real one cannot do."""
+
+    def __init__(
+        self, path: Path, folder: Path | None = None, *, refuse: Callable[[str], NoReturn] = _refuse,
+        process: "subprocess.Popen[str] | None" = None,
+    ) -> None:  # fmt: skip
+        self.kubeconfig, self.folder, self.api = path, folder, Client(path)
+        self._refuse, self._process = refuse, process
+
+    @classmethod
+    def start(
+        cls, *, nodes: Sequence[NodeSpec] | None = None, images: Mapping[str, Image | None] | None = None,
+        folder: Path | None = None, owned: bool = True, report: build.Report = build.to_stderr,
+    ) -> Self:  # fmt: skip
+        """Ends with this process if owned. images: by name without tag; None for one that cannot be pulled.
+
+        Raises build.Unavailable or build.BuildFailed, or RuntimeError with the components' logs.
+        """
+        programs = build.binaries(report)
+        folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))
+        config = {
+            "programs": str(programs), "owner": os.getpid() if owned else None,
+            "nodes": [spec.to_json() for spec in (usual_nodes() if nodes is None else nodes)],
+            "images": {name: image and image.to_json() for name, image in (images or {}).items()},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+        errors_log = folder / "host-errors.log"
+        modules = [Path(__file__).parents[1], *filter(None, [os.environ.get("PYTHONPATH")])]
+        with errors_log.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cluster.host", str(folder)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=errors, text=True, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, modules))},
+            )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            told = json.loads(process.stdout.readline() or "{}")
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if "ready" not in told:
+            process.wait()
+            reason = told.get("error") or tail(errors_log) or "its host process was ended"
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RuntimeError(f"the test cluster did not start: {reason}")
+        report(f"ready after {told['ready']} s in {folder}")
+        return cls(folder / "admin.kubeconfig", folder, process=process)
+
+    @classmethod
+    def attach(cls, path: Path, *, refuse: Callable[[str], NoReturn] = _refuse) -> Self:
+        """Any cluster by its kubeconfig; the test cluster's controls if it is one."""
+        own = (path.parent / "control").is_socket()
+        return cls(path, path.parent if own else None, refuse=refuse)
+
+    def stop(self) -> None:
+        """Ends every process and removes the folder. Only for a cluster that was started here."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # Offered by every cluster.
+
+    def taint(self, node: str, key: str, value: str = "", effect: str = "NoExecute") -> None:
+        others = [t for t in self._taints(node) if (t["key"], t["effect"]) != (key, effect)]
+        self._set_taints(node, [*others, {"key": key, "value": value, "effect": effect}])
+
+    def untaint(self, node: str, key: str) -> None:
+        self._set_taints(node, [taint for taint in self._taints(node) if taint["key"] != key])
+
+    def delete(self, node: str) -> None:
+        """The Node object goes; on the test cluster its machine as well, without notice."""
+        if self.folder:
+            self._call("delete", node=node)
+        else:
+            self.api.delete(f"/api/v1/nodes/{node}")
+
+    def logs(self, namespace: str, pod: str, container: str | None = None) -> str:
+        """All that the container has printed, over its restarts; of the pod's first container if none is named."""
+        if self.folder:
+            text: str = self._call("log", namespace=namespace, pod=pod, container=container)
+            return text
+        query = {"container": container} if container else {}
+        return self.api.text("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", **query)
+
+    def service_account_kubeconfig(self, namespace: str, name: str, path: Path, seconds: int = 3600) -> Path:
+        """A kubeconfig with a ServiceAccount's token, made by TokenRequest."""
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
+        answer = self.api.request("POST", f"{account}/token", {"spec": {"expirationSeconds": seconds}})
+        cluster, _ = kubeconfig.parts(self.kubeconfig)
+        ca, token = kubeconfig.authority(self.kubeconfig), {"token": answer["status"]["token"]}
+        return kubeconfig.write(path, server=cluster["server"], ca=ca, user=token, namespace=namespace)
+
+    # Offered by the test cluster only.
+
+    def add(self, node: NodeSpec) -> None:
+        self._call("add", spec=node.to_json())
+
+    def fail(self, node: str) -> None:
+        """The machine vanishes. On return all its processes have their SIGKILL; nobody tells the API server."""
+        self._call("fail", node=node)
+
+    def partition(self, node: str) -> None:
+        """The node and the API server no longer reach each other; the node's processes go on."""
+        self._call("partition", node=node)
+
+    def freeze(self, node: str) -> None:
+        """As partition, and the node's processes are stopped (SIGSTOP)."""
+        self._call("freeze", node=node)
+
+    def recover(self, node: str) -> None:
+        """A failed node boots again; a partitioned or frozen one goes on."""
+        self._call("recover", node=node)
+
+    def restore(self) -> None:
+        """The nodes as they were at the start."""
+        self._call("restore")
+
+    def signal(
+        self, namespace: str, pod: str, number: int, *, container: str | None = None, reason: str | None = None
+    ) -> None:
+        """To the pod's processes. reason: what its status will give as theirs, for example OOMKilled."""
+        self._call("signal", namespace=namespace, pod=pod, number=int(number), reason=reason, container=container)
+
+    def status(self) -> Json:
+        status: Json = self._call("status")
+        return status
+
+    def tails(self) -> str:
+        """The ends of the components' logs."""
+        logs = sorted(self.folder.glob("*.log")) if self.folder else []
+        return "\n".join(f"--- {log.name}\n{tail(log)}" for log in logs)
+
+    def _taints(self, node: str) -> list[dict[str, str]]:
+        taints: list[dict[str, str]] = self.api.get(f"/api/v1/nodes/{node}")["spec"].get("taints", [])
+        return taints
+
+    def _set_taints(self, node: str, taints: list[dict[str, str]]) -> None:
+        self.api.patch(f"/api/v1/nodes/{node}", {"spec": {"taints": taints}})
+
+    def _call(self, name: str, **arguments: Any) -> Any:
+        if self.folder is None:
+            self._refuse(f"only the test cluster can do this to a node or pod: {name}")
+        return call(self.folder, name, **arguments)
+
+
+def call(folder: Path, name: str, **arguments: Any) -> Any:
+    """A command to the host process."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(CONTROL_SECONDS)
+        connection.connect(str(folder / "control"))
+        connection.sendall(json.dumps({"call": name, **arguments}).encode() + b"\n")
+        with connection.makefile() as answers:
+            answer = json.loads(answers.readline())
+    if "error" in answer:
+        raise ControlFailed(answer["error"])
+    return answer["result"]

@@ -1,0 +1,199 @@
+"""The process kubelet: plays kubelet for all fake nodes, and breaks them on demand."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster import pod_runner, pod_status
+from cluster.api import STRATEGIC, Api, Json
+from cluster.node import Mode, Node
+from cluster.nodes import Image
+from cluster.pod_runner import Place, PodRunner
+
+logger = logging.getLogger(__name__)
+
+PODS = "/api/v1/pods"
+
+
+class Kubelet:
+    """folder: for volumes and logs. images: by name without tag; None for one that cannot be pulled."""
+
+    def __init__(self, api: Api, folder: Path, images: Mapping[str, Image | None], env: Mapping[str, str]) -> None:
+        self.api, self.folder, self.images, self.env = api, folder, dict(images), dict(env)
+        self.nodes: dict[str, Node] = {}
+        self.runners: dict[str, PodRunner] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._beats: dict[str, asyncio.Task[None]] = {}
+        self._lost: set[str] = set()
+        self._helpers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        async for kind, pods in self.api.watch(PODS, fieldSelector="spec.nodeName!="):
+            if kind == "LIST":
+                self._forget_all_but(pods, lambda node: True)
+            for pod in pods:
+                if kind == "DELETED":
+                    self._gone(pod)
+                else:
+                    self._sync(pod)
+
+    async def add(self, node: Node) -> None:
+        await node.register()
+        self.nodes[node.spec.name] = node
+        self._beats[node.spec.name] = self._task(node.beat())
+
+    async def close(self) -> None:
+        for runner in self.runners.values():
+            runner.kill()
+        for task in (*self._lives.values(), *self._beats.values(), *self._helpers):
+            task.cancel()
+        await asyncio.gather(*self._lives.values(), *self._beats.values(), *self._helpers, return_exceptions=True)
+
+    def log(self, namespace: str, pod: str, container: str | None = None) -> Path | None:
+        """The log of the newest pod of this name; of its first container that has one, if none is named."""
+        folders = (self.folder / "logs").glob(f"{namespace}_{pod}_*")
+        newest = max(folders, key=lambda folder: folder.stat().st_mtime, default=None)
+        files = sorted(newest.glob(f"{container or '*'}.log")) if newest else []
+        return files[0] if files else None
+
+    # What can be done to a node.
+
+    def node(self, name: str) -> Node:
+        if name not in self.nodes:
+            raise ValueError(f"there is no node {name}; there are {', '.join(sorted(self.nodes))}")
+        return self.nodes[name]
+
+    def fail(self, name: str) -> None:
+        """The machine is gone: its processes are killed in one go, and nobody tells the API server."""
+        node = self.node(name)
+        node.set_mode(Mode.FAILED)
+        uids = self._on(name)
+        for uid in uids:
+            self.runners[uid].kill()
+        for uid in uids:
+            self._lives[uid].cancel()
+            del self.runners[uid], self._lives[uid]
+        self._lost.update(uids)
+
+    def partition(self, name: str) -> None:
+        self.node(name).set_mode(Mode.PARTITIONED)
+
+    def freeze(self, name: str) -> None:
+        self.node(name).set_mode(Mode.FROZEN)
+        for uid in self._on(name):
+            self.runners[uid].kill(signal.SIGSTOP)
+
+    async def recover(self, name: str) -> None:
+        """A failed node boots again, a partitioned or frozen one goes on; each learns what it has missed."""
+        node = self.node(name)
+        for uid in self._on(name):
+            self.runners[uid].kill(signal.SIGCONT)
+        node.set_mode(Mode.UP)
+        await node.register()
+        pods = (await self.api.get(PODS, fieldSelector=f"spec.nodeName={name}"))["items"]
+        self._forget_all_but(pods, lambda other: other == name)
+        for pod in pods:
+            self._sync(pod)
+
+    async def delete(self, name: str) -> None:
+        """As when a cloud takes a spot node: machine and Node object are gone."""
+        self.fail(name)
+        self._beats.pop(name).cancel()
+        node = self.nodes.pop(name)
+        await self.api.request("DELETE", node.path)
+
+    def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
+        """To one pod's processes. reason: told in the container's status if it ends by this."""
+        for runner in self.runners.values():
+            meta = runner.pod["metadata"]
+            if (meta["namespace"], meta["name"]) == (namespace, pod):
+                for name, child in runner.children.items():
+                    if container in (None, name):
+                        if reason:
+                            runner.reasons[name] = reason
+                        child.signal_group(number)
+                return
+        raise ValueError(f"no pod {namespace}/{pod} runs here")
+
+    def _on(self, name: str) -> list[str]:
+        return [uid for uid, runner in self.runners.items() if runner.pod["spec"]["nodeName"] == name]
+
+    # Pods come and go.
+
+    def _sync(self, pod: Json) -> None:
+        node, uid = self.nodes.get(pod["spec"]["nodeName"]), pod["metadata"]["uid"]
+        if node is None or node.mode is not Mode.UP:
+            return
+        runner = self.runners.get(uid)
+        leaving = "deletionTimestamp" in pod["metadata"]
+        if runner is not None and not runner.over:
+            runner.update(pod)
+        elif leaving:
+            self._help(pod_runner.remove(self.api, pod))
+        elif runner is None and pod["status"].get("phase") not in ("Succeeded", "Failed"):
+            if uid in self._lost and pod["spec"].get("restartPolicy") == "Never":
+                self._help(self._tell_lost(pod))
+            else:
+                self._start(node, pod)
+
+    def _start(self, node: Node, pod: Json) -> None:
+        meta = pod["metadata"]
+        gpus = node.take_gpus(pod)
+        place = Place(
+            pod_ip=node.next_address(), host_ip=node.address, gpus=gpus, allocatable=node.allocatable,
+            contact=node.contact, env=self.env, image=self._image,
+        )  # fmt: skip
+        logs = self.folder / "logs" / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
+        runner = PodRunner(self.api, pod, place, self.folder / "pods" / meta["uid"], logs)
+        self.runners[meta["uid"]] = runner
+        life = self._lives[meta["uid"]] = self._task(runner.run())
+        life.add_done_callback(lambda _: node.gpus.update(gpus))
+
+    def _image(self, name: str) -> Image | None:
+        untagged = name.partition("@")[0]
+        if ":" in untagged.rpartition("/")[2]:
+            untagged = untagged.rpartition(":")[0]
+        return self.images.get(untagged, Image())
+
+    def _gone(self, pod: Json) -> None:
+        """Deleted at once, without its kubelet's consent: nothing of it may go on."""
+        node = self.nodes.get(pod["spec"]["nodeName"])
+        if node is not None and node.mode is Mode.UP:
+            self._forget(pod["metadata"]["uid"])
+
+    def _forget_all_but(self, pods: list[Json], concerns: Callable[[str], bool]) -> None:
+        there = {pod["metadata"]["uid"] for pod in pods}
+        for uid, runner in list(self.runners.items()):
+            name = runner.pod["spec"]["nodeName"]
+            if uid not in there and concerns(name) and self.nodes[name].mode is Mode.UP:
+                self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self._lost.discard(uid)
+        if runner := self.runners.pop(uid, None):
+            runner.kill()
+            self._lives.pop(uid).cancel()
+
+    async def _tell_lost(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        body = {"metadata": {"uid": meta["uid"]}, "status": pod_status.lost(pod)}
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
+        await self.api.request("PATCH", path, body, content=STRATEGIC)
+
+    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._task(work)
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(_told)
+        return task
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("a task of the kubelet failed", exc_info=error)

@@ -1,0 +1,59 @@
+"""The part of a kubelet's HTTPS server that `kubectl logs` needs."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from cluster.pki import Pair
+
+Find = Callable[[str, str, str], Path | None]
+FOLLOW_SECONDS = 0.1
+
+
+class LogServer:
+    """find: the log file of (namespace, pod, container)."""
+
+    def __init__(self, find: Find, certificate: Pair, port: int) -> None:
+        self.find, self.port = find, port
+        app = web.Application()
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._answer)
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._tls.load_cert_chain(certificate.certificate, certificate.key)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+
+    async def open(self) -> None:
+        await self._runner.setup()
+
+    async def listen(self, address: str) -> None:
+        await web.TCPSite(self._runner, address, self.port, ssl_context=self._tls).start()
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = self.find(*(request.match_info[name] for name in ("namespace", "pod", "container")))
+        if path is None:
+            raise web.HTTPNotFound(text="this container has no log")
+        content = path.read_bytes()
+        position = len(content)
+        if tail := request.query.get("tailLines"):
+            content = b"".join(content.splitlines(keepends=True)[-int(tail) :]) if int(tail) else b""
+        response = web.StreamResponse()
+        response.content_type = "text/plain"
+        await response.prepare(request)
+        await response.write(content)
+        if request.query.get("follow") == "true":
+            await self._follow(path, position, response)
+        return response
+
+    async def _follow(self, path: Path, position: int, response: web.StreamResponse) -> None:
+        with path.open("rb") as file:
+            file.seek(position)
+            while True:
+                if more := file.read():
+                    await response.write(more)
+                else:
+                    await asyncio.sleep(FOLLOW_SECONDS)

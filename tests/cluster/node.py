@@ -1,0 +1,120 @@
+"""One fake node: its registration, its heartbeats, its addresses and GPUs."""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from cluster.api import MERGE, STRATEGIC, Api, ApiError, Failure, Json
+from cluster.nodes import CAPACITY, GPU, NodeSpec
+from cluster.pod_status import now
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+LEASE_SECONDS = 40
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+INFO = (
+    "machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeProxyVersion"
+)  # fmt: skip
+
+
+class Mode(StrEnum):
+    UP = "Up"
+    FAILED = "Failed"
+    PARTITIONED = "Partitioned"
+    FROZEN = "Frozen"
+    DELETED = "Deleted"
+
+
+class Node:
+    """index and subnet, each 1 to 250, give it the addresses 127.index.subnet.*."""
+
+    def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int) -> None:
+        self.api, self.spec, self.log_port = api, spec, log_port
+        self.mode = Mode.UP
+        self.contact = asyncio.Event()
+        self.contact.set()
+        self.allocatable = {**CAPACITY, **spec.capacity}
+        self.gpus = set(range(int(spec.capacity.get(GPU, 0))))
+        self._prefix, self._next = f"127.{index}.{subnet}", 0
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/nodes/{self.spec.name}"
+
+    @property
+    def address(self) -> str:
+        return f"{self._prefix}.1"
+
+    def next_address(self) -> str:
+        """For a pod. An address comes again after 252 others."""
+        self._next += 1
+        return f"{self._prefix}.{2 + (self._next - 1) % 252}"
+
+    def take_gpus(self, pod: Json) -> list[int]:
+        limits = (container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"])
+        wanted = sum(int(limit.get(GPU, 0)) for limit in limits)
+        return [self.gpus.pop() for _ in range(min(wanted, len(self.gpus)))]
+
+    def set_mode(self, mode: Mode) -> None:
+        self.mode = mode
+        if mode is Mode.UP:
+            self.contact.set()
+        else:
+            self.contact.clear()
+
+    async def register(self) -> None:
+        """As at a kubelet's start: an existing node keeps its taints and labels."""
+        labels = {
+            "kubernetes.io/hostname": self.spec.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+            **self.spec.labels,
+        }  # fmt: skip
+        body = {
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.spec.name, "labels": labels},
+            "spec": {"taints": [dict(taint) for taint in self.spec.taints]},
+        }  # fmt: skip
+        try:
+            await self.api.request("POST", "/api/v1/nodes", body)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
+        await self._renew()
+
+    async def beat(self) -> None:
+        """Heartbeats for ever, except while the node is out of contact."""
+        while True:
+            await self.contact.wait()
+            try:
+                await self._renew()
+            except Failure as error:
+                logger.warning("heartbeat of %s: %r", self.spec.name, error)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _renew(self) -> None:
+        spec: Json = {"renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+        try:
+            await self.api.request("PATCH", f"{LEASES}/{self.spec.name}", {"spec": spec}, content=MERGE)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            spec |= {"holderIdentity": self.spec.name, "leaseDurationSeconds": LEASE_SECONDS}
+            await self.api.request("POST", LEASES, {"metadata": {"name": self.spec.name}, "spec": spec})
+
+    def _status(self) -> Json:
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        pressure = [{"type": f"{kind}Pressure", "status": "False"} for kind in ("Memory", "Disk", "PID")]
+        times = {"lastHeartbeatTime": now(), "lastTransitionTime": now()}
+        empty = dict.fromkeys(INFO, "")
+        return {
+            "capacity": self.allocatable, "allocatable": self.allocatable,
+            "addresses": [
+                {"type": "InternalIP", "address": self.address}, {"type": "Hostname", "address": self.spec.name}
+            ],
+            "conditions": [{**condition, **times} for condition in (ready, *pressure)],
+            "nodeInfo": {
+                **empty, "operatingSystem": "linux", "architecture": "amd64", "kubeletVersion": "v1.20.2-process"
+            },
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
+        }  # fmt: skip

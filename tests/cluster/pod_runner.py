@@ -1,0 +1,284 @@
+"""One pod on one node: its containers are local processes."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import children, pod_status, probes
+from cluster.api import STRATEGIC, Api, ApiError, Failure, Json
+from cluster.container import Start, StartError
+from cluster.downward import Unknown
+from cluster.nodes import Image
+from cluster.pod_status import Record
+from cluster.volumes import Volumes, reader
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.5
+BACKOFF_SECONDS = (0.5, 1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a pod runs. contact: set while the node reaches the API server."""
+
+    pod_ip: str
+    host_ip: str
+    gpus: Sequence[int]
+    allocatable: Json
+    contact: asyncio.Event
+    env: Mapping[str, str]
+    image: Callable[[str], Image | None]
+
+
+class PodRunner:
+    """run() is the whole life of the pod; cancelling it abandons the pod, whose processes are killed."""
+
+    def __init__(self, api: Api, pod: Json, place: Place, folder: Path, logs: Path) -> None:
+        self.api, self.pod, self.place, self.folder, self.logs = api, pod, place, folder, logs
+        self.children: dict[str, children.Child] = {}
+        self.reasons: dict[str, str] = {}
+        self.over = False
+        self._facts: Json = {
+            "podIP": place.pod_ip, "podIPs": [{"ip": place.pod_ip}], "hostIP": place.host_ip,
+            "startTime": pod_status.now(),
+        }  # fmt: skip
+        self._read = reader(api, pod["metadata"]["namespace"])
+        self._volumes = Volumes(
+            api=api, read=self._read, pod=self._known(), folder=folder, allocatable=place.allocatable
+        )
+        self._init = _records(pod, "initContainers")
+        self._records = _records(pod, "containers")
+        self._stopping, self._changed = asyncio.Event(), asyncio.Event()
+        self._publishing = asyncio.Lock()
+        self._kill_at: float | None = None
+        self._helpers: list[asyncio.Task[None]] = []
+
+    @property
+    def path(self) -> str:
+        meta = self.pod["metadata"]
+        return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+
+    async def run(self) -> None:
+        self._help(self._publish_changes())
+        try:
+            await self._live()
+            self.over = True
+            await self._publish()
+            if self._stopping.is_set():
+                await remove(self.api, self.pod)
+        finally:
+            self.kill()
+            for helper in self._helpers:
+                helper.cancel()
+            self._volumes.remove()
+
+    def update(self, pod: Json) -> None:
+        """Takes the pod's newest version: labels, annotations and the wish to end it."""
+        changed = any(pod["metadata"].get(k) != self.pod["metadata"].get(k) for k in ("labels", "annotations"))
+        self.pod = pod
+        self._volumes.pod = self._known()
+        if changed:
+            self._help(self._refresh())
+        if "deletionTimestamp" in pod["metadata"]:
+            self.stop(pod["metadata"].get("deletionGracePeriodSeconds", 30))
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM to the containers' first processes, SIGKILL to all when the time is over. May shorten a stop."""
+        kill_at = time.monotonic() + seconds
+        if not self._stopping.is_set():
+            self._stopping.set()
+            for child in self.children.values():
+                child.signal(signal.SIGTERM)
+                child.signal(signal.SIGCONT)
+        if self._kill_at is None or kill_at < self._kill_at:
+            self._kill_at = kill_at
+            self._help(self._kill_later(seconds))
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        for child in self.children.values():
+            if child.process.returncode is None:
+                child.signal_group(number)
+
+    async def _refresh(self) -> None:
+        try:
+            await self._volumes.refresh()
+        except (Unknown, *Failure) as problem:
+            logger.warning("volumes of %s: %s", self.path, problem)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._volumes.seconds_to_renewal())
+            await self.place.contact.wait()
+            await self._refresh()
+
+    async def _kill_later(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.kill()
+
+    def _help(self, work: Any) -> None:
+        self._helpers.append(asyncio.create_task(work))
+
+    def _known(self) -> Json:
+        return {**self.pod, "status": {**self.pod.get("status", {}), **self._facts}}
+
+    async def _live(self) -> None:
+        if not await self._prepare():
+            return
+        if self._volumes.expiries:
+            self._help(self._keep_fresh())
+        policy = self.pod["spec"].get("restartPolicy", "Always")
+        for container in self.pod["spec"].get("initContainers", []):
+            record = self._init[container["name"]]
+            await self._supervise(container, record, "Never" if policy == "Never" else "OnFailure")
+            if record.exit_code != 0:
+                return
+        async with asyncio.TaskGroup() as group:
+            for container in self.pod["spec"]["containers"]:
+                group.create_task(self._supervise(container, self._records[container["name"]], policy))
+
+    async def _prepare(self) -> bool:
+        """False if the pod is to end before its volumes are there."""
+        while not self._stopping.is_set():
+            try:
+                await self._volumes.prepare()
+                return True
+            except (Unknown, *Failure) as problem:
+                self._wait_all("ContainerCreating", str(problem))
+            await self._pause(RETRY_SECONDS)
+        return False
+
+    def _wait_all(self, reason: str, message: str) -> None:
+        for record in self._records.values():
+            record.wait(reason, message)
+        self._changed.set()
+
+    async def _supervise(self, container: Json, record: Record, policy: str) -> None:
+        while True:
+            code = await self._run_container(container, record)
+            if self._stopping.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
+                return
+            ended = record.state
+            record.wait("CrashLoopBackOff", f"back-off restarting failed container {record.name}")
+            self._changed.set()
+            await self._pause(BACKOFF_SECONDS[min(record.restarts, len(BACKOFF_SECONDS) - 1)])
+            if self._stopping.is_set():
+                record.state = ended
+                return
+            record.restarts += 1
+
+    async def _run_container(self, container: Json, record: Record) -> int:
+        while not self._stopping.is_set():
+            image = self.place.image(container["image"])
+            if image is None:
+                record.wait("ErrImagePull", f"the image {container['image']} cannot be pulled")
+            else:
+                try:
+                    return await self._run_process(container, record, image)
+                except (Unknown, *Failure) as problem:
+                    record.wait("CreateContainerConfigError", str(problem))
+            self._changed.set()
+            await self._pause(RETRY_SECONDS)
+        record.end(137, "ContainerStatusUnknown", "the pod was ended before this container started")
+        return 137
+
+    async def _run_process(self, container: Json, record: Record, image: Image) -> int:
+        folder = self.folder / container["name"]
+        try:
+            start = await Start.of(
+                self._known(), container, image, self._variables(), self.place.allocatable, self._read,
+                self._volumes.mounts(container), folder,
+            )  # fmt: skip
+        except StartError as problem:
+            record.end(128, "StartError", str(problem))
+            self._changed.set()
+            return 128
+        child = await start.process(self.logs / f"{container['name']}.log")
+        self.children[container["name"]] = child
+        if self._stopping.is_set():
+            child.signal(signal.SIGTERM)
+        record.run(child.pid)
+        return await self._until_end(container, record, child, start)
+
+    def _variables(self) -> dict[str, str]:
+        gpus = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, self.place.gpus))} if self.place.gpus else {}
+        return {**self.place.env, **gpus}
+
+    async def _until_end(self, container: Json, record: Record, child: children.Child, start: Start) -> int:
+        def ready(verdict: bool) -> None:
+            record.ready = verdict
+            self._changed.set()
+
+        probing = None
+        if "readinessProbe" in container:
+            watch = probes.watch_readiness(container, self.place.pod_ip, start.execute, ready)
+            probing = asyncio.create_task(watch)
+        else:
+            record.ready = True
+        self._changed.set()
+        try:
+            code = await child.wait()
+        finally:
+            if probing:
+                probing.cancel()
+        reason = self.reasons.pop(container["name"], "Completed" if code == 0 else "Error")
+        record.end(code, reason, start.message(child.log, code))
+        self._changed.set()
+        return code
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter if the pod is to end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+    async def _publish_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        """Waits until the node reaches the API server again."""
+        async with self._publishing:  # an older status must not arrive after a newer one
+            await self._publish_until_taken()
+
+    async def _publish_until_taken(self) -> None:
+        while True:
+            await self.place.contact.wait()
+            told = pod_status.status(
+                list(self._records.values()), list(self._init.values()), over=self.over, facts=self._facts
+            )
+            body = {"metadata": {"uid": self.pod["metadata"]["uid"]}, "status": told}
+            try:
+                await self.api.request("PATCH", f"{self.path}/status", body, content=STRATEGIC)
+                return
+            except ApiError as error:
+                if error.code in (404, 409):
+                    return  # the pod is gone, or another has its name
+                logger.warning("status of %s: %s", self.path, error)
+            except Failure as error:
+                logger.warning("status of %s: %r", self.path, error)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def remove(api: Api, pod: Json) -> None:
+    """Tells the API server that nothing of the pod is left."""
+    meta = pod["metadata"]
+    options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+    try:
+        await api.request("DELETE", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", options)
+    except ApiError as error:
+        if error.code not in (404, 409):
+            raise
+
+
+def _records(pod: Json, kind: str) -> dict[str, Record]:
+    found = pod["spec"].get(kind, [])
+    return {container["name"]: Record(name=container["name"], image=container["image"]) for container in found}

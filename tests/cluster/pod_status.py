@@ -1,0 +1,97 @@
+"""The status that a kubelet writes, as pure functions of what its containers are doing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """One container: its state as in a ContainerStatus, and how often it was started again."""
+
+    name: str
+    image: str
+    state: Json = field(default_factory=lambda: {"waiting": {"reason": "ContainerCreating"}})
+    last: Json = field(default_factory=dict)
+    restarts: int = 0
+    ready: bool = False
+    container_id: str = ""
+
+    def wait(self, reason: str, message: str = "") -> None:
+        if "terminated" in self.state:
+            self.last = self.state
+        self.ready = False
+        self.state = {"waiting": {"reason": reason, "message": message}}
+
+    def run(self, pid: int) -> None:
+        self.container_id = f"process://{pid}"
+        self.state = {"running": {"startedAt": now()}}
+
+    def end(self, code: int, reason: str, message: str = "") -> None:
+        started = self.state.get("running", {}).get("startedAt", now())
+        self.ready = False
+        self.state = {
+            "terminated": {
+                "exitCode": code, "reason": reason, "message": message, "startedAt": started, "finishedAt": now(),
+                "containerID": self.container_id,
+            }
+        }  # fmt: skip
+
+    @property
+    def exit_code(self) -> int | None:
+        ended: Json | None = self.state.get("terminated")
+        return None if ended is None else int(ended["exitCode"])
+
+    def to_json(self) -> Json:
+        running = "running" in self.state
+        return {
+            "name": self.name, "image": self.image, "imageID": self.image, "containerID": self.container_id,
+            "ready": self.ready, "started": running, "restartCount": self.restarts,
+            "state": {"$patch": "replace", **self.state}, "lastState": {"$patch": "replace", **self.last},
+        }  # fmt: skip
+
+
+def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> str:
+    """over: nothing will be started any more."""
+    codes = [record.exit_code for record in (*init, *records)]
+    if over:
+        return "Succeeded" if all(code == 0 for code in codes) else "Failed"
+    started = any("running" in record.state or record.restarts or record.last for record in records)
+    return "Running" if started or any(record.exit_code is not None for record in records) else "Pending"
+
+
+def status(records: Sequence[Record], init: Sequence[Record], *, over: bool, facts: Json) -> Json:
+    """A strategic merge patch. facts: addresses and start time. Conditions of others are left alone."""
+    ready = bool(records) and all(record.ready for record in records)
+    initialized = all(record.exit_code == 0 for record in init)
+    truth = {"Initialized": initialized, "ContainersReady": ready, "Ready": ready}
+    reason = {"reason": "PodCompleted"} if over else {} if ready else {"reason": "ContainersNotReady"}
+    found = {
+        **facts,
+        "phase": phase(records, init, over=over),
+        "conditions": [
+            {"type": kind, "status": str(value), **({} if value else reason), "lastTransitionTime": now()}
+            for kind, value in truth.items()
+        ],
+        "containerStatuses": [record.to_json() for record in records],
+    }
+    if init:
+        found["initContainerStatuses"] = [record.to_json() for record in init]
+    return found
+
+
+def lost(pod: Json) -> Json:
+    """The status of a pod that ran on a node which was restarted since."""
+    records = []
+    for container in pod["spec"]["containers"]:
+        record = Record(name=container["name"], image=container["image"])
+        record.end(137, "ContainerStatusUnknown", "The container could not be located when the pod was terminated")
+        records.append(record)
+    return status(records, [], over=True, facts={})

@@ -1,0 +1,68 @@
+"""A default StorageClass whose volumes are local folders, with the provisioner behind it."""
+
+import logging
+import shutil
+from pathlib import Path
+
+from cluster.api import Api, ApiError, Failure, Json
+
+logger = logging.getLogger(__name__)
+
+CLASS = "folders"
+PROVISIONER = "bamboo.dev/folders"
+CLAIMS = "/api/v1/persistentvolumeclaims"
+VOLUMES = "/api/v1/persistentvolumes"
+
+
+async def create_class(api: Api) -> None:
+    annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
+    body = {
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": PROVISIONER,
+        "metadata": {"name": CLASS, "annotations": annotations},
+    }  # fmt: skip
+    await api.request("POST", "/apis/storage.k8s.io/v1/storageclasses", body)
+
+
+async def provision(api: Api, folder: Path) -> None:
+    """Makes a volume for every claim of the class, for ever; the real controller manager binds the two."""
+    async for kind, claims in api.watch(CLAIMS):
+        for claim in claims:
+            waits = claim["spec"].get("storageClassName") == CLASS and not claim["spec"].get("volumeName")
+            if kind != "DELETED" and waits:
+                await _create(api, folder, claim)
+
+
+async def reclaim(api: Api, folder: Path) -> None:
+    """Removes the volumes whose claims are gone, for ever."""
+    async for kind, volumes in api.watch(VOLUMES):
+        for volume in volumes:
+            name = volume["metadata"]["name"]
+            released = volume.get("status", {}).get("phase") == "Released"
+            if kind != "DELETED" and released and volume["spec"].get("storageClassName") == CLASS:
+                shutil.rmtree(folder / name, ignore_errors=True)
+                try:
+                    await api.request("DELETE", f"{VOLUMES}/{name}")
+                except Failure as error:
+                    logger.warning("volume %s: %r", name, error)
+
+
+async def _create(api: Api, folder: Path, claim: Json) -> None:
+    meta, spec = claim["metadata"], claim["spec"]
+    name = f"pvc-{meta['uid']}"
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    reference = {"kind": "PersistentVolumeClaim", "apiVersion": "v1"}
+    reference |= {key: meta[key] for key in ("namespace", "name", "uid")}
+    body = {
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {"name": name, "annotations": {"pv.kubernetes.io/provisioned-by": PROVISIONER}},
+        "spec": {
+            "capacity": spec["resources"]["requests"], "accessModes": spec["accessModes"], "storageClassName": CLASS,
+            "persistentVolumeReclaimPolicy": "Delete", "claimRef": reference,
+            "hostPath": {"path": str(folder / name)},
+        },
+    }  # fmt: skip
+    try:
+        await api.request("POST", VOLUMES, body)
+    except Failure as error:
+        if not (isinstance(error, ApiError) and error.code == 409):
+            logger.warning("volume for %s/%s: %r", meta["namespace"], meta["name"], error)

@@ -1,0 +1,162 @@
+"""A pod's volumes as local folders."""
+
+import contextlib
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster import downward
+from cluster.api import Api
+from cluster.children import Mount
+from cluster.downward import Unknown
+from cluster.environment import Read, contents
+
+Json = dict[str, Any]
+Files = dict[str, tuple[bytes, int]]  # content and mode by relative path
+FILES_OF = ("configMap", "secret", "downwardAPI", "projected")
+TOKEN_SECONDS = 3600
+
+
+@dataclass(slots=True, kw_only=True)
+class Volumes:
+    """pod: kept up to date by the owner. folder: of this pod alone."""
+
+    api: Api
+    read: Read
+    pod: Json
+    folder: Path
+    allocatable: Json
+    paths: dict[str, Path] = field(default_factory=dict)
+    expiries: list[float] = field(default_factory=list)  # when tokens are to be renewed: at 80 % of their time
+
+    async def prepare(self) -> None:
+        """Raises Unknown when something is not there yet; may be called again."""
+        for volume in self.pod["spec"].get("volumes", []):
+            self.paths[volume["name"]] = await self._path(volume)
+
+    async def refresh(self) -> None:
+        """Files made from the pod and from tokens are written anew."""
+        self.expiries.clear()
+        for volume in self.pod["spec"].get("volumes", []):
+            if volume["name"] in self.paths and ("downwardAPI" in volume or "projected" in volume):
+                await self._path(volume)
+
+    def seconds_to_renewal(self) -> float:
+        """Soon, if the last renewal failed."""
+        return max(1.0, min(self.expiries, default=0) - time.time())
+
+    def mounts(self, container: Json) -> list[Mount]:
+        found = []
+        for entry in container.get("volumeMounts", []):
+            source = self.paths[entry["name"]]
+            if sub := entry.get("subPath"):
+                source = source / sub
+                if not source.exists():
+                    source.mkdir(parents=True)
+            found.append(Mount(source=source, target=entry["mountPath"], read_only=entry.get("readOnly", False)))
+        return sorted(found, key=lambda mount: mount.target.count("/"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _path(self, volume: Json) -> Path:
+        if "hostPath" in volume:
+            return _host_path(volume["hostPath"])
+        if "persistentVolumeClaim" in volume:
+            return await self._claim(volume["persistentVolumeClaim"]["claimName"])
+        path: Path = self.folder / "volumes" / volume["name"]
+        path.mkdir(parents=True, exist_ok=True)
+        kind = next((kind for kind in FILES_OF if kind in volume), None)
+        if kind:
+            write(path, await self._files(kind, volume[kind]))
+        elif "emptyDir" not in volume:
+            raise Unknown(f"the test cluster has no volumes of this type: {sorted(volume)}")
+        return path
+
+    async def _claim(self, name: str) -> Path:
+        claim = await self.read("persistentvolumeclaims", name)
+        bound = (claim or {}).get("spec", {}).get("volumeName")
+        if not bound:
+            raise Unknown(f'persistentvolumeclaim "{name}" is not bound')
+        spec = (await self.api.get(f"/api/v1/persistentvolumes/{bound}"))["spec"]
+        return _host_path({"type": "DirectoryOrCreate", **(spec.get("hostPath") or spec["local"])})
+
+    async def _files(self, kind: str, source: Json, mode: int = 0o644) -> Files:
+        mode = source.get("defaultMode") or mode
+        if kind == "projected":
+            found: Files = {}
+            for part in source["sources"]:
+                (name, inner), *_ = part.items()
+                if name == "serviceAccountToken":
+                    found[inner["path"]] = (await self._token(inner), 0o600)
+                else:
+                    found |= await self._files(name, inner, mode)
+            return found
+        if kind == "downwardAPI":
+            return {item["path"]: (self._item(item).encode(), item.get("mode") or mode) for item in source["items"]}
+        data = await contents("configmaps" if kind == "configMap" else "secrets", source, self.read)
+        if "items" not in source:
+            return {name: (content, mode) for name, content in data.items()}
+        if missing := {item["key"] for item in source["items"]} - data.keys():
+            raise Unknown(f"{kind} {source.get('name') or source['secretName']} has no {', '.join(sorted(missing))}")
+        return {item["path"]: (data[item["key"]], item.get("mode") or mode) for item in source["items"]}
+
+    def _item(self, item: Json) -> str:
+        if "fieldRef" in item:
+            return downward.field(self.pod, item["fieldRef"]["fieldPath"])
+        reference = item["resourceFieldRef"]
+        (container,) = (c for c in self.pod["spec"]["containers"] if c["name"] == reference["containerName"])
+        return downward.resource(container, reference, self.allocatable)
+
+    async def _token(self, source: Json) -> bytes:
+        meta, account = self.pod["metadata"], self.pod["spec"].get("serviceAccountName", "default")
+        seconds = source.get("expirationSeconds") or TOKEN_SECONDS
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
+        spec: Json = {"expirationSeconds": seconds, "boundObjectRef": bound}
+        if audience := source.get("audience"):
+            spec["audiences"] = [audience]
+        path = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{account}/token"
+        answer = await self.api.request("POST", path, {"spec": spec})
+        self.expiries.append(time.time() + 0.8 * seconds)
+        token: str = answer["status"]["token"]
+        return token.encode()
+
+
+def reader(api: Api, namespace: str) -> Read:
+    async def read(kind: str, name: str) -> Json | None:
+        return await api.find(f"/api/v1/namespaces/{namespace}/{kind}/{name}")
+
+    return read
+
+
+def _host_path(source: Json) -> Path:
+    path = Path(source["path"])
+    if source.get("type") == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        raise Unknown(f"hostPath {path} does not exist")
+    return path
+
+
+def write(folder: Path, files: Files) -> None:
+    """As a kubelet does: the files are links through ..data, a link that is switched when all files are written."""
+    version = folder / f"..{time.time_ns()}"
+    for name, (content, mode) in files.items():
+        path = version / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.chmod(mode)
+        path.write_bytes(content)
+    version.mkdir(exist_ok=True)
+    data, switched = folder / "..data", folder / "..data.new"
+    before = folder / os.readlink(data) if data.is_symlink() else None
+    switched.symlink_to(version.name)
+    switched.rename(data)
+    for top in {Path(name).parts[0] for name in files}:
+        with contextlib.suppress(FileExistsError):
+            (folder / top).symlink_to(f"..data/{top}")
+    if before:
+        shutil.rmtree(before)

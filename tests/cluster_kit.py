@@ -1,0 +1,100 @@
+"""pytest plugin with a Kubernetes cluster: put pytest_plugins = ["cluster_kit"] into a test module.
+
+Without KUBECONFIG in the environment the test cluster is started, once for all tests. With it, that cluster is used;
+tests that need more than a real cluster offers are skipped.
+"""
+
+import os
+import secrets
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import build
+from cluster.client import ApiError
+from cluster.handle import Cluster
+
+FAILURE = pytest.StashKey[Exception]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds Kubernetes outside the tests, which have a timeout."""
+    wanted = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if not wanted or session.config.option.collectonly or os.environ.get("KUBECONFIG"):
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+
+    def report(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            build.to_stderr(line)
+
+    try:
+        build.binaries(report)
+    except (build.Unavailable, build.BuildFailed) as error:
+        session.config.stash[FAILURE] = error
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if given := os.environ.get("KUBECONFIG"):
+        attached = Cluster.attach(Path(given.split(os.pathsep)[0]), refuse=pytest.skip)
+        if attached.folder:
+            attached.restore()
+        yield attached
+        return
+    failure = request.config.stash.get(FAILURE, None)
+    if isinstance(failure, build.Unavailable):
+        pytest.skip(str(failure))
+    if failure:
+        raise failure
+    started = Cluster.start()
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own. At its end the pods are killed and the test cluster's nodes are as before."""
+    name = f"test-{secrets.token_hex(4)}"
+    path = f"/api/v1/namespaces/{name}"
+    cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    cluster.api.wait(f"{path}/serviceaccounts/default", lambda account: account.get("secrets") or _modern(cluster))
+    try:
+        yield name
+    finally:
+        if cluster.folder:
+            cluster.restore()
+        cluster.api.request("DELETE", f"{path}/pods", {"gracePeriodSeconds": 0})
+        cluster.api.delete(path)
+
+
+def _modern(cluster: Cluster) -> bool:
+    """Since 1.24 ServiceAccounts have no secrets."""
+    return int(cluster.api.get("/version")["minor"].rstrip("+")) >= 24
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failed test shows its pods' logs and the end of the host's."""
+    report = yield
+    arguments = getattr(item, "funcargs", {})
+    if report.when == "call" and report.failed and "namespace" in arguments:
+        report.sections += _sections(arguments["cluster"], arguments["namespace"])
+    return report
+
+
+def _sections(cluster: Cluster, namespace: str) -> list[tuple[str, str]]:
+    found = []
+    with suppress(ApiError, OSError):
+        for pod in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]:
+            name, status = pod["metadata"]["name"], pod.get("status", {})
+            with suppress(ApiError, OSError):
+                log = "\n".join(cluster.logs(namespace, name).splitlines()[-30:])
+                found.append((f"pod {name}, {status.get('phase')}", log))
+    return [*found, ("the cluster's components", cluster.tails())]

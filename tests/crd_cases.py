@@ -1,0 +1,233 @@
+"""Manifests to compare parser and CRD on: any valid one, and every way to change one field of one."""
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from crd_kit import ABSENT, SCHEMA
+from manifest_kit import WHOLE
+
+Path = tuple[str | int, ...]
+SPEC: Mapping[str, Any] = SCHEMA["properties"]["spec"]
+VALUES_OF_EACH_TYPE: dict[str, Any] = {
+    "integer": 7,
+    "number": 1.5,
+    "string": "x",
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One value to put at a path. refused: whether it is wrong whatever the other fields are."""
+
+    path: Path
+    value: Any
+    why: str
+    refused: bool = True
+
+    def of(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        edited: Any = deepcopy(document)
+        *parents, last = self.path
+        inner = edited
+        for name in parents:
+            inner = inner[name]
+        if self.value is ABSENT:
+            del inner[last]
+        else:
+            inner[last] = deepcopy(self.value)
+        return edited
+
+    @property
+    def small(self) -> bool:
+        return not isinstance(self.value, dict | list | str) or len(self.value) <= 1024
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.path))}: {self.why}"
+
+
+def whole() -> dict[str, Any]:
+    """Every field but one of the two storages."""
+    document: dict[str, Any] = yaml.safe_load(WHOLE)
+    document["spec"]["worker"]["resources"]["requests"] = {"cpu": "500m"}
+    return document
+
+
+def wholes(field: str) -> list[dict[str, Any]]:
+    """Those in which that field of the spec differs."""
+    return [whole(), whole_with_uri()] if field == "checkpoint" else [whole()]
+
+
+def whole_with_uri() -> dict[str, Any]:
+    return Edit(("spec", "checkpoint", "storage"), {"uri": "s3://bucket/folder"}, "").of(whole())
+
+
+def edits(schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Edit]:
+    """Every edit of this value and of what is in it."""
+    kind = schema.get("type", "string")  # a quantity may be an integer as well
+    also = "integer" if "x-kubernetes-int-or-string" in schema else "integer" if kind == "number" else kind
+    for other, wrong in VALUES_OF_EACH_TYPE.items():
+        if other not in (kind, also):
+            yield Edit(path, wrong, f"{other} instead of {kind}")
+    if isinstance(value, bool):
+        yield Edit(path, not value, f"{not value}", False)
+    if isinstance(value, dict):
+        yield from _object_edits(schema, value, path)
+    elif isinstance(value, list):
+        yield from _list_edits(schema, value, path)
+    elif isinstance(value, str):
+        yield from _text_edits(schema, value, path)
+    if kind in ("integer", "number") or also == "integer":
+        yield from _number_edits(schema, path)
+    if "enum" in schema:
+        yield from (Edit(path, member, f"the choice {member}", False) for member in schema["enum"])
+
+
+def _object_edits(schema: Mapping[str, Any], value: dict[str, Any], path: Path) -> Iterator[Edit]:
+    fields, values = schema.get("properties", {}), schema.get("additionalProperties")
+    for name, inner in value.items():
+        if name in fields or values:
+            yield from edits(fields.get(name, values), inner, (*path, name))
+    for name in fields.keys() & value.keys():
+        yield Edit((*path, name), ABSENT, "absent", name in schema.get("required", ()))
+        yield Edit((*path, name), None, "null", name in schema.get("required", ()))
+    if fields:
+        yield Edit((*path, "unknown"), 1, "unknown field")
+        yield from (Edit((*path, name.lower()), 1, "wrong case") for name in fields if name.lower() not in fields)
+    if "maxProperties" in schema:
+        most = schema["maxProperties"]
+        yield Edit(path, _named_numbers(most), f"{most} values", False)
+        yield Edit(path, _named_numbers(most + 1), f"{most + 1} values")
+    if values:
+        for name in ("", "a b", "-a", "/a", "a/", "a/b/c", "a\n", "é", "a" * 254):
+            yield Edit((*path, name), 1, "no resource name")
+        for name in ("a", "A_b.c", "example.com/a", "a" * 253):
+            yield Edit((*path, name), 1, "a resource name", False)
+
+
+@cache
+def _named_numbers(count: int) -> dict[str, int]:
+    return {f"n{i}": i for i in range(count)}
+
+
+def _list_edits(schema: Mapping[str, Any], value: list[Any], path: Path) -> Iterator[Edit]:
+    if not value:
+        return
+    for i, item in enumerate(value):
+        yield from edits(schema["items"], item, (*path, i))
+        yield Edit((*path, i), None, "null in a list")
+    named, most, least = isinstance(value[0], dict), schema["maxItems"], schema.get("minItems", 0)
+    many = [value[0] | {"name": f"n{i}"} if named else value[0] for i in range(most + 1)]
+    yield Edit(path, many[:most], f"{most} items", False)
+    yield Edit(path, many, f"{most + 1} items")
+    yield Edit(path, [], "no items", least > 0)
+    if named:
+        yield Edit(path, [value[0], many[1], value[0]], "one name twice")
+
+
+def _text_edits(schema: Mapping[str, Any], value: str, path: Path) -> Iterator[Edit]:
+    if "enum" in schema:
+        yield from (Edit(path, text, "no choice") for text in ("", value.lower() + "x", value.swapcase(), f"{value} "))
+        return
+    longest = value.rjust(schema["maxLength"], "a")
+    yield Edit(path, longest, f"{len(longest)} characters", re.fullmatch(schema["pattern"], longest) is None)
+    yield Edit(path, f"a{longest}", "a character too many")
+    for text in ("", f"{value}\n", f" {value}", f"{value}\v", f"{value} x", f"-{value}"):
+        yield Edit(path, text, "a text that does not fit")
+    numbers = [head + "1" * digits for head in ("", "1.") for digits in (9, 10, 18, 19)]
+    for text in (f"é{value}", f"{value}_", f"{value}.", ".5", "5.", "1K", "1mi", "1e-12", "1E+123", *numbers):
+        yield Edit(path, text, "a text that may not fit", False)
+
+
+def _number_edits(schema: Mapping[str, Any], path: Path) -> Iterator[Edit]:
+    low, high = schema["minimum"], schema.get("maximum", 2**63 - 1)
+    above = high + 1 if schema.get("type") != "number" else high * (1 + 1e-15)
+    yield Edit(path, low, f"the least, {low}", "exclusiveMinimum" in schema)
+    yield Edit(path, low - 1, f"less than the least, {low}")
+    yield Edit(path, high, f"the most, {high}", False)
+    yield Edit(path, above, f"more than the most, {high}")
+    yield Edit(path, "7", "a number in quotes", "x-kubernetes-int-or-string" not in schema)
+
+
+# Any valid manifest
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+RESOURCES = st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "example.com/A_b.c"])
+
+
+def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    """What fits the schema of one field; rules between fields are not looked at."""
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if "x-kubernetes-preserve-unknown-fields" in schema:
+        return st.dictionaries(st.text(max_size=5), JSON, max_size=3)
+    kind = schema.get("type", "quantity")
+    if kind == "object":
+        return _objects(schema)
+    if kind == "array":
+        key = {"unique_by": lambda item: item["name"]} if schema["x-kubernetes-list-type"] == "map" else {}
+        least = schema.get("minItems", 0)
+        return st.lists(values(schema["items"]), min_size=least, max_size=least + 2, **key)  # type: ignore[arg-type]
+    if kind == "number":
+        return st.floats(1e-9, schema["maximum"]) | st.integers(1, schema["maximum"])
+    if kind == "integer":
+        return st.integers(schema["minimum"], schema.get("maximum", 2**63 - 1))
+    if kind == "boolean":
+        return st.booleans()
+    texts = st.from_regex(re.compile(schema["pattern"][1:-1], re.ASCII), fullmatch=True)
+    fitting = texts.filter(lambda text: len(text) <= schema["maxLength"])
+    return fitting | st.integers(0, 2**63 - 1) if kind == "quantity" else fitting
+
+
+def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    if "additionalProperties" in schema:
+        return st.dictionaries(RESOURCES, values(schema["additionalProperties"]), max_size=3)
+    fields = {name: values(inner) for name, inner in schema["properties"].items()}
+    needed = schema.get("required", ())
+    optional = {name: strategy | st.none() for name, strategy in fields.items() if name not in needed}
+    return st.fixed_dictionaries({name: fields[name] for name in needed}, optional=optional)
+
+
+SPECS, NAMES = values(SPEC), values(SCHEMA["properties"]["metadata"]["properties"]["name"])
+STORAGES = {
+    name: values(storage)
+    for name, storage in SPEC["properties"]["checkpoint"]["properties"]["storage"]["properties"].items()
+}
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> dict[str, Any]:
+    """Any valid one: fields that fit, made to keep the rules between them."""
+    spec = draw(SPECS)
+    training, topology = spec["training"], spec["topology"]
+    microbatches = draw(st.integers(1, 1024))
+    training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))
+    training["globalBatchSize"] = training["microBatchSize"] * microbatches
+    pipelines = draw(st.integers(1, microbatches))
+    if topology.get("pipelines") is None:
+        pipelines = 1
+    else:
+        topology["pipelines"] = pipelines
+    elastic = spec.get("elastic") or {}
+    if elastic.get("minPipelines") is not None:
+        elastic["minPipelines"] = draw(st.integers(1, pipelines))
+    if elastic.get("maxPipelines") is not None:
+        elastic["maxPipelines"] = draw(st.integers(pipelines, microbatches))
+    if spec.get("checkpoint") is not None:
+        kind = draw(st.sampled_from(sorted(STORAGES)))
+        spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
+    metadata = {"name": draw(NAMES)}
+    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}

@@ -1,0 +1,165 @@
+"""Builders of jobs, pods, nodes and coordinators' statuses for the tests of the operator's decisions."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import yaml
+from kubernetes_validate import utils
+from referencing import Registry, Resource
+
+from bamboo.events import Status, WorkerState
+from bamboo.manifest import parse_manifest
+from bamboo.spec import Capacity, JobSpec, NodePool, Preset
+from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
+from manifest_kit import MINIMAL
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def at(seconds: float) -> str:
+    """A time of the API, that many seconds from NOW."""
+    return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def job(**spec: Any) -> JobSpec:
+    document = yaml.safe_load(MINIMAL)
+    document["spec"].update(spec)
+    return parse_manifest(document)
+
+
+def named(name: str, **spec: Any) -> JobSpec:
+    document = yaml.safe_load(MINIMAL)
+    document["metadata"]["name"] = name
+    document["spec"].update(spec)
+    return parse_manifest(document)
+
+
+def node(
+    *,
+    taints: Mapping[str, str] | None = None,
+    conditions: tuple[dict[str, str], ...] = (),
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    deleted: str | None = None,
+    effect: str = "NoSchedule",
+) -> dict[str, Any]:
+    metadata = {"name": "n1", "labels": dict(labels or {}), "annotations": dict(annotations or {})}
+    if deleted:
+        metadata["deletionTimestamp"] = deleted
+    keys = [{"key": key, "value": value, "effect": effect} for key, value in (taints or {}).items()]
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+    if not any(c["type"] == "Ready" for c in conditions):
+        conditions = (ready, *conditions)
+    return {"metadata": metadata, "spec": {"taints": keys or None}, "status": {"conditions": list(conditions)}}
+
+
+def pod(
+    *,
+    phase: str = "Running",
+    deleted: str | None = None,
+    grace: int = 30,
+    target: str | None = None,
+    target_at: str | None = None,
+    ended: Mapping[str, Any] | None = None,
+    init: Mapping[str, Any] | None = None,
+    **status: Any,
+) -> dict[str, Any]:
+    """ended, init: the `terminated` state of the trainer's container, of an init container."""
+    metadata: dict[str, Any] = {"name": "tiny-w3"}
+    if deleted:
+        metadata |= {"deletionTimestamp": deleted, "deletionGracePeriodSeconds": grace}
+    status["phase"] = phase
+    if target:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": target, "lastTransitionTime": target_at}
+        status["conditions"] = [{"type": "Ready", "status": "True"}, condition]
+    state = {"terminated": dict(ended)} if ended else {"running": {"startedAt": at(-60)}}
+    if phase == "Running" or ended:
+        sidecar = {"name": "sidecar", "state": {"running": {}}}
+        status["containerStatuses"] = [sidecar, {"name": "trainer", "state": state}]
+    if init:
+        status["initContainerStatuses"] = [{"name": "prepare", "state": {"terminated": dict(init)}}]
+    return {"metadata": metadata, "spec": {"terminationGracePeriodSeconds": 30}, "status": status}
+
+
+def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
+    """A coordinator's status; by default two stages run in one pipeline, and are protected."""
+    grid = grid or ((("w0", True), ("w1", True)),)
+    if workers is None:
+        workers = tuple((owner, WorkerState.TRAINING) for row in grid for owner, _ in row)
+    usual: dict[str, Any] = {
+        "phase": "Running", "epoch": 1, "step": 3, "steps": 10, "first_loss": 5.0, "loss": 4.0, "losses": (5.0, 4.0),
+        "lost_samples": 0, "step_seconds": 0.5, "samples_per_second": 16.0, "eta_seconds": 3.5, "preemptions": 0,
+        "notices": 0, "takeovers": (), "unprotected": (), "digests": (),
+    }  # fmt: skip
+    return Status(grid=grid, workers=workers, **{**usual, **values})
+
+
+@cache
+def pod_validator(version: str) -> Any:
+    """Of that Kubernetes version; unknown fields are errors."""
+    import jsonschema
+
+    folder = f"kubernetes-json-schema/v{version}.0-local-strict"
+    schema = utils.schema_contents(f"{folder}/pod-v1.json", version)
+    definitions = utils.schema_contents(f"{folder}/_definitions.json", version)
+    registry: Any = Resource.from_contents(definitions) @ (Resource.from_contents(schema) @ Registry())
+    return jsonschema.validators.Draft202012Validator(schema, registry=registry)
+
+
+def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
+    """Raises jsonschema's ValidationError."""
+    pod_validator(version).validate(rendered)
+
+
+# Pods as the operator renders them
+
+META = JobMeta(uid="0b5f1f0e-1111-4222-8333-444455556666")
+SETTINGS = OperatorSettings(coordinator_url="ws://bamboo.bamboo-system:8090/v1/workers", image="trainer:1")
+GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
+OWN_ENV = ["BAMBOO_WORKER", "BAMBOO_COORDINATOR", "BAMBOO_TOKEN_FILE", "POD_IP"]
+TEMPLATE = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}},
+    "spec": {
+        "schedulerName": "volcano",
+        "priorityClassName": "high",
+        "nodeSelector": {"disk": "ssd"},
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "a", "operator": "Exists"}]},
+                        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
+                    ]
+                }
+            }
+        },
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}],
+        "initContainers": [{"name": "fetch", "image": "f:1"}],
+        "containers": [
+            {
+                "name": "trainer",
+                "env": [{"name": "A", "value": "1"}],
+                "volumeMounts": [{"name": "data", "mountPath": "/d"}],
+            },
+            {"name": "side", "image": "s:1"},
+        ],
+    },
+}
+
+
+def pool(preset="None", capacity="Spot", name="p", **more):
+    return NodePool(name=name, preset=Preset(preset), capacity=Capacity(capacity), **more)
+
+
+def render(spec=None, number=3, where=None, settings=SETTINGS, **worker):
+    return worker_pod(job(**(spec or {}), worker=worker), META, number, where, settings)
+
+
+def trainer(pod):
+    return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+
+
+POOLS = [None, *(pool(preset, capacity) for preset in Preset for capacity in Capacity)]

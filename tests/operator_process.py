@@ -1,0 +1,144 @@
+"""The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.client import ApiError, Client, Json
+from cluster.handle import Cluster
+
+ROOT = Path(__file__).parents[1]
+SYSTEM = "bamboo-system"
+STOP_SECONDS = 15
+JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
+
+
+def install(cluster: Cluster) -> None:
+    """The CRD (without rules that a server before 1.25 does not know) and the operator's rights."""
+    crd = yaml.safe_load((ROOT / "crds/bamboojob.yaml").read_text())
+    if int(cluster.api.get("/version")["minor"].rstrip("+")) < 25:
+        _strip(crd)
+    for manifest in (crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
+                     *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text())):  # fmt: skip
+        with contextlib.suppress(ApiError):
+            cluster.api.create(manifest)
+    cluster.api.wait(
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev",
+        lambda found: any(c["type"] == "Established" and c["status"] == "True" for c in found["status"]["conditions"]),
+    )
+
+
+def _strip(value: Any) -> None:
+    if isinstance(value, dict):
+        value.pop("x-kubernetes-validations", None)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _strip(inner)
+
+
+class Operator:
+    """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        self._folder = folder
+        self._namespace = namespace
+        self._kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig")
+        (folder / "key").write_bytes(secrets.token_bytes(32))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.log = folder / "operator.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "bamboo_operator", "--listen", f"127.0.0.1:{self.port}"]
+        command += ["--namespace", self._namespace, "--key-file", str(self._folder / "key")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
+            )
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+class Job:
+    """A BambooJob on the cluster, as a user sees it."""
+
+    def __init__(self, api: Client, namespace: str, manifest: Mapping[str, Any]) -> None:
+        self.api, self.namespace, self.name = api, namespace, str(manifest["metadata"]["name"])
+        self.path = f"{JOBS.format(namespace)}/{self.name}"
+        api.request("POST", JOBS.format(namespace), manifest)
+
+    def wait(self, condition: Callable[[Json], Any], seconds: float = 60) -> Json:
+        """Until the status is such; the status."""
+        found = self.api.wait(self.path, lambda job: job.get("status") and condition(job["status"]), seconds)
+        status: Json = found["status"]
+        return status
+
+    def until(self, kind: str, value: str = "True", seconds: float = 60) -> Json:
+        """Until that condition holds; the status."""
+        return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
+
+    def step(self, number: int, seconds: float = 60) -> Json:
+        return self.wait(lambda status: (status.get("training") or {}).get("step", 0) >= number, seconds)
+
+    def status(self) -> Json:
+        found: Json = self.api.get(self.path).get("status") or {}
+        return found
+
+    def events(self) -> list[tuple[str, str]]:
+        """(reason, message) of the job's events, oldest first."""
+        items = self.api.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        own = [
+            e
+            for e in items
+            if e["involvedObject"].get("name") == self.name and e["involvedObject"]["kind"] == "BambooJob"
+        ]
+        own.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
+        return [(e["reason"], e["message"]) for e in own]
+
+    def told(self, reason: str, seconds: float = 60) -> str:
+        """Wait for an event of that reason; its message."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for found, message in self.events():
+                if found == reason:
+                    return message
+            time.sleep(0.2)
+        raise AssertionError(f"no event {reason} within {seconds} s: {self.events()}")
+
+    def pods(self) -> dict[str, Json]:
+        items = self.api.get(
+            f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"bamboo.dev/job-name={self.name}"
+        )
+        return {pod["metadata"]["name"]: pod for pod in items["items"]}
+
+    def edit(self, spec: Json) -> None:
+        self.api.patch(self.path, {"spec": spec})
+
+    def delete(self) -> None:
+        self.api.delete(self.path)
+
+
+def condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})

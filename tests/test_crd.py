@@ -1,0 +1,175 @@
+"""The CRD by itself: every Kubernetes takes it, every field is documented and bounded."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from jsonschema import Draft4Validator, ValidationError
+
+from bamboo import names
+from bamboo import spec as s
+from bamboo.manifest import METADATA
+from crd_kit import CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
+
+NODES = dict(nodes())
+SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
+KEYWORDS = {
+    *("type", "description", "default", "format", "required", "properties", "additionalProperties", "items", "enum"),
+    *("minimum", "exclusiveMinimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems"),
+    *("maxProperties", "anyOf", "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+    *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
+}
+CORE_CEL = {
+    *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_/_", "_%_"),
+    *("size", "matches", "@not_strictly_false"),
+}
+CHOICES: dict[str, type[StrEnum]] = {
+    "spec.training.precision": s.Precision,
+    "spec.redundancy.mode": s.RedundancyMode,
+    "spec.redundancy.placement": s.Placement,
+    "spec.nodePools[].capacity": s.Capacity,
+    "spec.nodePools[].preset": s.Preset,
+    "spec.spread.policy": s.SpreadPolicy,
+    "spec.checkpoint.resume": s.Resume,
+    "spec.failurePolicy.rules[].action": s.FailureAction,
+    "spec.cleanPodPolicy": s.CleanPodPolicy,
+}
+
+
+@pytest.mark.parametrize("version", [f"1.{minor}" for minor in range(29, 38)])
+def test_kubernetes_takes_it(version: str) -> None:
+    assert kubernetes_validate.validate(CRD, version, strict=True) == version
+
+
+def test_the_parser_takes_the_metadata_that_kubernetes_has() -> None:
+    """managedFields and the like: what `kubectl get -o yaml` prints is a manifest."""
+    file = "kubernetes-json-schema/v1.37.0-local/objectmeta-meta-v1.json"
+    metadata = kubernetes_validate.utils.schema_contents(file, "1.37")
+    assert set(METADATA) == set(metadata["properties"])
+
+
+def test_its_names_are_the_projects() -> None:
+    spec = CRD["spec"]
+    assert f"{spec['group']}/{VERSION['name']}" == names.API_VERSION
+    assert spec["names"]["kind"] == names.KIND
+    assert CRD["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}"
+    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["bj"], ["all"])
+
+
+def test_it_fits_into_an_annotation_of_kubectl_apply() -> None:
+    assert FILE.stat().st_size < 262_144 / 2
+
+
+def test_the_schema_is_structural() -> None:
+    """No keyword that a server refuses, a type for every node, fields or a map but never both."""
+    Draft4Validator.check_schema(SCHEMA)
+    for path, node in NODES.items():
+        assert node.keys() <= KEYWORDS, path
+        assert ("type" in node) != ("x-kubernetes-int-or-string" in node), path
+        assert node.get("anyOf") in (None, [{"type": "integer"}, {"type": "string"}]), path
+        inside = node.keys() & {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+        assert len(inside) == (node.get("type") == "object"), path
+        assert set(node.get("required", ())) <= node.get("properties", {}).keys(), path
+        assert not any("default" in node["properties"][name] for name in node.get("required", ())), path
+
+
+@pytest.mark.parametrize("path", [path for path in NODES if path not in SERVER_OWNED])
+def test_a_field_is_documented_and_bounded(path: str) -> None:
+    node = NODES[path]
+    assert re.fullmatch(r"[A-Z].*[^.]\.", node["description"])
+    if node.get("type") == "string":
+        assert "enum" in node or "maxLength" in node or node.get("format") == "date-time"
+    elif node.get("type") == "integer":
+        assert "minimum" in node
+        assert node.get("maximum", 2**31) < 2**31 if node["format"] == "int32" else node["format"] == "int64"
+    elif node.get("type") == "number":
+        assert node["format"] == "double"
+    elif node.get("type") == "array":
+        assert {"items", "maxItems", "x-kubernetes-list-type"} <= node.keys()
+        keys = node.get("x-kubernetes-list-map-keys", [])
+        assert (node["x-kubernetes-list-type"] == "map") == bool(keys)
+        assert set(keys) <= set(node["items"].get("required", ()))
+    elif "properties" not in node and node.get("type") == "object":
+        assert "maxProperties" in node
+    if "pattern" in node:
+        assert re.fullmatch(r"\^.*\$", node["pattern"])
+        assert not re.search(r"\\[sSwWdDbB]", node["pattern"]), "these differ between RE2 and Python"
+
+
+def test_defaults_are_values_that_the_field_may_have() -> None:
+    for node in NODES.values():
+        if "default" in node:
+            Draft4Validator(node).validate(node["default"])
+
+
+def test_choices_are_those_of_the_parser() -> None:
+    found = {path: node["enum"] for path, node in NODES.items() if "enum" in node and path.startswith("spec.")}
+    assert found == {path: list(choice) for path, choice in CHOICES.items()}
+    assert all(member in at("spec.redundancy.mode")["description"] for member in s.RedundancyMode)
+
+
+def rules() -> list[tuple[str, Mapping[str, Any]]]:
+    return [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", ())]
+
+
+@pytest.mark.parametrize(("path", "rule"), rules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_rule_is_core_cel_and_says_what_was_expected(path: str, rule: Mapping[str, Any]) -> None:
+    assert rule.keys() <= {"rule", "message", "fieldPath"}
+    assert re.match("expected|cannot change|can change only", rule["message"])
+    program = compiled(rule["rule"])
+    assert set(program.functions()) <= CORE_CEL
+    assert set(program.variables()) <= {"self", "oldSelf", "n", "@result"}
+    assert path + rule.get("fieldPath", "") in NODES
+
+
+def json_path(path: str) -> Mapping[str, Any]:
+    return NODES[path.removeprefix(".")]
+
+
+def test_columns_show_what_is_there() -> None:
+    for column in VERSION["additionalPrinterColumns"]:
+        if column["jsonPath"] != ".metadata.creationTimestamp":
+            assert json_path(column["jsonPath"])["type"] == column["type"]
+    columns = VERSION["additionalPrinterColumns"]
+    shown = [column["name"] for column in columns if not column.get("priority")]
+    assert shown == ["State", "Stages", "Pipelines", "Ready", "Step", "Preemptions", "Takeovers", "Age"]
+    assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Epoch"]
+
+
+def test_kubectl_scale_sets_the_pipelines() -> None:
+    scale = VERSION["subresources"]["scale"]
+    assert scale["specReplicasPath"] == ".spec.topology.pipelines"
+    assert json_path(scale["specReplicasPath"])["type"] == json_path(scale["statusReplicasPath"])["type"] == "integer"
+    assert json_path(scale["labelSelectorPath"])["type"] == "string"
+    assert VERSION["subresources"]["status"] == {}
+
+
+def test_a_status_as_the_operator_writes_it_fits() -> None:
+    status = {
+        "observedGeneration": 3,
+        "conditions": [
+            {
+                "type": "Running",
+                "status": "True",
+                "observedGeneration": 3,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+                "reason": "StepCommitted",
+                "message": "step 41 of 100 is committed",
+            }
+        ],
+        "state": "Running",
+        "epoch": 2,
+        "pipelines": {"desired": 2, "ready": 2, "degraded": 0},
+        "lastTakeover": {"time": "2026-01-01T00:00:00Z", "worker": "w1", "victim": "w2", "pauseSeconds": 0.2},
+        "training": {"step": 41, "steps": 100, "loss": -1.5, "samplesPerSecond": 12.5, "progressPercentage": 41},
+        "digests": ["a1b2", "c3d4"],
+        "cost": {"perHour": "3.64", "total": "0.91", "currency": "USD"},
+        "selector": "bamboo.dev/job-name=x",
+    }
+    STATUS_VALIDATOR.validate(status)
+    with pytest.raises(ValidationError, match="unknown"):
+        STATUS_VALIDATOR.validate(status | {"unknown": 1})
+    assert "status" not in defaulted({"spec": {}, "status": status})

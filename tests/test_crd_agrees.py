@@ -1,0 +1,200 @@
+"""What the parser takes the API server takes, and the other way round."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bamboo import spec as s
+from bamboo.fields import Fields
+from bamboo.manifest import METADATA, parse_manifest
+from bamboo.yamlfile import load_document
+from crd_cases import SPEC, Edit, edits, manifests, values, whole, whole_with_uri, wholes
+from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
+from manifest_kit import minimal
+
+Document = dict[str, Any]
+VALID = {
+    "minimal": minimal(),
+    "whole": whole(),
+    "whole with uri": whole_with_uri(),
+    **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
+}
+FORMS = {
+    "metadata.name": s.DNS_LABEL,
+    "spec.managedBy": s.MANAGER,
+    "spec.task.entrypoint": s.ENTRYPOINT,
+    "spec.nodePools[].name": s.DNS_LABEL,
+    "spec.nodePools[].pricePerHour": s.DECIMAL,
+    "spec.spread.topologyKey": s.LABEL_KEY,
+    "spec.checkpoint.storage.uri": s.URI,
+    "spec.checkpoint.storage.persistentVolumeClaim.claimName": s.DNS_NAME,
+    "spec.worker.image": s.IMAGE,
+    "spec.worker.resources.limits{}": s.QUANTITY,
+    "spec.worker.resources.requests{}": s.QUANTITY,
+    "spec.queue.name": s.DNS_NAME,
+    "spec.failurePolicy.rules[].name": s.DNS_LABEL,
+}
+WITHOUT_DEFAULT = {
+    *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
+    *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
+    *("spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
+    *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
+    *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
+    *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),
+    *("spec.worker.resources.limits", "spec.worker.resources.requests"),
+}
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
+    ({"training.globalBatchSize": 8}, "spec.topology.pipelines: expected at most the number of microbatches"),
+    ({"topology.pipelines": 33, "elastic": ABSENT}, "spec.topology.pipelines: expected at most the number of"),
+    ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
+    ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
+    ({"elastic.maxPipelines": 33}, "spec.elastic.maxPipelines: expected at most the number of microbatches"),
+    ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
+    ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
+    ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
+    ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
+]
+KEPT: list[dict[str, Any]] = [
+    {"topology.pipelines": 32, "elastic": ABSENT},
+    {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
+    {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},
+    {"elastic.maxPipelines": 32},
+    {"elastic.minPipelines": 2},
+]
+
+
+def changed(changes: Mapping[str, Any]) -> Document:
+    document = whole()
+    for path, value in changes.items():
+        document = Edit(("spec", *path.split(".")), value, "").of(document)
+    return document
+
+
+@pytest.mark.parametrize("document", VALID.values(), ids=VALID)
+def test_a_good_manifest_is_good_for_both(document: Document) -> None:
+    assert refusals(document) == []
+    assert parsed(document) is not None
+
+
+@pytest.mark.parametrize("document", VALID.values(), ids=VALID)
+def test_defaults_mean_what_their_absence_means(document: Document) -> None:
+    assert parse_manifest(defaulted(document)) == parse_manifest(document)
+
+
+def test_only_what_may_be_absent_has_no_default() -> None:
+    """A field that the parser gives a value is stored with it, unless that value follows from another field."""
+    needed = {f"{path}.{name}" for path, node in nodes() for name in node.get("required", ())}
+    optional = {path for path, node in nodes() if path.startswith("spec.") and path[-1] not in "]}"} - needed
+    assert {path for path in optional if "default" not in at(path)} == WITHOUT_DEFAULT
+
+
+def test_both_know_the_same_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, set[str]] = {}
+    close = Fields.close
+
+    def noting(fields: Fields) -> None:
+        known.setdefault(re.sub(r"\[\d+\]", "[]", fields.path), set()).update(fields.known)
+        close(fields)
+
+    monkeypatch.setattr(Fields, "close", noting)
+    parse_manifest(whole())
+    parse_manifest(whole_with_uri())
+    schema = {path: set(node["properties"]) for path, node in nodes() if "properties" in node}
+    schema = {path: fields for path, fields in schema.items() if not path.startswith("status")}
+    schema["metadata"] |= set(METADATA) | {"namespace"}
+    maps = {path.removesuffix("{}") for path, _ in nodes() if path.endswith("{}")}
+    assert {path: fields for path, fields in known.items() if path not in maps} == schema
+
+
+def disagreement(document: Document, refused: bool) -> str:
+    """Empty if both say the same, and refuse what is wrong for sure."""
+    server, parser = refusals(document), parsed(document)
+    if bool(server) != (parser is None):
+        return f"the CRD says {server or 'yes'}, the parser {'yes' if parser else 'no'}"
+    return "both take it" if refused and not server else ""
+
+
+@pytest.mark.parametrize("field", SPEC["properties"])
+def test_both_judge_every_change_of_a_field_alike(field: str) -> None:
+    for document in wholes(field):
+        all_edits = list(edits(SPEC["properties"][field], document["spec"][field], ("spec", field)))
+        assert len(all_edits) > 3
+        found = [(edit, disagreement(edit.of(document), edit.refused)) for edit in all_edits]
+        assert [(str(edit), edit.value, what) for edit, what in found if what] == []
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *edits(SCHEMA["properties"]["metadata"]["properties"]["name"], "whole", ("metadata", "name")),
+        Edit(("metadata", "name"), ABSENT, "no name"),
+        *(Edit((name,), ABSENT, "absent") for name in ("apiVersion", "kind", "metadata", "spec")),
+        *(Edit((name,), wrong, "wrong") for name in ("apiVersion", "kind", "spec") for wrong in ("v1", 3, None)),
+        *(Edit(("spec", name), ABSENT, "absent") for name in SPEC["required"]),
+        *(Edit(path, 1, "unknown field") for path in (("unknown",), ("metadata", "unknown"), ("spec", "unknown"))),
+    ],
+    ids=str,
+)
+def test_both_judge_every_change_of_the_frame_alike(edit: Edit) -> None:
+    assert disagreement(edit.of(whole()), edit.refused) == ""
+
+
+@pytest.mark.parametrize(("changes", "message"), RULES, ids=str)
+def test_both_refuse_what_breaks_a_rule_between_fields(changes: dict[str, Any], message: str) -> None:
+    document = changed(changes)
+    assert [refusal for refusal in refusals(document) if refusal.startswith(message)]
+    assert parsed(document) is None
+
+
+def test_every_rule_between_fields_is_broken_once() -> None:
+    broken = {refusal for changes, _ in RULES for refusal in refusals(changed(changes))}
+    for path, node in nodes():
+        for rule in node.get("x-kubernetes-validations", ()):
+            if "oldSelf" not in rule["rule"]:
+                assert f"{path}{rule.get('fieldPath', '')}: {rule['message']}" in broken
+
+
+@pytest.mark.parametrize("changes", KEPT, ids=str)
+def test_both_take_what_just_keeps_a_rule(changes: dict[str, Any]) -> None:
+    assert disagreement(changed(changes), False) == ""
+    assert parsed(changed(changes)) is not None
+
+
+@given(manifests())
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+def test_any_good_manifest_is_good_for_both_with_and_without_defaults(document: Document) -> None:
+    assert refusals(document) == []
+    assert parse_manifest(defaulted(document)) == parse_manifest(document)
+    assert yaml.safe_load(yaml.safe_dump(document)) == document
+
+
+@given(manifests(), st.data())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_both_judge_any_manifest_with_one_change_alike(document: Document, data: st.DataObject) -> None:
+    spec = {name: value for name, value in document["spec"].items() if value not in (None, [], {})}
+    field = data.draw(st.sampled_from(sorted(spec)))
+    all_edits = edits(SPEC["properties"][field], spec[field], ("spec", field))
+    edit = data.draw(st.sampled_from([edit for edit in all_edits if edit.small]))
+    assert disagreement(edit.of(document), edit.refused) == ""
+
+
+def test_every_text_has_a_form() -> None:
+    assert set(FORMS) == {path for path, node in nodes() if "pattern" in node and not path.startswith("status")}
+
+
+@pytest.mark.parametrize("path", FORMS)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_texts_are_of_the_same_form(path: str, data: st.DataObject) -> None:
+    form, schema = FORMS[path], at(path)
+    of_parser = st.from_regex(form.pattern, fullmatch=True)
+    text = data.draw(of_parser | values(schema).filter(lambda v: isinstance(v, str)) | st.text(max_size=9))
+    for near in (text, text[1:], text[:-1], f"{text}{text}", text.upper(), f"{text}\n", f"{text}x"):
+        fits = len(near) <= schema["maxLength"] and re.fullmatch(schema["pattern"][1:-1], near, re.ASCII) is not None
+        assert fits == form.fits(near), near

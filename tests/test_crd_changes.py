@@ -1,0 +1,116 @@
+"""What of a job may change after it was created, and what only while it is suspended."""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from crd_cases import SPEC, Edit, Path, edits, whole, wholes
+from crd_kit import ABSENT, defaulted, refusals
+from manifest_kit import minimal
+
+Document = dict[str, Any]
+FREE = {
+    *("suspend", "elastic", "redundancy", "standby", "nodePools", "cleanPodPolicy", "ttlSecondsAfterFinished"),
+    *("activeDeadlineSeconds", "progressDeadlineSeconds"),
+}
+WHILE_SUSPENDED = {"worker", "queue"}
+FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy"}
+
+
+def running(document: Document) -> Document:
+    return Edit(("spec", "suspend"), False, "").of(document)
+
+
+@cache
+def good_changes(field: str) -> list[tuple[Document, Edit, Document]]:
+    """An old manifest, a change of the field, and the new manifest: good by itself, and not the same to a server."""
+    found = []
+    for old in map(running, wholes(field)):
+        for edit in edits(SPEC["properties"][field], old["spec"][field], ("spec", field)):
+            if edit.small and not edit.refused:
+                new = edit.of(old)
+                if not refusals(new) and defaulted(new) != defaulted(old):
+                    found.append((old, edit, new))
+    return found
+
+
+def may_change(path: Path) -> bool:
+    if path[:2] == ("spec", "topology"):
+        return path[2:] == ("pipelines",)
+    return path[1] in FREE
+
+
+def test_of_every_field_it_is_known_whether_it_may_change() -> None:
+    assert {*FREE, *WHILE_SUSPENDED, *FIXED, "topology"} == SPEC["properties"].keys()
+
+
+@pytest.mark.parametrize("field", SPEC["properties"])
+def test_a_running_job_changes_only_where_it_may(field: str) -> None:
+    assert good_changes(field)
+    for old, edit, new in good_changes(field):
+        assert (refusals(new, old) == []) == may_change(edit.path), edit
+        assert (refusals(old, new) == []) == may_change(edit.path), f"back: {edit}"
+
+
+@pytest.mark.parametrize("field", sorted(WHILE_SUSPENDED))
+def test_what_may_change_while_a_job_is_suspended(field: str) -> None:
+    """Already suspended, or suspended by the same change, or started by it."""
+    for old, edit, new in good_changes(field):
+        suspended_old, suspended_new = (Edit(("spec", "suspend"), True, "").of(d) for d in (old, new))
+        assert refusals(suspended_new, suspended_old) == [], edit
+        assert refusals(new, suspended_old) == [], edit
+        assert refusals(suspended_new, old) == [], edit
+        assert refusals(new, old) == [f"spec.{field}: can change only while the job is suspended"], edit
+
+
+@pytest.mark.parametrize("field", sorted(FIXED))
+def test_a_suspended_job_keeps_the_rest(field: str) -> None:
+    for old, edit, new in good_changes(field):
+        suspended = [Edit(("spec", "suspend"), True, "").of(document) for document in (old, new)]
+        assert refusals(suspended[1], suspended[0]), edit
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "refusal"),
+    [
+        ("managedBy", "a/b", "spec.managedBy: cannot change; create a new job instead"),
+        ("task.config", {"a": 1}, "spec.task: cannot change; create a new job instead"),
+        ("training.seed", 1, "spec.training: cannot change; create a new job instead"),
+        ("topology.stages", 3, "spec.topology.stages: cannot change; create a new job instead"),
+        ("topology.lookahead", 0, "spec.topology.lookahead: cannot change; create a new job instead"),
+        ("spread.policy", "None", "spec.spread: cannot change; create a new job instead"),
+        ("checkpoint", {"storage": {"uri": "s3://b"}}, "spec.checkpoint: cannot change; create a new job instead"),
+        ("failurePolicy.backoffLimit", 0, "spec.failurePolicy: cannot change; create a new job instead"),
+        ("worker.image", "r.io/a", "spec.worker: can change only while the job is suspended"),
+        ("queue", {"name": "q"}, "spec.queue: can change only while the job is suspended"),
+    ],
+)
+def test_a_field_that_was_absent_may_not_come_up(path: str, value: Any, refusal: str) -> None:
+    new = minimal()
+    at = new["spec"]
+    *parents, last = path.split(".")
+    for name in parents:
+        at = at.setdefault(name, {})
+    at[last] = value
+    assert refusals(new) == []
+    assert refusals(new, minimal()) == [refusal]
+    assert refusals(minimal(), new) == [refusal]
+
+
+def test_a_change_without_effect_is_no_change() -> None:
+    spelled_out = minimal()
+    spelled_out["spec"] |= {"managedBy": "bamboo.dev/operator", "spread": {}, "queue": None, "suspend": False}
+    assert refusals(spelled_out, minimal()) == []
+    assert refusals(minimal(), spelled_out) == []
+
+
+def test_kubectl_scale_keeps_within_the_bounds() -> None:
+    old = running(whole())
+    for pipelines, kept in ((1, True), (4, True), (5, False), (0, False)):
+        new = deepcopy(old)
+        new["spec"]["topology"]["pipelines"] = pipelines
+        assert (refusals(new, old) == []) == kept
+    without_bounds = Edit(("spec", "elastic"), ABSENT, "").of(old)
+    assert refusals(Edit(("spec", "topology", "pipelines"), 32, "").of(without_bounds), without_bounds) == []

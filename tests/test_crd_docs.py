@@ -1,0 +1,30 @@
+"""docs/api.md is what the CRD says now."""
+
+import re
+import runpy
+from typing import Any
+
+import yaml
+
+from crd_kit import CRD, ROOT, nodes, refusals
+
+GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_api.py"))
+PAGE = (ROOT / "docs" / "api.md").read_text()
+
+
+def test_the_page_is_not_stale() -> None:
+    assert GENERATOR["page"](CRD) == PAGE, "run `make docs`"
+
+
+def test_every_field_is_on_it() -> None:
+    sections = dict(re.findall(r"^##+ ((?:spec|status)\S*)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+    for path, node in nodes():
+        if path.startswith(("spec", "status")) and "properties" in node:
+            assert re.findall(r"^\| `(\w+)`", sections.pop(path), re.MULTILINE) == list(node["properties"])
+    assert sections == {}
+
+
+def test_its_example_is_valid() -> None:
+    example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert example is not None
+    assert refusals(yaml.safe_load(example[1])) == []

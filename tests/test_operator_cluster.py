@@ -1,0 +1,199 @@
+"""The operator against a real API server, scheduler and controller manager; pods really run and train."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
+from cluster.client import Json
+from cluster.handle import Cluster
+from operator_process import Job, Operator, condition, install
+
+pytest_plugins = ["cluster_kit"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+TEXT = str(Path(__file__).parents[1] / "LICENSE")
+TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
+
+
+def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json:
+    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": name},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": steps, "globalBatchSize": 16, "microBatchSize": 2},
+            "topology": {"stages": 4},
+            "standby": {"workers": standby},
+            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
+            "worker": {
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+                "template": {"spec": {"tolerations": TOLERATE}},
+            },
+            **spec,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster) -> Cluster:
+    install(cluster)
+    return cluster
+
+
+@pytest.fixture
+def operator(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[Operator]:
+    running = Operator(installed, namespace, tmp_path)
+    try:
+        yield running
+    finally:
+        running.kill()
+        print(running.said)
+
+
+def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    found: list[str] = json.loads(done.stdout)["digests"]
+    return found
+
+
+def test_a_job_survives_its_nodes_and_its_operator(
+    installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
+) -> None:
+    document = manifest("story", steps=500)
+    job = Job(installed.api, namespace, document)
+    job.until("Running")
+    nodes = {name: pod["spec"]["nodeName"] for name, pod in job.pods().items()}
+    assert len(set(nodes.values())) == 3, "the workers are not spread over the zones"
+    _neighbours_are_apart(job.status(), nodes)
+
+    # a node gets notice: its workers leave between two steps
+    job.step(20)
+    victim = next(iter(json.loads(job.status()["plan"])["pipelines"][0]))
+    installed.taint(nodes[victim], "cloud.google.com/impending-node-termination", "", "NoSchedule")
+    assert "of pipeline 0 in place of" in job.told("TakenOver")
+    installed.api.wait(
+        f"/api/v1/namespaces/{namespace}/pods/{victim}",
+        lambda pod: not pod or pod["status"].get("phase") == "Succeeded",
+        30,
+    )
+    installed.untaint(nodes[victim], "cloud.google.com/impending-node-termination")
+
+    # a machine vanishes
+    before = job.status()["preemptions"]
+    owners = json.loads(job.status()["plan"])["pipelines"][0]
+    node = job.pods()[owners[1]]["spec"]["nodeName"]
+    on_it = [w for w in owners if job.pods()[w]["spec"]["nodeName"] == node]
+    installed.signal(namespace, on_it[0], signal.SIGKILL)
+    job.wait(lambda status: status["preemptions"] > before, 30)
+
+    # the operator dies, and a worker while it is away
+    operator.kill()
+    at = job.status()["training"]["step"]
+    owners = json.loads(job.status()["plan"])["pipelines"][0]
+    time.sleep(1)
+    operator.start()
+    job.step(at + 30)
+    assert condition(job.status(), "Running")["status"] == "True"
+
+    status = job.until("Complete", seconds=150)
+    assert status["training"]["step"] == 500
+    assert status["preemptions"] >= 2
+    assert status["state"] == "Complete"
+    assert float(status["cost"]["total"]) > 0
+    assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+    reasons = [reason for reason, _ in job.events()]
+    assert {"WorkerJoined", "Started", "NoticeReceived", "WorkerLost", "Takeover", "Complete"} <= set(reasons)
+
+
+def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
+    row = json.loads(status["plan"])["pipelines"][0]
+    for one, other in zip(row, [*row[1:], row[0]], strict=True):
+        assert nodes[one] != nodes[other], f"{one} and {other} share a node and are neighbours: {row}, {nodes}"
+
+
+async def _knock(url: str, worker: str, token: str | None) -> Any:
+    """What a stranger is told."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers) as socket:
+        await socket.send_str(encode(Hello(worker=worker, host="127.0.0.1", port=1)).decode())
+        return decode_from_coordinator((await socket.receive(timeout=10)).data)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Operator) -> None:
+    import asyncio
+
+    job = Job(installed.api, namespace, manifest("guarded", steps=100_000))
+    job.until("Running")
+    worker = sorted(job.pods())[0]
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
+    pods = installed.api
+
+    def token(audience: str, pod: str | None) -> str:
+        spec: Json = {"audiences": [audience], "expirationSeconds": 600}
+        if pod:
+            uid = job.pods()[pod]["metadata"]["uid"]
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod, "uid": uid}
+        made = pods.request("POST", account, {"spec": spec})
+        return str(made["status"]["token"])
+
+    url = f"ws://127.0.0.1:{operator.port}/v1/jobs/{namespace}/guarded/workers"
+    other = sorted(job.pods())[1]
+    for offered, said in (
+        (None, "there is no token"),
+        ("nonsense", "not valid"),
+        (token("https://kubernetes.default.svc", worker), "not valid|not for bamboo.dev"),
+        (token("bamboo.dev", None), "not bound to a pod"),
+        (token("bamboo.dev", other), f"that of pod {namespace}/{other}"),
+    ):
+        answer = asyncio.run(_knock(url, worker, offered))
+        assert isinstance(answer, Refused), answer
+        assert any(text in answer.message for text in said.split("|")), answer
+    at = job.status()["training"]["step"]
+    job.step(at + 5)
+    assert job.status()["preemptions"] == 0
+
+
+def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Operator) -> None:
+    wrong = manifest("wrong", elastic={"minPipelines": 3, "maxPipelines": 2})
+    job = Job(installed.api, namespace, wrong)
+    status = job.until("Accepted", "False")
+    assert "spec.elastic" in condition(status, "Accepted")["message"]
+    assert status["state"] == "Invalid"
+    assert job.pods() == {}
+    job.edit({"elastic": {"minPipelines": 1, "maxPipelines": 1}})
+    job.until("Accepted")
+    job.delete()
+
+    failing = manifest("failing", task={"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"dModel": -1}})
+    job = Job(installed.api, namespace, failing)
+    status = job.until("Failed")
+    assert "task.config" in condition(status, "Failed")["message"]
+
+
+def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, manifest("pausing", steps=100_000, standby=0))
+    job.until("Running")
+    job.edit({"suspend": True})
+    status = job.until("Suspended")
+    assert status["state"] == "Suspended"
+    installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], 30)
+    job.edit({"suspend": False})
+    job.until("Running")
+    job.delete()
+    installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], 60)

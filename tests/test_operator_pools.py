@@ -1,0 +1,144 @@
+"""Which pool the next pod goes to, who is given back, and what it costs."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.spec import Capacity, NodePool
+from bamboo_operator.pools import choose_pool, is_fallback, move_to, pool_to_try, price_per_hour, reverts, spent
+
+SPOT = NodePool(name="spot", price_per_hour=Decimal("0.91"), max_workers=8)
+OTHER = NodePool(name="other", price_per_hour=Decimal("1.10"))
+FALLBACK = NodePool(
+    name="fallback", capacity=Capacity.ON_DEMAND, price_per_hour=Decimal("3.06"),
+    after_seconds=300, max_workers=2, revert=True,
+)  # fmt: skip
+LAST = NodePool(name="last", capacity=Capacity.ON_DEMAND, after_seconds=900)
+
+
+@pytest.mark.parametrize(
+    ("pools", "waited", "counts", "chosen"),
+    [
+        ([], None, {}, None),
+        ([SPOT, FALLBACK], None, {}, "spot"),
+        ([SPOT, FALLBACK], 299, {"spot": 7}, "spot"),
+        ([SPOT, FALLBACK], None, {"spot": 8}, None),
+        ([SPOT, FALLBACK], 299, {"spot": 8}, None),
+        ([SPOT, FALLBACK], 300, {"spot": 8}, "fallback"),
+        ([SPOT, FALLBACK], 300, {"spot": 2}, "fallback"),
+        ([SPOT, FALLBACK], 300, {"spot": 2, "fallback": 2}, "spot"),
+        ([SPOT, FALLBACK], 300, {"spot": 8, "fallback": 2}, None),
+        ([SPOT, OTHER], None, {"spot": 8}, "other"),
+        ([SPOT, OTHER], 1e6, {"spot": 7}, "spot"),
+        ([SPOT, OTHER, FALLBACK], 300, {"spot": 8}, "fallback"),
+        ([SPOT, FALLBACK, LAST], 899, {}, "fallback"),
+        ([SPOT, FALLBACK, LAST], 900, {}, "last"),
+        ([FALLBACK], 0, {}, None),
+        ([FALLBACK], 300, {}, "fallback"),
+    ],
+)
+def test_the_next_pod(pools, waited, counts, chosen):
+    since = None if waited is None else 1000.0
+    found = choose_pool(pools, 1000.0 + (waited or 0), since, counts)
+    assert (found.name if found else None) == chosen
+
+
+POOLS = st.lists(
+    st.builds(
+        NodePool,
+        name=st.sampled_from("abcdef"),
+        after_seconds=st.integers(0, 3),
+        max_workers=st.none() | st.integers(1, 3),
+        revert=st.booleans(),
+    ),
+    unique_by=lambda p: p.name,
+)
+COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 4))
+
+
+@given(POOLS, st.integers(0, 5), COUNTS)
+def test_never_too_many_and_never_too_early(pools, waited, counts):
+    found = choose_pool(pools, waited, 0, counts)
+    with_room = [p for p in pools if p.max_workers is None or counts.get(p.name, 0) < p.max_workers]
+    usable = [p for p in with_room if p.after_seconds <= waited]
+    assert (found is None) == (not usable)
+    assert found is None or found in usable
+    assert found is None or found == choose_pool(pools, waited, 0, counts)
+
+
+@pytest.mark.parametrize(
+    ("current", "waited", "counts", "target"),
+    [
+        ("spot", 299, {"spot": 1}, None),
+        ("spot", 300, {"spot": 1}, "fallback"),
+        ("spot", 300, {"spot": 1, "fallback": 2}, None),
+        ("fallback", 300, {"fallback": 1}, None),
+        ("fallback", 900, {"fallback": 1}, "last"),
+        ("gone", 900, {}, "last"),
+    ],
+)
+def test_a_pod_without_a_node_moves_on(current, waited, counts, target):
+    found = move_to([SPOT, FALLBACK, LAST], current, 1000.0 + waited, 1000.0, counts)
+    assert (found.name if found else None) == target
+
+
+def test_a_full_earlier_pool_is_no_reason_to_move():
+    assert move_to([SPOT, OTHER], "spot", 1e6, 0, {"spot": 8}) is None
+
+
+def test_fallbacks():
+    pools = [SPOT, OTHER, FALLBACK]
+    assert [is_fallback(pools, name) for name in ("spot", "other", "fallback", "x")] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("counts", "waiting", "tried"),
+    [
+        ({"spot": 3}, {}, None),
+        ({"spot": 3, "fallback": 1}, {}, "spot"),
+        ({"spot": 3, "fallback": 1}, {"spot": 1}, None),
+        ({"spot": 8, "fallback": 1}, {}, None),
+        ({"spot": 3, "last": 1}, {}, None),
+    ],
+)
+def test_asking_for_nodes_again(counts, waiting, tried):
+    found = pool_to_try([SPOT, FALLBACK, LAST], counts, waiting)
+    assert (found.name if found else None) == tried
+
+
+PLACED = {"w0": "spot", "w1": "spot", "w2": "fallback", "w3": "fallback", "w4": "last"}
+
+
+@pytest.mark.parametrize(
+    ("standby", "leaving", "keep", "given_back"),
+    [
+        ([], [], 0, None),
+        (["w1"], [], 0, "w2"),
+        (["w1"], [], 1, None),
+        (["w0", "w1"], [], 1, "w2"),
+        (["w1"], ["w2"], 0, None),
+        (["w3"], [], 0, None),
+        (["w1", "w3"], [], 1, "w3"),
+        (["w4"], [], 0, None),
+        (["unknown"], [], 0, None),
+    ],
+)
+def test_giving_back(standby, leaving, keep, given_back):
+    assert reverts([SPOT, FALLBACK, LAST], PLACED, standby, leaving, keep) == given_back
+
+
+def test_only_pools_that_revert_give_back():
+    assert reverts([SPOT, LAST], {"w0": "spot", "w1": "last"}, ["w0"], [], 0) is None
+    assert reverts([FALLBACK, SPOT], {"w0": "spot", "w1": "fallback"}, ["w0"], [], 0) is None
+
+
+def test_prices():
+    pools = [SPOT, FALLBACK, LAST]
+    assert price_per_hour(pools, {"spot": 3, "fallback": 1, "last": 5}) == Decimal("5.79")
+    assert price_per_hour(pools, {}) == 0
+    assert price_per_hour([LAST], {"last": 1}) is None
+    assert price_per_hour([], {}) is None
+    assert spent(Decimal("3.60"), 10) == Decimal("0.01")
+    assert spent(None, 10) == 0

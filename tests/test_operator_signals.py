@@ -1,0 +1,295 @@
+"""What nodes and pods say about a worker: the strings of every cloud, and what must not be taken for a notice."""
+
+from datetime import timedelta
+
+import pytest
+
+from bamboo_operator.cloud_marks import CONDITIONS, LABELS, TAINTS
+from bamboo_operator.signals import (
+    Kind,
+    node_gone,
+    node_signal,
+    pod_gone,
+    pod_signal,
+    worker_exit,
+    worker_signal,
+)
+from operator_kit import NOW, at, node, pod
+
+NTH = "aws-node-termination-handler/"
+DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"
+
+
+def condition(kind, reason, message="", status="True"):
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+NOTICES = [
+    (node(taints={NTH + "spot-itn": "e1"}), "AwsSpotInterruption", 120),
+    (node(taints={NTH + "scheduled-maintenance": "e1"}), "AwsScheduledMaintenance", 120),
+    (node(taints={NTH + "asg-lifecycle-termination": "e1"}), "AwsAsgTermination", 120),
+    (node(taints={NTH + "rebalance-recommendation": "e1"}), "AwsRebalanceRecommendation", 120),
+    (node(taints={NTH + "spot-itn": "e1"}, effect="PreferNoSchedule"), "AwsSpotInterruption", 120),
+    (node(taints={"karpenter.sh/disrupted": ""}), "KarpenterDisruption", 120),
+    (node(taints={"cloud.google.com/impending-node-termination": ""}), "GkeImpendingTermination", 30),
+    (node(labels={"cloud.google.com/active-node-maintenance": "ONGOING"}), "GkeMaintenance", 30),
+    (node(taints={"remediator.aks.microsoft.com/unschedulable": ""}), "AksAutoDrain", 30),
+    (node(taints={"cloudprovider.azure.microsoft.com/draining": "spot-eviction"}), "AzureSpotEviction", 30),
+    (node(taints={"ToBeDeletedByClusterAutoscaler": "1700000000"}), "ClusterAutoscalerScaleDown", 30),
+    (node(conditions=(condition("VMEventScheduled", "PreemptScheduled"),)), "AzurePreempt", 30),
+    (node(conditions=(condition("VMEventScheduled", "TerminateScheduled"),)), "AzureTerminate", 300),
+    (node(conditions=(condition("VMEventScheduled", "RedeployScheduled"),)), "AzureRedeploy", 600),
+    (node(conditions=(condition("VMEventScheduled", "RebootScheduled"),)), "AzureReboot", 900),
+    (node(conditions=(condition("PreemptionScheduled", "SpotEvictionIncoming"),)), "AzureSpotEviction", 30),
+    (
+        node(conditions=(condition("Ready", "KubeletNotReady", "node is shutting down", "False"),)),
+        "NodeShutdown",
+        15,
+    ),
+    (node(deleted=at(-3)), "NodeDeleting", 30),
+]
+
+LOST = [
+    (node(taints={"node.kubernetes.io/out-of-service": "nodeshutdown"}, effect="NoExecute"), "NodeOutOfService"),
+    (node(taints={"node.cloudprovider.kubernetes.io/shutdown": ""}), "NodeStopped"),
+    (node(taints={NTH + "spot-itn": "", "node.kubernetes.io/out-of-service": ""}), "NodeOutOfService"),
+]
+
+NOTHING = [
+    {},
+    {"metadata": {"name": "n1"}, "spec": {"unschedulable": True}},
+    node(),
+    *(
+        node(taints={key: ""}, effect=effect)
+        for key, effect in [
+            ("node.kubernetes.io/unschedulable", "NoSchedule"),
+            ("node.kubernetes.io/not-ready", "NoExecute"),
+            ("node.kubernetes.io/unreachable", "NoExecute"),
+            ("node.kubernetes.io/memory-pressure", "NoSchedule"),
+            ("node.kubernetes.io/disk-pressure", "NoSchedule"),
+            ("node.kubernetes.io/pid-pressure", "NoSchedule"),
+            ("node.kubernetes.io/network-unavailable", "NoSchedule"),
+            ("node.cloudprovider.kubernetes.io/uninitialized", "NoSchedule"),
+            ("DeletionCandidateOfClusterAutoscaler", "PreferNoSchedule"),
+            ("karpenter.sh/unregistered", "NoExecute"),
+            ("cloud.google.com/gke-spot", "NoSchedule"),
+            ("kubernetes.azure.com/scalesetpriority", "NoSchedule"),
+            ("startup-taint.cluster-autoscaler.kubernetes.io/x", "NoSchedule"),
+        ]
+    ),
+    node(conditions=(condition("Ready", "NodeStatusUnknown", "Kubelet stopped posting node status.", "Unknown"),)),
+    node(conditions=(condition("Ready", "KubeletNotReady", "container runtime is down", "False"),)),
+    node(conditions=(condition("MemoryPressure", "KubeletHasInsufficientMemory"),)),
+    node(conditions=(condition("VMEventScheduled", "FreezeScheduled"),)),
+    node(conditions=(condition("VMEventScheduled", "PreemptScheduled", status="False"),)),
+    node(labels={"cloud.google.com/active-node-maintenance": "NONE", "cloud.google.com/gke-spot": "true"}),
+    node(labels={NTH + "action-time": "1700000000"}),
+]
+
+
+@pytest.mark.parametrize(("given", "source", "seconds"), NOTICES)
+def test_a_node_that_will_go_gives_notice(given, source, seconds):
+    signal = node_signal(given, NOW)
+    assert (signal.kind, signal.source, signal.seconds) == (Kind.NOTICE, source, seconds)
+    assert signal.message.startswith("node n1 ")
+    assert signal.exit_code is None
+
+
+@pytest.mark.parametrize(("given", "source"), LOST)
+def test_a_node_that_is_gone_is_lost(given, source):
+    signal = node_signal(given, NOW)
+    assert (signal.kind, signal.source, signal.seconds) == (Kind.LOST, source, 0)
+
+
+@pytest.mark.parametrize("given", NOTHING)
+def test_what_is_no_signal(given):
+    assert node_signal(given, NOW) is None
+
+
+def test_every_mark_of_the_tables_is_tried():
+    tried = {source for _, source, _ in NOTICES} | {source for _, source in LOST}
+    assert {mark.source for table in (TAINTS, CONDITIONS, LABELS) for mark in table.values()} <= tried
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (node(annotations={DEADLINE: at(90)}), 90),
+        (node(annotations={DEADLINE: at(600)}, taints={"karpenter.sh/disrupted": ""}), 600),
+        (node(annotations={DEADLINE: at(600)}, labels={"karpenter.sh/capacity-type": "spot"}), 120),
+        (node(annotations={DEADLINE: at(40)}, labels={"karpenter.sh/capacity-type": "spot"}, deleted=at(-1)), 40),
+        (node(annotations={DEADLINE: at(-40)}), 5),
+        (node(annotations={DEADLINE: "soon"}, taints={"karpenter.sh/disrupted": ""}), 120),
+        (node(taints={NTH + "spot-itn": ""}, labels={NTH + "action-time": str(int(NOW.timestamp()) - 50)}), 70),
+        (node(taints={NTH + "spot-itn": ""}, labels={NTH + "action-time": "1000"}), 5),
+        (node(taints={NTH + "spot-itn": ""}, labels={NTH + "action-time": "?"}), 120),
+        (node(taints={NTH + "spot-itn": "", "cloud.google.com/impending-node-termination": ""}), 30),
+        (
+            node(
+                conditions=(
+                    condition(
+                        "VMEventScheduled",
+                        "TerminateScheduled",
+                        "Terminate Scheduled: Sun, 01 Mar 2026 12:04:00 GMT. EventId: 1",
+                    ),
+                )
+            ),
+            240,
+        ),
+        (
+            node(
+                conditions=(
+                    condition(
+                        "PreemptionScheduled",
+                        "SpotEvictionIncoming",
+                        "Preempt Scheduled: Sun, 01 Mar 2026 12:00:25 UTC. Duration: -1. EventId: 1",
+                    ),
+                )
+            ),
+            25,
+        ),
+        (node(conditions=(condition("VMEventScheduled", "PreemptScheduled", "Xxx, 99 Xxx 2026 12:00:25 UTC"),)), 30),
+    ],
+)
+def test_the_time_that_a_node_carries_counts(given, seconds):
+    signal = node_signal(given, NOW)
+    assert (signal.kind, signal.seconds) == (Kind.NOTICE, seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "seconds"),
+    [
+        (pod(deleted=at(12)), "PodDeleted", 12),
+        (pod(deleted=at(-12)), "PodDeleted", 0),
+        (pod(target="PreemptionByScheduler", target_at=at(-1)), "PreemptionByScheduler", 30),
+        (pod(target="DeletionByTaintManager", deleted=at(20)), "DeletionByTaintManager", 20),
+        (pod(target="EvictionByEvictionAPI", deleted=at(20)), "EvictionByEvictionAPI", 20),
+        (pod(target="TerminationByKubelet"), "TerminationByKubelet", 30),
+        (pod(phase="Pending", deleted=at(0)), "PodDeleted", 0),
+    ],
+)
+def test_a_pod_that_will_go_gives_notice(given, source, seconds):
+    signal = pod_signal(given, NOW)
+    assert (signal.kind, signal.source, signal.seconds) == (Kind.NOTICE, source, seconds)
+    assert signal.message.startswith("pod tiny-w3 ")
+
+
+def died(code, **more):
+    return {"exitCode": code, "reason": "Error", "finishedAt": at(-5), **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        (pod(phase="Failed", reason="NodeShutdown", ended=died(137)), "NodeShutdown"),
+        (pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to…"), "Terminated"),
+        (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), "Evicted"),
+        (pod(phase="Failed", reason="Preempting", ended=died(143)), "Preempting"),
+        (pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="Node didn't have enough"), "OutOfnvidia.com/gpu"),
+        (pod(phase="Failed"), "PodFailed"),
+        (pod(phase="Failed", target="TerminationByKubelet", target_at=at(-9), ended=died(1)), "TerminationByKubelet"),
+        (pod(phase="Succeeded", deleted=at(20), ended=died(0)), "PodDeleted"),
+        (pod(target="DeletionByPodGC", target_at=at(-1)), "DeletionByPodGC"),
+    ],
+)
+def test_a_pod_lost_to_a_disruption_has_no_exit_code(given, source):
+    signal = pod_signal(given, NOW)
+    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, source, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "code", "text"),
+    [
+        (pod(phase="Failed", ended=died(1)), "ContainerFailed", 1, "exited with code 1"),
+        (pod(ended=died(1)), "ContainerFailed", 1, "exited with code 1"),
+        (
+            pod(phase="Failed", ended=died(1, message="Traceback:\n  x\nValueError: bad\n")),
+            "ContainerFailed",
+            1,
+            "exited with code 1: ValueError: bad",
+        ),
+        (pod(phase="Succeeded", ended=died(0, message="bye")), "ContainerCompleted", 0, "exited with code 0"),
+        (
+            pod(phase="Failed", ended=died(137, reason="OOMKilled")),
+            "OOMKilled",
+            137,
+            "ran out of memory and was killed (OOMKilled, exit code 137)",
+        ),
+        (pod(phase="Failed", ended=died(137)), "ContainerFailed", 137, "was ended by SIGKILL (exit code 137)"),
+        (pod(phase="Failed", ended=died(1), deleted=at(25)), "PodDeleted", None, ""),
+        (pod(phase="Failed", ended=died(1), deleted=at(26)), "ContainerFailed", 1, "exited with code 1"),
+        (
+            pod(phase="Failed", ended=died(2), target="DeletionByTaintManager", target_at=at(-1)),
+            "ContainerFailed",
+            2,
+            "exited with code 2",
+        ),
+        (
+            pod(phase="Failed", reason="Evicted", message='Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'),
+            "Evicted",
+            137,
+            'failed with its pod: Evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".',
+        ),
+        (
+            pod(phase="Failed", init=died(3)),
+            "ContainerFailed",
+            3,
+            "could not start: init container prepare exited with code 3",
+        ),
+    ],
+)
+def test_a_worker_that_ends_by_itself_has_an_exit_code(given, source, code, text):
+    signal = pod_signal(given, NOW)
+    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, source, code)
+    if code is not None:
+        assert signal.message == text
+        assert worker_exit(given) == (code, text)
+
+
+@pytest.mark.parametrize("given", [{}, pod(), pod(phase="Pending"), pod(phase="Unknown"), {"status": None}])
+def test_a_pod_that_lives_says_nothing(given):
+    assert pod_signal(given, NOW) is None
+    assert worker_exit(given) is None
+
+
+def test_the_target_of_no_disruption_any_more():
+    given = pod(target="PreemptionByScheduler")
+    given["status"]["conditions"][1]["status"] = "False"
+    assert pod_signal(given, NOW) is None
+
+
+SPOT = node(taints={NTH + "spot-itn": "e1"})
+
+
+def test_pod_and_node_together():
+    assert worker_signal(pod(), None, NOW) is None
+    assert worker_signal(pod(), node(), NOW) is None
+    assert worker_signal(pod(), SPOT, NOW).source == "AwsSpotInterruption"
+    assert worker_signal(pod(deleted=at(12)), SPOT, NOW).source == "PodDeleted"
+    assert worker_signal(pod(deleted=at(12)), SPOT, NOW - timedelta(seconds=300)).seconds == 120
+    assert worker_signal(pod(deleted=at(12)), LOST[0][0], NOW).source == "NodeOutOfService"
+    failed = worker_signal(pod(phase="Failed", ended=died(1)), SPOT, NOW)
+    assert (failed.kind, failed.exit_code) == (Kind.LOST, 1)
+
+
+@pytest.mark.parametrize("code", [137, 143])
+def test_who_is_killed_while_the_node_goes_has_not_failed(code):
+    signal = worker_signal(pod(phase="Failed", ended=died(code)), SPOT, NOW)
+    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, "AwsSpotInterruption", None)
+
+
+def test_out_of_memory_is_a_failure_wherever_it_happens():
+    signal = worker_signal(pod(phase="Failed", ended=died(137, reason="OOMKilled")), SPOT, NOW)
+    assert (signal.source, signal.exit_code) == ("OOMKilled", 137)
+
+
+def test_deleted_objects():
+    assert (node_gone("n1").kind, node_gone("n1").source) == (Kind.LOST, "NodeDeleted")
+    assert (pod_gone("p").kind, pod_gone("p").source, pod_gone("p").exit_code) == (Kind.LOST, "PodDeleted", None)
+
+
+def test_the_answer_is_withdrawn_with_the_mark():
+    given = node(taints={"karpenter.sh/disrupted": ""})
+    assert node_signal(given, NOW) is not None
+    given["spec"]["taints"] = []
+    assert node_signal(given, NOW) is None

@@ -1,0 +1,211 @@
+"""What a user's pod template changes, what it changes in vain, and that nothing in it breaks the operator's part."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo import names
+from bamboo.manifest import parse_manifest
+from bamboo_operator.pods import OperatorSettings, template_problems, worker_pod
+from bamboo_operator.template import merge
+from operator_kit import META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
+
+
+def test_what_the_user_may_change():
+    pod = render(
+        image="mine:1",
+        template={
+            "spec": {
+                "securityContext": {"runAsUser": 1000, "fsGroup": 2000},
+                "terminationGracePeriodSeconds": 90,
+                "volumes": [{"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+                "containers": [
+                    {
+                        "name": "trainer",
+                        "image": "mine:2",
+                        "env": [{"name": "HOME", "value": "/h"}, {"name": "IP", "value": "$(POD_IP)"}],
+                        "securityContext": {"readOnlyRootFilesystem": False},
+                    }
+                ],
+            }
+        },
+    )
+    spec = pod["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "fsGroup": 2000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["terminationGracePeriodSeconds"] == 90
+    assert spec["volumes"][0] == {"name": "tmp", "emptyDir": {"medium": "Memory"}}
+    assert trainer(pod)["image"] == "mine:2"
+    assert [e["name"] for e in trainer(pod)["env"]] == [*OWN_ENV, "HOME", "USER", "IP"]
+    assert trainer(pod)["securityContext"]["allowPrivilegeEscalation"] is False
+    assert template_problems(job(worker={"template": TEMPLATE})) == []
+    kept = render(template=TEMPLATE)
+    assert (kept["spec"]["schedulerName"], kept["spec"]["priorityClassName"]) == ("volcano", "high")
+    assert [c["name"] for c in kept["spec"]["containers"]] == ["trainer", "side"]
+    assert [v["name"] for v in kept["spec"]["volumes"]] == ["tmp", "data", "bamboo-token"]
+
+
+def test_null_takes_a_default_away():
+    pod = render(template={"spec": {"securityContext": {"runAsUser": None}, "topologySpreadConstraints": None}})
+    assert "runAsUser" not in pod["spec"]["securityContext"]
+    assert "topologySpreadConstraints" not in pod["spec"]
+    check_pod(pod)
+    assert "runAsUser" not in render(settings=OperatorSettings(coordinator_url="ws://x", image="i", run_as_user=None))[
+        "spec"
+    ]["securityContext"]  # fmt: skip
+
+
+T = "worker.template"
+SPEC = f"{T}.spec"
+BY_OPERATOR = "ignored, it is set by the operator"
+TRAINER = f"{SPEC}.containers[trainer]"
+
+
+def own(**container):
+    return {"spec": {"containers": [{"name": "trainer", **container}]}}
+
+
+VAIN = [
+    ({"metadata": {"name": "x"}}, f"{T}.metadata.name: {BY_OPERATOR}"),
+    ({"metadata": {"ownerReferences": []}}, f"{T}.metadata.ownerReferences: {BY_OPERATOR}"),
+    ({"metadata": {"labels": {"bamboo.dev/job-uid": "x"}}}, f"{T}.metadata.labels.bamboo.dev/job-uid: {BY_OPERATOR}"),
+    (
+        {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}},
+        f"{T}.metadata.labels.kueue.x-k8s.io/queue-name: {BY_OPERATOR}",
+    ),
+    ({"spec": {"restartPolicy": "Always"}}, f"{SPEC}.restartPolicy: {BY_OPERATOR}"),
+    (
+        {"spec": {"volumes": [{"name": "bamboo-token", "emptyDir": {}}]}},
+        f"{SPEC}.volumes[bamboo-token]: {BY_OPERATOR}",
+    ),
+    *((own(env=[{"name": n, "value": "x"}]), f"{TRAINER}.env[{n}]: {BY_OPERATOR}") for n in OWN_ENV),
+    *(
+        (
+            own(volumeMounts=[{"name": "v", "mountPath": path}]),
+            f"{TRAINER}.volumeMounts[{path}]: {BY_OPERATOR}",
+        )
+        for path in ("/var/run/secrets/bamboo.dev", "/var/run/secrets", "/var/run/secrets/bamboo.dev/token", "/")
+    ),
+    ({"kind": "Pod"}, f"{T}.kind: ignored, it is no part of a pod template"),
+    ({"spec": 5}, f"{SPEC}: ignored, expected an object"),
+    ({"spec": {"containers": {"trainer": {}}}}, f"{SPEC}.containers: ignored, expected a list of objects"),
+    ({"spec": {"containers": ["trainer"]}}, f"{SPEC}.containers: ignored, expected a list of objects"),
+    ({"spec": {"containers": [{"image": "x"}]}}, f"{SPEC}.containers: ignored, expected every item to have a name"),
+    (own(env="x"), f"{SPEC}.containers[0].env: ignored, expected a list of objects"),
+    ({"spec": {"nodeSelector": "x"}}, f"{SPEC}.nodeSelector: ignored, expected an object"),
+    ({"spec": {"affinity": {"nodeAffinity": [1]}}}, f"{SPEC}.affinity.nodeAffinity: ignored, expected an object"),
+    ({"spec": {"tolerations": ["all"]}}, f"{SPEC}.tolerations: ignored, expected a list of objects"),
+    ({"metadata": {"labels": ["a"]}}, f"{T}.metadata.labels: ignored, expected an object"),
+    (
+        {"spec": {"nodeSelector": {"cloud.google.com/gke-spot": "false"}}},
+        f"{SPEC}.nodeSelector.cloud.google.com/gke-spot: ignored in node pool p, whose preset sets it to true",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "problem"), VAIN)
+def test_what_a_user_overrides_in_vain(template, problem):
+    gke = pool("GKE")
+    spec = {"queue": {"name": "q"}, "nodePools": [{"name": "p", "preset": "GKE"}]}
+    before = copy.deepcopy(template)
+    assert template_problems(job(**spec, worker={"template": template})) == [problem]
+    assert template == before
+    assert render(spec, where=gke, template=template) == render(spec, where=gke)
+
+
+NAMES = st.sampled_from(["trainer", "bamboo-token", "tmp", "BAMBOO_WORKER", "POD_IP", "a", "b"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | NAMES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["name", "env", "volumes", "volumeMounts", "mountPath", "value", "securityContext", "affinity", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)  # fmt: skip
+TEMPLATES = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": VALUES
+        | st.fixed_dictionaries({}, optional={"labels": VALUES, "annotations": VALUES, "name": VALUES}),
+        "spec": VALUES
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "containers": VALUES | st.lists(st.fixed_dictionaries({"name": NAMES}, optional={"env": VALUES})),
+                "volumes": VALUES | st.lists(st.fixed_dictionaries({"name": NAMES})),
+                "restartPolicy": VALUES,
+                "nodeSelector": VALUES,
+                "tolerations": VALUES,
+                "affinity": VALUES | st.fixed_dictionaries({"nodeAffinity": VALUES}),
+            },
+        ),
+    },
+)
+
+
+@given(TEMPLATES, st.sampled_from(POOLS))
+def test_no_template_breaks_what_the_operator_owns(template, where):
+    document = {"task": {"entrypoint": "m:build"}, "topology": {"stages": 2}}
+    training = {"steps": 10, "globalBatchSize": 8, "microBatchSize": 2}
+    spec = parse_manifest(
+        {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": "tiny"},
+            "spec": {**document, "training": training, "worker": {"template": template}},
+        }
+    )
+    pod, bare = worker_pod(spec, META, 3, where, SETTINGS), render(where=where)
+    assert all(isinstance(problem, str) and problem.startswith(T) for problem in template_problems(spec))
+    assert pod["metadata"]["name"] == "tiny-w3"
+    assert pod["metadata"]["ownerReferences"] == bare["metadata"]["ownerReferences"]
+    owned = {k: v for k, v in bare["metadata"]["labels"].items() if k.startswith("bamboo.dev/")}
+    assert owned.items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert [v for v in pod["spec"]["volumes"] if v["name"] == "bamboo-token"] == bare["spec"]["volumes"][-1:]
+    env = trainer(pod)["env"]
+    assert env[:4] == trainer(bare)["env"][:4]
+    assert not {e.get("name") for e in env[4:]} & set(OWN_ENV)
+    assert trainer(pod)["volumeMounts"][-1] == trainer(bare)["volumeMounts"][-1]
+    assert bare["spec"].get("nodeSelector", {}).items() <= pod["spec"].get("nodeSelector", {}).items()
+
+
+JSON = st.recursive(
+    st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcdef"), inner, max_size=4),
+    max_leaves=10,
+)
+MAPS = st.dictionaries(st.sampled_from("abcdef"), JSON, max_size=4)
+
+
+@given(MAPS, MAPS)
+def test_merging(base, override):
+    before = copy.deepcopy((base, override))
+    merged = merge(base, override)
+    assert (base, override) == before
+    assert merge(merged, override) == merged
+    assert merge(base, {}) == base
+    assert merge({}, override) == override
+    assert merged.keys() == base.keys() | override.keys()
+
+
+def test_merging_lists():
+    assert merge({"args": [1, 2]}, {"args": [3]}) == {"args": [3]}
+    assert merge({"env": [{"name": "a", "value": "1"}, {"name": "b"}]}, {"env": [{"name": "a", "valueFrom": {}}]}) == {
+        "env": [{"name": "a", "valueFrom": {}}, {"name": "b"}]
+    }
+    assert merge({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "b"}, {"name": "a", "y": 2}]}) == {
+        "containers": [{"name": "a", "x": 1, "y": 2}, {"name": "b"}]
+    }
