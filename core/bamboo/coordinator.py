@@ -32,6 +32,10 @@ from bamboo.spec import JobSpec
 from bamboo.state import State, Turn
 
 SAVE_SECONDS = 30.0
+CHANGEABLE = (  # in a running job, beside topology.pipelines
+    "suspend", "elastic", "redundancy", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
+    "active_deadline_seconds", "progress_deadline_seconds",
+)  # fmt: skip
 
 
 def initial(
@@ -94,13 +98,12 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
-    """Take over the number of pipelines, the redundancy and the standby workers; everything else is fixed by now."""
+    """Take over what may change; everything else is fixed by now."""
     old = turn.state.spec
     topology = replace(old.topology, pipelines=wanted.topology.pipelines)
-    new = replace(old, topology=topology, elastic=wanted.elastic, redundancy=wanted.redundancy, standby=wanted.standby)
+    new = replace(old, topology=topology, **{name: getattr(wanted, name) for name in CHANGEABLE})
     if wanted != new:
-        fixed = "only topology.pipelines, elastic, redundancy and standby may change while the job runs"
-        turn.do(Emit("ChangeRefused", fixed, True))
+        turn.do(Emit("ChangeRefused", "what else was edited is fixed while the job runs, and stays as it is", True))
     turn.set(spec=new)
 
 

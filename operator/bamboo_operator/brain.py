@@ -103,7 +103,7 @@ class Brain:
         return json.dumps({"epoch": plan.epoch, "pipelines": rows}, separators=(",", ":"))
 
     async def run(self) -> None:
-        """Until the job is over; or cancelled."""
+        """Until cancelled: who comes late to a job that is over is told so."""
         self._cluster.listen(self._job.key, self)
         self._doors.open(self._job.key, self._channels)
         try:
@@ -111,7 +111,7 @@ class Brain:
                 if (ended := worker_exit(pod)) is not None:
                     self._gone(name, ended[1], None)  # NB: before our time; if it was a failure, it has been judged
                 self.pod_seen(name)
-            while self.finish is None:
+            while True:
                 self._handle(await self._next())
         finally:
             self._cluster.forget(self._job.key)

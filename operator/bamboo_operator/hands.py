@@ -3,14 +3,15 @@
 import logging
 import time
 from collections import Counter, deque
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bamboo.events import Emit, WorkerState
 from bamboo.names import API_VERSION, KIND
 from bamboo.plan import WorkerId
-from bamboo.spec import NodePool
-from bamboo_operator.api import Api, ApiError
+from bamboo.spec import JobSpec, NodePool
+from bamboo_operator.api import API_ERRORS, Api, ApiError
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.pods import JobMeta, OperatorSettings, worker_name, worker_number, worker_pod, worker_pool
@@ -43,17 +44,28 @@ class Hands:
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
 
     async def work(self) -> None:
-        """One pass. Raises what is in API_ERRORS; what was not done is done in the next pass."""
+        """One pass. Raises the last of what is in API_ERRORS; what was not done is done in the next pass."""
         self._look()
-        await self._remove()
-        await self._make()
-        await self._move()
-        await self._revert()
+        failed: Exception | None = None
+        for part in (self._make, self._remove, self._move, self._revert):
+            try:
+                await part()
+            except API_ERRORS as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def edit(self, spec: JobSpec) -> None:
+        self._job = replace(self._job, spec=spec)
 
     def by_pool(self) -> Counter[str]:
         """Living workers' pods by the name of their pool."""
         pools = [worker_pool(pod) or "" for pod in self._living().values()]
         return Counter([*pools, *self._made.values()])
+
+    def paid_for(self) -> Counter[str]:
+        """The same, but only those that have a node."""
+        return Counter(worker_pool(p) or "" for p in self._living().values() if p["spec"].get("nodeName"))
 
     def _pods(self) -> dict[str, dict[str, Any]]:
         return self._cluster.pods(self._job.key, self._job.uid)

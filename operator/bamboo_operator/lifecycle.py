@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from bamboo.events import Outcome, Status
+from bamboo.events import Emit, Outcome, Status
 from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import API_VERSION, KIND
 from bamboo.spec import CleanPodPolicy, JobSpec
@@ -59,6 +59,7 @@ class Life:
         self._changed = asyncio.Event()
         self._written: dict[str, Any] = dict(body.get("status") or {})
         self._written_at = 0.0
+        self._refusal = ""
         self._facts = Facts(
             now=_now(), generation=0, spec=None, base=Base.of(self._written), selector=selector(self._meta)
         )
@@ -164,9 +165,9 @@ class Life:
     ) -> None:
         retry, paid_until = FIRST_RETRY, time.monotonic()
         while True:
-            self._hear(brain)
+            self._hear(brain, hands)
             now = time.monotonic()
-            per_hour = price_per_hour(job.spec.node_pools, hands.by_pool())
+            per_hour = price_per_hour(job.spec.node_pools, hands.paid_for())
             cost = self._facts.cost + spent(per_hour, now - paid_until)
             paid_until = now
             self._facts = replace(self._facts, pods=dict(hands.by_pool()), finish=brain.finish, cost=cost)
@@ -178,6 +179,7 @@ class Life:
                 retry, pause = FIRST_RETRY, PASS_SECONDS
             except API_ERRORS as error:
                 self._complain("bring the cluster up to date", error)
+                self._tell_refusal(brain, error)
                 retry, pause = min(2 * retry, LAST_RETRY), retry
             else:
                 if brain.finish is not None and not brain.story:
@@ -190,7 +192,7 @@ class Life:
                     await wake.wait()
             wake.clear()
 
-    def _hear(self, brain: Brain) -> None:
+    def _hear(self, brain: Brain, hands: Hands) -> None:
         """What the user has changed, and whether the job's time is up."""
         if self._changed.is_set():
             self._changed.clear()
@@ -206,6 +208,7 @@ class Life:
                 brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
             else:
                 brain.edit(spec)
+                hands.edit(spec)
         spec_now, started = self._facts.spec, _time(self._written.get("startTime"))
         limit = spec_now.active_deadline_seconds if spec_now else None
         if limit and started and brain.finish is None and _now() - started > timedelta(seconds=limit):
@@ -249,6 +252,12 @@ class Life:
 
     def _complain(self, what: str, error: BaseException) -> None:
         logger.warning("%s/%s: cannot %s: %s", *self.key, what, error or type(error).__name__)
+
+    def _tell_refusal(self, brain: Brain, error: BaseException) -> None:
+        """What the API server has against us, such as a quota, is for the user to know; once."""
+        if isinstance(error, ApiError) and error.message != self._refusal and error.status in (403, 422):
+            self._refusal = error.message
+            brain.story.append(Emit("ClusterRefuses", error.message, True))
 
     async def _wait_for_change(self) -> None:
         while not self._changed.is_set():

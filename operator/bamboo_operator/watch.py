@@ -14,6 +14,7 @@ from typing import Any
 import kopf
 
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo.spec import DEFAULT_MANAGER
 from bamboo_operator.doors import JobKey
 from bamboo_operator.lifecycle import Life, Tools
 
@@ -37,7 +38,8 @@ class Lives:
             del self._lives[key]
             known[1].cancel()
             known = None
-        if kind == "DELETED" or metadata.get("deletionTimestamp"):
+        manager = (body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER
+        if kind == "DELETED" or metadata.get("deletionTimestamp") or manager != DEFAULT_MANAGER:
             return
         if known:
             known[0].seen(body)

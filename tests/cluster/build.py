@@ -16,6 +16,7 @@ VERSION = "1.20.2"
 RECIPE = Path(__file__).with_name("kubernetes.sh")
 BUILD_TOOLS = ("bash", "apt-get", "dpkg-deb", "tar", "gzip")
 RUN_TOOLS = ("openssl", "setpriv", "unshare")
+FETCHED = "generating the OpenAPI"  # what the recipe says once it has all packages
 Report = Callable[[str], None]
 
 
@@ -81,16 +82,20 @@ def _run_recipe(folder: Path, lock: int, report: Report) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     tail: deque[str] = deque(maxlen=20)
+    fetched = False
     try:
         assert recipe.stdout is not None
         for line in recipe.stdout:
             tail.append(line.rstrip())
             report(tail[-1])
+            fetched = fetched or FETCHED in line
         code = recipe.wait()
     except BaseException:
         os.killpg(recipe.pid, signal.SIGKILL)
         recipe.wait()
         raise
+    if code and not fetched:
+        raise Unavailable(f"the test cluster is built from Debian's packages, and these cannot be had: {tail[-1] if tail else code}")
     if code:
         raise BuildFailed(f"building Kubernetes {VERSION} failed with exit code {code}:\n" + "\n".join(tail))
 
