@@ -95,7 +95,8 @@ def _run_recipe(folder: Path, lock: int, report: Report) -> None:
         recipe.wait()
         raise
     if code and not fetched:
-        raise Unavailable(f"the test cluster is built from Debian's packages, and these cannot be had: {tail[-1] if tail else code}")
+        why = tail[-1] if tail else f"exit code {code}"
+        raise Unavailable(f"the test cluster is built from Debian's packages, which cannot be had: {why}")
     if code:
         raise BuildFailed(f"building Kubernetes {VERSION} failed with exit code {code}:\n" + "\n".join(tail))
 
