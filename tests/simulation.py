@@ -76,7 +76,9 @@ class Job:
         faults: tuple[Fault, ...] = (),
         decide: Callable[["Job"], None] = lambda job: None,
         capacity: int = 1000,
+        device: str = "cpu",
     ) -> None:
+        self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
         self.task = load_task(self.spec.task.entrypoint, self.spec.task.config)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
@@ -190,7 +192,7 @@ class Job:
         engine = Engine(
             worker=name,
             steps=training.steps,
-            build=lambda stage, stages: Stage(self.task, stage, stages, config),
+            build=lambda stage, stages: Stage(self.task, stage, stages, config, self.device),
             transport=self.network.attach(name, events.append),
             tell=tell,
             observer=Watch(self),
