@@ -5,11 +5,13 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ENTER = Path(__file__).with_name("enter.sh")
+CHECKOUT = Path(__file__).parents[2]
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -59,7 +61,11 @@ async def start(
         assert scratch is not None
         scratch.mkdir(parents=True, exist_ok=True)
         root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-        triples = [text for m in mounts for text in (str(m.source), m.target, "ro" if m.read_only else "rw")]
+        triples = [
+            text
+            for m in (*mounts, *_uncovered(mounts))
+            for text in (str(m.source), m.target, "ro" if m.read_only else "rw")
+        ]
         unshare = ["unshare", *root, "--mount", "--propagation", "private"]
         command = [*unshare, "sh", str(ENTER), str(scratch), folder, *triples, "--", *command]
         folder = "/"
@@ -69,6 +75,13 @@ async def start(
             start_new_session=True,
         )  # fmt: skip
     return Child(process, log)
+
+
+def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
+    """The checkout and the interpreter, which stand for what is in the image, if a volume would hide them."""
+    kept = {Path(path).resolve() for path in (CHECKOUT, sys.prefix, sys.base_prefix)}
+    hidden = [path for path in kept if any(path.is_relative_to(m.target) for m in mounts if m.source != path)]
+    return [Mount(source=path, target=str(path)) for path in sorted(hidden)]
 
 
 async def stop(child: Child, seconds: float) -> None:
