@@ -50,49 +50,86 @@ def data():
 @pytest.fixture
 def reader(data):
     reader = Reader(small_task(dataset=data), CONFIG.samples)
+    data.may_go.set()
+    reader.batch(0, 9, 0)  # the first one is never read ahead
+    for event in (data.may_go, data.inside):
+        event.clear()
+    data.calls.clear()
     yield reader
     data.may_go.set()
     reader.close()
 
 
 def test_what_is_expected_is_read_before_it_is_asked_for(reader: Reader, data: Slow) -> None:
-    reader.expect(0, 1)
+    reader.expect(0, 0, 1)
     assert data.inside.wait(SECONDS), "nobody reads"
     data.may_go.set()
-    (inputs,), (targets,) = reader.batch(0, 1)
+    (inputs,), (targets,) = reader.batch(0, 0, 1)
     assert inputs.tolist() == list(CONFIG.samples(0, 1, 1000))
     assert torch.equal(targets, inputs + 1)
     assert len(data.calls) == 1
     assert data.calls[0][0].startswith("data-reader")
-    assert torch.equal(reader.batch(0, 1)[0][0], inputs), "asked again, it is read again"
+    assert torch.equal(reader.batch(0, 0, 1)[0][0], inputs), "asked again, it is read again"
     assert data.calls[1] == (threading.current_thread().name, data.calls[0][1])
 
 
 def test_the_dataset_is_called_by_one_thread_at_a_time(reader: Reader, data: Slow) -> None:
-    reader.expect(0, 0)
+    reader.expect(0, 0, 0)
     assert data.inside.wait(SECONDS)
     threading.Timer(0.05, data.may_go.set).start()
-    reader.batch(0, 2)
+    reader.batch(0, 0, 2)
     assert data.most_at_once == 1
+
+
+def test_each_stage_has_what_it_expected(reader: Reader, data: Slow) -> None:
+    data.may_go.set()
+    reader.expect(3, 0, 0)
+    one, other = reader.batch(0, 0, 0)[0][0], reader.batch(3, 0, 0)[0][0]
+    assert torch.equal(one, other)
+    assert one.data_ptr() != other.data_ptr()
+
+
+class Drawing(Slow):
+    """Its samples are a function of their numbers, but made with torch's generator."""
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        torch.manual_seed(indices[0])
+        noise = torch.rand(len(indices))
+        return (noise,), (noise,)
+
+
+def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> None:
+    data = Drawing()
+    reader = Reader(small_task(dataset=data), CONFIG.samples)
+    reader.expect(0, 0, 0)
+    expected = reader.batch(0, 0, 0)
+    reader.expect(0, 0, 0)
+    torch.manual_seed(7)
+    alone = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), alone)
+    assert reader._expected == {}
+    assert torch.equal(reader.batch(0, 0, 0)[0][0], expected[0][0])
+    reader.close()
 
 
 def test_an_error_is_raised_where_the_batch_is_asked_for(reader: Reader, data: Slow) -> None:
     data.broken = True
     data.may_go.set()
-    reader.expect(3, 0)
+    reader.expect(0, 3, 0)
     with pytest.raises(TaskError, match="OSError: the disk is gone"):
-        reader.batch(3, 0)
+        reader.batch(0, 3, 0)
 
 
 def test_what_is_never_asked_for_does_not_pile_up(reader: Reader, data: Slow) -> None:
     data.may_go.set()
     for step in range(20 * MOST_AHEAD):
-        reader.expect(step, 0)
+        reader.expect(0, step, 0)
     assert len(reader._expected) == MOST_AHEAD
 
 
 def test_close_does_not_wait_for_a_stuck_dataset(reader: Reader, data: Slow) -> None:
-    reader.expect(0, 0)
+    reader.expect(0, 0, 0)
     assert data.inside.wait(SECONDS)
     began = time.monotonic()
     reader.close()

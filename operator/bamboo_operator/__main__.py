@@ -11,7 +11,7 @@ from typing import Annotated
 import kopf
 import typer
 
-from bamboo.names import EXIT_FAILED, EXIT_USAGE
+from bamboo.names import EXIT_FAILED, EXIT_USAGE, METADATA_CHOICES
 from bamboo_operator.api import Api, credentials
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import Doors
@@ -83,6 +83,9 @@ def command(
         str, typer.Option(help="Trainer image of jobs that name none.", envvar="BAMBOO_TRAINER_IMAGE")
     ] = "bamboo-trainer",
     run_as_user: Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")] = 65532,
+    metadata: Annotated[
+        str, typer.Option(help=f"Cloud whose metadata endpoint workers watch: {', '.join(METADATA_CHOICES)}.")
+    ] = "off",
     key_file: Annotated[
         Path | None,
         typer.Option(
@@ -101,7 +104,10 @@ def command(
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise _wrong(f'--listen: expected ADDRESS:PORT, got "{listen}"')
-    workers = OperatorSettings(coordinator_url="", image=image, run_as_user=None if run_as_user < 0 else run_as_user)
+    if metadata not in METADATA_CHOICES:
+        raise _wrong(f'--metadata: expected one of {", ".join(METADATA_CHOICES)}, got "{metadata}"')
+    user = None if run_as_user < 0 else run_as_user
+    workers = OperatorSettings(coordinator_url="", image=image, run_as_user=user, metadata=metadata)
     arguments = {"host": host, "port": int(port), "url": url, "key": _key(key_file), "workers": workers}
     try:
         asyncio.run(_until_signal(namespaces=list(namespace or ()), **arguments))

@@ -32,12 +32,14 @@ class OperatorSettings:
     coordinator_url: what workers connect to, ws://HOST:PORT/PATH. image: for jobs that name none.
     run_as_user: a user that is not root; None leaves it to the image or the platform.
     service_account: None for the namespace's default one.
+    metadata: the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES.
     """
 
     coordinator_url: str
     image: str
     run_as_user: int | None = 65532
     service_account: str | None = None
+    metadata: str = "off"
 
 
 def worker_name(job: str, number: int) -> WorkerId:
@@ -148,12 +150,15 @@ def _spec(job: JobSpec, meta: JobMeta, settings: OperatorSettings) -> Json:
 
 
 def _container(job: JobSpec, settings: OperatorSettings) -> Json:
+    env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry
+    if settings.metadata != "off":
+        env[names.ENV_METADATA] = settings.metadata
     asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
     return {
         "name": names.TRAINER_CONTAINER,
         "image": job.worker.image or settings.image,
         "command": ["python", "-m", "bamboo_trainer"],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "USER", "value": "bamboo"}],  # the user has no entry
+        "env": [{"name": name, "value": value} for name, value in env.items()],
         "resources": {kind: {n: str(q) for n, q in values.items()} for kind, values in asked.items() if values},
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "terminationMessagePolicy": "FallbackToLogsOnError",

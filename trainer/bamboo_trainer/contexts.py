@@ -40,7 +40,7 @@ def saved_for_backward(holds: Holds) -> Iterator[list[Saved]]:
     def pack(tensor: Tensor) -> Tensor:
         if not holds(tensor):
             storage = tensor.untyped_storage()
-            saved.append(Saved(storage.data_ptr(), storage.nbytes(), tensor.nbytes, _is_cast(tensor, holds)))
+            saved.append(Saved(storage.data_ptr(), storage.nbytes(), tensor.nbytes, is_cast(tensor, holds)))
         return tensor.detach()  # NB: an output that its own graph holds would never be freed
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -68,7 +68,8 @@ def new_bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
     return total
 
 
-def _is_cast(tensor: Tensor, holds: Holds) -> bool:
+def is_cast(tensor: Tensor, holds: Holds) -> bool:
+    """Is it a parameter, cast to another type?"""
     whole = tensor if tensor._base is None else tensor._base
     made_by = whole.grad_fn
     if made_by is None or made_by.name() != "ToCopyBackward0":

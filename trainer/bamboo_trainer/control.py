@@ -32,7 +32,7 @@ PING_SECONDS = 5.0
 
 
 class Control:
-    """token, hello: called at every connection; a token may change with time. heartbeat: called for each one.
+    """token, hello: called at every connection; a token may not be there yet (OSError). heartbeat: called for each one.
 
     deliver: gets every message of the coordinator. All in this object's own thread; they must neither block nor raise.
     """
@@ -129,7 +129,7 @@ class Control:
                 timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
             ) as socket:
                 await socket.send_str(encode(self._hello()).decode())
-                await _until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
+                await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("no channel to the coordinator: %s", error)
         return heard
@@ -160,7 +160,7 @@ class Control:
             await socket.send_str(encode(self._heartbeat()).decode())
 
 
-async def _until_first(*parts: Coroutine[Any, Any, Any]) -> None:
+async def until_first(*parts: Coroutine[Any, Any, Any]) -> None:
     """Runs all until the first one ends; raises what that one raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

@@ -272,6 +272,7 @@ class Engine:
             self._waited(self.runs[cell], self.clock())
         self.observer.started(name, cell, step, 0)
         stage.apply(holding.reduced.pop(step), self.ledger.commits[step].norm)
+        stage.wait()
         self.observer.finished(name, cell, step, 0)
         self.meter.changed(self, step)
         self.shadows = {c: shadow for c, shadow in self.shadows.items() if c.stage != index}

@@ -1,8 +1,14 @@
-"""The task's data by step and microbatch, read ahead in the background while the worker computes."""
+"""The task's data by step and microbatch, read ahead in the background while the worker computes.
+
+Not if the dataset draws from torch's generator: the background would draw from the very one that layers draw from. The
+first batch, which is read in the foreground, shows whether it does.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
 
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.user_code import load_batch
@@ -10,6 +16,7 @@ from bamboo_trainer.user_code import load_batch
 MOST_AHEAD = 4  # batches; those that a change of plan has made useless go first
 
 Batch = tuple[Parts, Parts]  # inputs and targets
+Key = tuple[int, int, int]  # stage, step, microbatch
 
 
 class Reader:
@@ -19,21 +26,29 @@ class Reader:
         """samples: (step, microbatch, length of the dataset) -> which samples."""
         self._task, self._samples = task, samples
         self._calling = threading.Lock()
-        self._expected: dict[tuple[int, int], Future[Batch]] = {}
+        self._expected: dict[Key, Future[Batch]] = {}
+        self._draws: bool | None = None  # from torch's generator; None until the first batch
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
 
-    def batch(self, step: int, microbatch: int) -> Batch:
-        """Inputs and targets of that microbatch. Raises TaskError."""
-        expected = self._expected.pop((step, microbatch), None)
-        return expected.result() if expected else self._read(step, microbatch)
+    def batch(self, stage: int, step: int, microbatch: int) -> Batch:
+        """Inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
+        expected = self._expected.pop((stage, step, microbatch), None)
+        if expected:
+            return expected.result()
+        before = torch.get_rng_state() if self._draws is None else None
+        batch = self._read(step, microbatch)
+        if before is not None:
+            self._draws = not torch.equal(before, torch.get_rng_state())
+        return batch
 
-    def expect(self, step: int, microbatch: int) -> None:
-        """That one will be asked for soon. What goes wrong with it is raised when it is."""
-        if (step, microbatch) in self._expected:
+    def expect(self, stage: int, step: int, microbatch: int) -> None:
+        """The stage will ask for that one soon. What goes wrong with it is raised when it does."""
+        key = (stage, step, microbatch)
+        if self._draws is not False or key in self._expected:
             return
         while len(self._expected) >= MOST_AHEAD:
             self._expected.pop(next(iter(self._expected))).cancel()
-        self._expected[step, microbatch] = self._threads.submit(self._read, step, microbatch)
+        self._expected[key] = self._threads.submit(self._read, step, microbatch)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

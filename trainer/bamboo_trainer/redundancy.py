@@ -134,6 +134,7 @@ def _mirror(engine: "Engine", shadow: Shadow, stage: Stage) -> bool:
             engine.observer.started("RedundantBackward", shadow.cell, shadow.step, m)
             gradients = None if last or frame is None else frame.tensors
             shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
+            stage.wait()
             engine.observer.finished("RedundantBackward", shadow.cell, shadow.step, m)
             return True
     return False

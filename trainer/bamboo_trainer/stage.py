@@ -16,7 +16,7 @@ from torch import Tensor
 from bamboo_trainer import snapshot
 from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
 from bamboo_trainer.checkpointing import checkpointed_layers, recomputing
-from bamboo_trainer.contexts import ContextSize, context_size, new_bytes, saved_for_backward
+from bamboo_trainer.contexts import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
 from bamboo_trainer.data import microbatch_samples
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.optimizing import ScheduledOptimizer
@@ -180,7 +180,7 @@ class Stage:
         index, f = forwarding.layer, forwarding
         once = partial(self._call, index, forward_seed(self._config.seed, f.step, f.microbatch, index))
         call = recomputing(once) if index in self._checkpointed else once
-        with torch.enable_grad(), contexts_on_host(self._parameters.holds) if f.on_host else nullcontext():
+        with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
             f.parts = run_layer(self._layers[index], index, f.parts, call)
             f.layer += 1
             if f.done and self.last:
@@ -201,6 +201,10 @@ class Stage:
             return ()
         return tuple(p.detach() for p in forwarding.parts)
 
+    def _stays(self, tensor: Tensor) -> bool:
+        """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
+        return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
+
     def wait(self) -> None:
         """Until what was started on the device is done."""
         wait_for(self._device)
@@ -209,6 +213,7 @@ class Stage:
         """Keep the optimizer's state in host memory, but for the steps; or no more."""
         if parked and not self._parked:
             self._optimizer_state.park()
+            self.wait()  # the copies are under way
         elif self._parked and not parked:
             self._optimizer_state.fetch(self._device)
         self._parked = parked
@@ -216,10 +221,10 @@ class Stage:
     def expect(self, step: int, microbatch: int) -> None:
         """The forward of that microbatch comes soon: if it needs data, they are read in the background."""
         if self._stage == 0 or self.last:
-            self._reader.expect(step, microbatch)
+            self._reader.expect(self._stage, step, microbatch)
 
     def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
-        inputs, targets = self._reader.batch(step, microbatch)
+        inputs, targets = self._reader.batch(self._stage, step, microbatch)
         return tuple(p.to(self._device) for p in inputs), tuple(p.to(self._device) for p in targets)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
@@ -288,6 +293,7 @@ class Stage:
         self._optimizer.step(self.version)
         if self._parked:
             self._optimizer_state.park()
+            self.wait()
         self._parameters.unbind()
         forget_casts()
         if self.version == 0:

@@ -11,7 +11,11 @@ Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor 
 
 
 class Dataset(Protocol):
-    """Samples by number. The same number always gives the same sample."""
+    """Samples by number. The same number always gives the same sample.
+
+    It is called by a thread of its own, one call at a time; not if its first batch draws from torch's global generator,
+    which a dataset must do always or never.
+    """
 
     def __len__(self) -> int: ...
 

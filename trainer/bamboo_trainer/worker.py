@@ -1,12 +1,14 @@
 """One worker: the control channel, the transport and the engine put together, in one process."""
 
 import logging
+import math
 import os
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +40,8 @@ from bamboo.spec import JobSpec, Placement
 from bamboo_trainer.control import Control
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.metadata import LEAST_SECONDS, Notice, Wanted
+from bamboo_trainer.metadata_watch import Watcher
 from bamboo_trainer.placement import DeviceError, choose_device, use
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
@@ -95,7 +99,8 @@ class Worker:
         self.task: Task | None = None
         self.spec: JobSpec | None = None
         self.reader: Reader | None = None
-        self.notified = False
+        self.terminated = False  # by a first SIGTERM
+        self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
@@ -162,7 +167,8 @@ class Worker:
                     self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
             case Save():
                 self.to_save.append(message)
-            case NoticeReceived():
+            case NoticeReceived(seconds=seconds):
+                self.leave_by = min(self.leave_by, time.monotonic() + seconds)
                 self.control.send(message)
             case Stop():
                 self.control.send(Bye())
@@ -174,8 +180,8 @@ class Worker:
     def _begin(self, manifest: dict[str, object], secret: str) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
             self.control.send(WorkerReady())
-            if self.notified:
-                self.control.send(NOTICE)
+            if self.leave_by < math.inf:
+                self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
             self.engine.report()
             return
         spec = self.spec = parse_manifest(manifest)
@@ -229,11 +235,23 @@ class Worker:
         return Heartbeat(step=self.engine.step, doing=self.doing, memory=memory)
 
     def _on_term(self, *_: object) -> None:
-        """SIGTERM is a notice; a second one ends the worker at once."""
-        if self.notified:
+        """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""
+        if self.terminated:
             os._exit(128 + signal.SIGTERM)
-        self.notified = True
+        self.terminated = True
         self.inbox.put(NOTICE)
+
+    def notice(self, notice: Notice) -> None:
+        """From any thread. What several notices mean is for the coordinator to decide."""
+        self.inbox.put(NoticeReceived(seconds=notice.seconds))
+
+
+def _read_token(path: Path) -> str:
+    """Raises OSError, also while the file is being written."""
+    token = path.read_bytes().decode(errors="replace").strip()
+    if not token.isascii() or not token:
+        raise OSError(f"there is no token in {path}")
+    return token
 
 
 NOTICE = NoticeReceived(seconds=NOTICE_SECONDS)
@@ -247,13 +265,25 @@ def main(
     trace: str | None = None,
     observer: ClosingObserver | None = None,
     host: str = "127.0.0.1",
+    metadata: Wanted | None = None,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
     token: or the file that always holds the newest one. host: this machine's address, for the other workers.
+    metadata: the cloud's endpoint that is watched for notices, if any.
     """
     torch.set_num_threads(1)
     if observer is None:
         observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
-    newest = (lambda: token.read_text().strip()) if isinstance(token, Path) else (lambda: token)
-    return Worker(worker, url, newest, zone, observer, host).run()
+    newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
+    agent = Worker(worker, url, newest, zone, observer, host)
+    if metadata is None:
+        return agent.run()
+    watcher = Watcher(metadata, agent.notice)
+    watcher.start()
+    code = None
+    try:
+        code = agent.run()
+    finally:
+        watcher.close(left=code == EXIT_DRAINED)
+    return code

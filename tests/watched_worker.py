@@ -1,0 +1,24 @@
+"""A worker that watches a metadata endpoint of its own: the address in the environment, and its name as the path."""
+
+import os
+
+from bamboo_trainer import worker
+from bamboo_trainer.metadata import Cloud, Wanted
+
+ENVIRONMENT = "BAMBOO_TEST_METADATA"
+
+
+class Unobserved:
+    def started(self, *_: object) -> None: ...
+
+    def finished(self, *_: object) -> None: ...
+
+    def event(self, name: str, **facts: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def main(**arguments: str) -> int:
+    url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
+    arguments.pop("trace", None)
+    return worker.main(**arguments, metadata=Wanted(cloud=Cloud.GCP, url=url))
