@@ -183,11 +183,11 @@ def test_an_operators_restart_changes_next_to_nothing(status):
 
 
 def test_counters_grow_over_a_restart():
-    before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3), restarts=1, cost=Decimal(2), spec=POOLED)
+    before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED)
     base = Base.of(before)
     assert base == Base(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
-        said(takeovers=(takeover(1, "w5"),), preemptions=1), before, base=base, restarts=2, cost=Decimal("0.5"),
+        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2), before, base=base, cost=Decimal("0.5"),
         now=NOW + timedelta(seconds=9), spec=POOLED,
     )  # fmt: skip
     assert (after["preemptions"], after["takeovers"], after["restarts"], after["restores"]) == (4, 3, 3, 0)
@@ -296,7 +296,6 @@ FACTS = st.builds(
     generation=st.integers(1, 3),
     problems=st.sampled_from([(), ("a",)]),
     warnings=st.sampled_from([(), ("a",)]),
-    restarts=st.integers(0, 2),
     pods=st.dictionaries(st.sampled_from(["spot", "fallback"]), st.integers(0, 3)),
     cost=st.decimals(0, 1000, places=3),
     finish=st.sampled_from([None, None, None, DONE, FAILED, INTERRUPTED]),

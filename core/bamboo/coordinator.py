@@ -77,8 +77,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             channel_closed(turn, worker)
         case WorkerLost(worker, detail, exit_code):
             lost(turn, worker, detail, exit_code)
-        case Notice(worker, seconds):
-            notice(turn, worker, seconds)
+        case Notice(worker, seconds, wanted):
+            notice(turn, worker, seconds, wanted)
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
         case SpecChanged(spec):

@@ -42,10 +42,11 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The worker will be taken away in that many seconds."""
+    """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more."""
 
     worker: WorkerId
     seconds: float
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +189,4 @@ class Status:
     digests: tuple[str, ...]  # of each stage's final state, once known
     memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
+    restarts: int = 0  # failures that counted towards the limit

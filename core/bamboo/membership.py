@@ -52,8 +52,8 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
 def _found(turn: Turn, plan: Plan) -> None:
     """A worker brings a plan that this coordinator does not know: it has been restarted itself."""
     old = turn.state.plan
-    if turn.state.phase == "Pending":
-        turn.enter("Recovering")
+    if turn.state.phase == "Pending" or old is None:
+        turn.enter("Recovering")  # the others' time begins with the first that returns
     if old is None or plan.epoch > old.epoch:
         kept = {
             (cell, w)
@@ -70,9 +70,6 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         return
     if worker not in state.workers:
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        if exit_code is not None and exit_code > 0 and state.plan is None:
-            turn.finish(Outcome.FAILED, "WorkerStartFailed", f"{worker} ended before it joined: {detail}")
-            return
         turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True))
         _judge(turn, worker, detail, exit_code)
         return
@@ -86,7 +83,7 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         signs={**state.signs, worker: min(signs)},
         links={pair: since for pair, since in state.links.items() if worker not in pair},
         applied=state.applied - {worker},
-        preemptions=state.preemptions + (record.notice_until is None),
+        preemptions=state.preemptions + (record.notice_until is None and not (exit_code and exit_code > 0)),
         profiling=None if state.profiling == worker else state.profiling,
     )
     if record.notice_until is None or had_part:
@@ -111,18 +108,23 @@ def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> 
         turn.finish(Outcome.FAILED, "FailurePolicy", f"{worker} {detail}, and rule {rule.name} ends the job")
         return
     failures = (*turn.state.failures, f"{worker} {detail}")
-    turn.set(failures=failures)
+    turn.set(failures=failures, restarts=turn.state.restarts + 1)
     if len(failures) > policy.backoff_limit:
         message = f"{len(failures)} workers ended by themselves and no step was committed in between; {failures[-1]}"
         turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
 
 
-def notice(turn: Turn, worker: WorkerId, seconds: float) -> None:
-    """The worker will be taken away in that many seconds."""
-    record = turn.state.workers.get(worker)
-    if record is None or record.notice_until is not None:
+def notice(turn: Turn, worker: WorkerId, seconds: float, wanted: bool = False) -> None:
+    """The worker will be taken away in that many seconds; a later notice can only shorten that."""
+    record, until = turn.state.workers.get(worker), turn.now + seconds
+    if record is None or (record.notice_until is not None and record.notice_until <= until):
         return
-    turn.worker(worker, notice_until=turn.now + seconds, notice_seconds=seconds)
+    turn.worker(worker, notice_until=until, notice_seconds=seconds)
+    if record.notice_until is not None:
+        return
+    if wanted:
+        turn.do(Emit("GivenBack", f"{worker} is not needed any more"))
+        return
     turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
 

@@ -21,11 +21,17 @@ ENV_COORDINATOR = "BAMBOO_COORDINATOR"
 ENV_TOKEN_FILE = "BAMBOO_TOKEN_FILE"  # noqa: S105 - the variable's name, not a secret
 ENV_HOST = "POD_IP"
 ENV_ZONE = "BAMBOO_ZONE"
+ENV_METADATA = "BAMBOO_METADATA"  # whose metadata endpoint the worker watches for notices
+ENV_METADATA_URL = "BAMBOO_METADATA_URL"
+ENV_METADATA_REBALANCE = "BAMBOO_METADATA_REBALANCE"
+ENV_METADATA_ACKNOWLEDGE = "BAMBOO_METADATA_ACKNOWLEDGE"
+METADATA_CHOICES = ("off", "auto", "aws", "gcp", "azure")
 
 HEARTBEAT_SECONDS = 0.2
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
-RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the workers of the newest plan
+RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the others, once one has come back
+ALONE_SECONDS = 300.0  # and that long for the first one, if there are any that live
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
 TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tokens

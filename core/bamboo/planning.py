@@ -7,7 +7,7 @@ from bamboo import protocol
 from bamboo.elastic import desired_pipelines, resize, settle
 from bamboo.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.grid import initial_plan, split_layers
-from bamboo.names import RECOVERY_SECONDS
+from bamboo.names import ALONE_SECONDS, RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
 from bamboo.state import Recovery, State, Turn, Worker
@@ -73,22 +73,26 @@ def _recovered(turn: Turn) -> bool:
     state, plan = turn.state, turn.state.plan
     waited = turn.now - state.phase_since >= RECOVERY_SECONDS
     if plan is None:
-        if waited:
-            message = f"no worker of the job came back within {RECOVERY_SECONDS:g} s"
+        patience = ALONE_SECONDS if state.requested else RECOVERY_SECONDS  # NB: pods that live will find the way back
+        if turn.now - state.phase_since >= patience:
+            message = f"no worker of the job came back within {patience:g} s"
             turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
         return False
     missing = plan.worker_ids() - state.ready.keys()
-    if missing and not waited:
+    if missing - state.gone and not waited:
         return False
+    absent = plan.worker_ids() - state.workers.keys() - state.gone
     strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
     for worker in strangers:
         turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
     turn.set(
-        gone=state.gone | strangers | (plan.worker_ids() - state.workers.keys()),
+        gone=state.gone | strangers | absent,
         workers={w: r for w, r in state.workers.items() if w not in strangers},
+        requested=max(0, state.requested - len(absent)),
         last_progress=turn.now,
     )
     turn.enter("Running")
+    turn.do(*(RemoveWorker(w) for w in sorted(absent)))
     turn.do(Emit("Recovered", f"epoch {plan.epoch} goes on with {len(turn.state.workers)} worker(s)"))
     if not missing:  # else a plan without them follows at once
         newest = protocol.SendPlan(plan=plan)

@@ -28,6 +28,10 @@ class Unauthorized(Exception):
     """This caller is not that worker. The text is told to the caller."""
 
 
+class Unavailable(Exception):
+    """Who the caller is cannot be said at the moment; it may try again."""
+
+
 Authenticate = Callable[[web.Request, WorkerId], Awaitable[None]]
 
 
@@ -58,7 +62,7 @@ class _Channel:
 class Channels:
     """Those of one job's workers. Calls `on_event` in the loop that serves the requests.
 
-    authenticate: raises Unauthorized for a caller that must go away; anything else it raises means "try later".
+    authenticate: raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
     heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
     """
 
@@ -71,9 +75,11 @@ class Channels:
         self._channels: dict[WorkerId, _Channel] = {}
         self._sockets: set[web.WebSocketResponse] = set()
         self._closing: set[asyncio.Task[bool]] = set()
+        self._closed = False
 
     async def close(self) -> None:
         """Closes every channel; no event is told any more."""
+        self._closed = True
         self._channels.clear()
         sockets = list(self._sockets)
         if sockets:
@@ -95,6 +101,9 @@ class Channels:
         """Serves one worker's connection until it ends."""
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
+        if self._closed:
+            await socket.close(code=WSCloseCode.GOING_AWAY)
+            return socket
         self._sockets.add(socket)
         try:
             if (hello := await self._greet(request, socket)) is not None:
@@ -127,6 +136,10 @@ class Channels:
             await self._authenticate(request, hello.worker)
         except Unauthorized as error:
             await self._refuse(socket, hello, "Unauthorized", str(error))
+            return None
+        except Unavailable as error:
+            logger.warning("cannot check who %s is: %s", hello.worker, error, extra={"worker": hello.worker})
+            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
             return None
         except Exception:
             logger.exception("cannot check who %s is", hello.worker)

@@ -79,6 +79,7 @@ class State:
     step_seconds: tuple[float, ...] = ()
     last_progress: float = 0.0
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
+    restarts: int = 0  # all such failures
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0

@@ -32,6 +32,7 @@ def status(state: State, now: float) -> Status:
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
+        restarts=state.restarts,
     )
 
 

@@ -63,6 +63,12 @@ class Api:
     async def read_pod(self, namespace: str, name: str) -> Object:
         return await self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
 
+    async def list_pods(self, namespace: str, selector: str) -> list[Object]:
+        """As they are now: not from a cache of the API server."""
+        found = await self._call("GET", f"/api/v1/namespaces/{namespace}/pods", query={"labelSelector": selector})
+        items = found.get("items")
+        return items if isinstance(items, list) else []
+
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
         """That very pod; also if it is gone already."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
@@ -74,13 +80,14 @@ class Api:
             if error.status not in (404, 409):
                 raise
 
-    async def write_status(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
-        """Merged into the BambooJob's status; a field that is None is removed. Ignored if the job is gone."""
+    async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
+        """Merged into that very BambooJob's status; a field that is None is removed. Ignored if the job is gone."""
         place = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
+        body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
-            await self._call("PATCH", place, {"status": dict(status)}, kind="application/merge-patch+json")
+            await self._call("PATCH", place, body, kind="application/merge-patch+json")
         except ApiError as error:
-            if error.status != 404:
+            if error.status not in (404, 409):
                 raise
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:

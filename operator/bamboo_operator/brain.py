@@ -44,9 +44,9 @@ from bamboo.spec import JobSpec
 from bamboo.state import State
 from bamboo.status import status
 from bamboo_operator.api import Api
-from bamboo_operator.cluster import Cluster
+from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.doors import Doors, JobKey, pod_check
-from bamboo_operator.signals import Kind, node_gone, pod_gone, worker_exit, worker_signal
+from bamboo_operator.signals import LEAST_SECONDS, Kind, Signal, node_gone, pod_gone, worker_signal
 
 logger = logging.getLogger(__name__)
 
@@ -72,15 +72,18 @@ class Brain:
     ) -> None:
         self._job, self._cluster, self._doors, self._wake = job, cluster, doors, wake
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._noticed: set[WorkerId] = set()
-        self._lost: set[WorkerId] = set()
+        self._noticed: dict[WorkerId, float] = {}  # when they will be gone
+        pods = self._pods()
+        # NB: if one failed, that was judged before our time
+        self._lost: set[WorkerId] = {name for name, pod in pods.items() if _is_lost(pod)}
+        self._farewells: list[Send] = []  # until the end of the job is written down
+        self._dismissed = False
         self._ticked = time.monotonic()
         self.adding = 0  # pods that are wanted and not made yet
         self.removing: dict[WorkerId, float] = {}  # since when
         self.story: deque[Emit] = deque(maxlen=1000)  # not posted yet
         self.finish: Finish | None = None
-        self._channels = Channels(self._events.put_nowait, pod_check(job.key, api, self._living))
-        waiting = [name for name, pod in self._pods().items() if worker_signal(pod, None, _now()) is None]
+        self._channels = Channels(self._events.put_nowait, pod_check(job.key, api, self._uid_of))
         state = coordinator.initial(
             job.spec,
             job.manifest,
@@ -89,7 +92,7 @@ class Brain:
             now=time.monotonic(),
             resumed=job.resumed,
         )
-        self.state: State = replace(state, requested=len(waiting))
+        self.state: State = replace(state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
 
     def status(self) -> Status:
         return status(self.state, time.monotonic())
@@ -107,9 +110,7 @@ class Brain:
         self._cluster.listen(self._job.key, self)
         self._doors.open(self._job.key, self._channels)
         try:
-            for name, pod in self._pods().items():
-                if (ended := worker_exit(pod)) is not None:
-                    self._gone(name, ended[1], None)  # NB: before our time; if it was a failure, it has been judged
+            for name in self._pods():
                 self.pod_seen(name)
             while True:
                 self._handle(await self._next())
@@ -125,10 +126,20 @@ class Brain:
 
     def give_back(self, worker: WorkerId, seconds: float) -> None:
         """The worker is to leave as soon as it can be spared."""
-        self._events.put_nowait(Notice(worker, seconds))
+        self._events.put_nowait(Notice(worker, seconds, wanted=True))
 
     def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
         self._events.put_nowait(Interrupted(outcome, reason, message))
+
+    def dismiss(self) -> None:
+        """The end of the job is written down: its workers may go, and whoever comes late is told so.
+
+        Before that they stay. An operator that dies in between finds them, and hears the same from them.
+        """
+        self._dismissed = True
+        for farewell in self._farewells:
+            self._channels.send(farewell.worker, farewell.message)
+        self._farewells.clear()
 
     # what the cluster says
 
@@ -138,21 +149,34 @@ class Brain:
             return
         signal = worker_signal(pod, self._cluster.node_of(pod), _now())
         if signal is None:
-            if name in self._noticed:
-                self._noticed.discard(name)
+            if self._noticed.pop(name, None) is not None:
                 self._events.put_nowait(NoticeWithdrawn(name))
         elif signal.kind is Kind.LOST:
             self._gone(name, signal.message, signal.exit_code)
-        elif name not in self._noticed:
-            self._noticed.add(name)
-            self.story.append(Emit(signal.source, f"{name}: {signal.message}", True))
-            self._events.put_nowait(Notice(name, signal.seconds))
+        else:
+            self._notice(name, signal)
 
-    def pod_gone(self, name: str) -> None:
-        self._gone(name, pod_gone(name).message, None)
+    def _notice(self, name: WorkerId, signal: Signal) -> None:
+        """Tell of a notice if it is new, or shorter than was said before."""
+        deadline, before = time.monotonic() + signal.seconds, self._noticed.get(name)
+        if before is None:
+            self.story.append(Emit(signal.source, f"{name}: {signal.message}", True))
+        elif deadline > before - 1:
+            return
+        self._noticed[name] = deadline
+        self._events.put_nowait(Notice(name, signal.seconds))
+
+    def pod_gone(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        if owner_uid(pod) == self._job.uid:
+            self._gone(name, pod_gone(name).message, None)
 
     def node_gone(self, pod: str, node: str) -> None:
-        self._gone(pod, node_gone(node).message, None)
+        if pod in self._pods():
+            self._gone(pod, node_gone(node).message, None)
+
+    def is_lost(self, worker: WorkerId) -> bool:
+        return worker in self._lost
 
     def _gone(self, worker: WorkerId, detail: str, exit_code: int | None) -> None:
         if worker not in self._lost:
@@ -160,9 +184,11 @@ class Brain:
             self._events.put_nowait(WorkerLost(worker, detail, exit_code))
             self._wake()
 
-    def _living(self, worker: WorkerId) -> str | None:
+    def _uid_of(self, worker: WorkerId) -> str | None:
+        if worker in self._lost:
+            return ""
         pod = self._pods().get(worker)
-        return pod["metadata"].get("uid") if pod and worker not in self._lost else None
+        return str(pod["metadata"].get("uid")) if pod else None
 
     def _pods(self) -> dict[str, dict[str, Any]]:
         return self._cluster.pods(self._job.key, self._job.uid)
@@ -185,10 +211,19 @@ class Brain:
         if isinstance(event, WorkerJoined):
             event = WorkerJoined(self._placed(event.hello))
         self.state, commands = coordinator.step(self.state, event, time.monotonic())
+        self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         for command in commands:
             self._execute(command)
+        if isinstance(event, WorkerJoined):
+            self._remind(event.hello.worker)
         if commands:
             self._wake()
+
+    def _remind(self, worker: WorkerId) -> None:
+        """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
+        record = self.state.workers.get(worker)
+        if record is not None and record.notice_until is None and (until := self._noticed.get(worker)) is not None:
+            self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - time.monotonic())))
 
     def _placed(self, hello: Hello) -> Hello:
         """With the zone of the worker's node: the worker itself does not know it."""
@@ -200,7 +235,10 @@ class Brain:
     def _execute(self, command: Command) -> None:
         match command:
             case Send(worker, message):
-                self._channels.send(worker, message)
+                if self.finish is not None and not self._dismissed:
+                    self._farewells.append(command)
+                else:
+                    self._channels.send(worker, message)
             case AddWorkers(count):
                 self.adding += count
             case RemoveWorker(worker):
@@ -210,7 +248,12 @@ class Brain:
                 level = logging.WARNING if warning else logging.INFO
                 logger.log(level, "%s/%s: %s: %s", *self._job.key, reason, message)
             case Finish():
-                self.finish = command
+                pass  # see _handle: what is sent with it has to wait
+
+
+def _is_lost(pod: dict[str, Any]) -> bool:
+    signal = worker_signal(pod, None, _now())
+    return signal is not None and signal.kind is Kind.LOST
 
 
 def _now() -> datetime:

@@ -15,7 +15,7 @@ class Listener(Protocol):
 
     def pod_seen(self, name: str) -> None: ...
 
-    def pod_gone(self, name: str) -> None: ...
+    def pod_gone(self, pod: Object) -> None: ...
 
     def node_gone(self, pod: str, node: str) -> None: ...
 
@@ -37,7 +37,7 @@ class Cluster:
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
         """Of that very job, not of one that had the name before; by name."""
-        return {name: pod for name, pod in self._pods[job].items() if owner_uid(pod) == uid}
+        return {name: pod for name, pod in self._pods.get(job, {}).items() if owner_uid(pod) == uid}
 
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
@@ -47,16 +47,20 @@ class Cluster:
         job, name = _job_of(pod), pod["metadata"]["name"]
         if job is None:
             return
-        before = self._pods[job].get(name)
+        before = self._pods.get(job, {}).get(name)
+        if kind == "DELETED" and (before is None or before["metadata"].get("uid") != pod["metadata"].get("uid")):
+            return  # a later pod of that name has come already
         if before is not None and (node := before["spec"].get("nodeName")):
             self._placed[node].discard((job, name))
+            if not self._placed[node]:
+                del self._placed[node]
         listener = self._listeners.get(job)
         if kind == "DELETED":
-            self._pods[job].pop(name, None)
+            del self._pods[job][name]
             if not self._pods[job]:
                 del self._pods[job]
-            if listener:
-                listener.pod_gone(name)
+            if listener and before is not None:
+                listener.pod_gone(before)
             return
         kept = self._pods[job][name] = _trimmed_pod(pod)
         if node := kept["spec"].get("nodeName"):
@@ -67,6 +71,9 @@ class Cluster:
     def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
         name = node["metadata"]["name"]
         if kind == "DELETED":
+            known = self.nodes.get(name)
+            if known is not None and known["metadata"].get("uid") != node["metadata"].get("uid"):
+                return  # a new node has that name
             self.nodes.pop(name, None)
             for listener, pod in self._listening(name):
                 listener.node_gone(pod, name)

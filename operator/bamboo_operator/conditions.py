@@ -37,7 +37,7 @@ def job_status(status: Status | None, previous: Json, facts: Facts) -> dict[str,
         "checkpoint": facts.checkpoint or previous.get("checkpoint"),
         "cost": _cost(scene),
         "digests": list(status.digests) if status and status.digests else previous.get("digests"),
-        "plan": facts.plan or previous.get("plan"),
+        "plan": None if facts.suspended else facts.plan or previous.get("plan"),
         "selector": facts.selector or previous.get("selector"),
     }
     return {key: value for key, value in new.items() if value is not None}
@@ -57,7 +57,7 @@ def _lasting(status: Json) -> Json:
 
 def _informed(status: Status | None) -> Status | None:
     """NB: a coordinator that has just been restarted knows no plan, and counts nobody, though all are at work."""
-    return None if status and status.phase == "Recovering" and not status.grid else status
+    return None if status and status.phase == "Recovering" else status
 
 
 def _conditions(found: Mapping[str, Verdict], previous: Json, facts: Facts) -> list[Json]:
@@ -112,7 +112,7 @@ def _counters(status: Status | None, previous: Json, facts: Facts) -> Json:
         "preemptions": base.preemptions + (status.preemptions if status else 0),
         "takeovers": base.takeovers + (len(status.takeovers) if status else 0),
         "restores": base.restores + facts.restores,
-        "restarts": base.restarts + facts.restarts,
+        "restarts": base.restarts + (status.restarts if status else 0),
     }
     return {name: max(count, int(previous.get(name) or 0)) for name, count in now.items()}
 
@@ -160,7 +160,8 @@ def _finite(number: float | None) -> bool:
 
 def _cost(scene: Scene) -> Json | None:
     facts = scene.facts
-    per_hour = price_per_hour(facts.spec.node_pools, scene.pods) if facts.spec else None
+    paid = scene.pods if scene.idle or facts.paid is None else facts.paid
+    per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
     total = facts.base.cost + facts.cost
     if per_hour is None and not total:
         return None

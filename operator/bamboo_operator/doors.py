@@ -9,7 +9,8 @@ from aiohttp import web
 
 from bamboo.names import TOKEN_AUDIENCE
 from bamboo.plan import WorkerId
-from bamboo.server import Authenticate, Channels, Unauthorized
+from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
+from bamboo_operator.api import API_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +52,26 @@ def bearer(review: dict[str, Any]) -> Bearer:
     return Bearer(namespace=parts[2], pod=names[0], uid=uids[0])
 
 
-def pod_check(job: JobKey, reviews: TokenReviews, living: Callable[[WorkerId], str | None]) -> Authenticate:
-    """Accepts a worker of that job that brings its own pod's token. living: a worker's pod -> its uid, if it lives."""
+def pod_check(job: JobKey, reviews: TokenReviews, uid_of: Callable[[WorkerId], str | None]) -> Authenticate:
+    """Accepts a worker of that job that brings its own pod's token.
+
+    uid_of: a worker -> the uid of its pod if that lives, "" if it does not, None if no such pod has been seen (yet).
+    """
 
     async def authenticate(request: web.Request, worker: WorkerId) -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
             raise Unauthorized("there is no token")
-        who = bearer(await reviews.review_token(token, TOKEN_AUDIENCE))
+        try:
+            who = bearer(await reviews.review_token(token, TOKEN_AUDIENCE))
+        except API_ERRORS as error:
+            raise Unavailable(str(error) or type(error).__name__) from error
         if who.namespace != job[0] or who.pod != worker:
             raise Unauthorized(f"the token is that of pod {who.namespace}/{who.pod}")
-        if living(worker) != who.uid:
+        uid = uid_of(worker)
+        if uid is None:  # NB: a watch may be late; who is refused ends
+            raise Unavailable(f"no pod {worker} of this job has been seen yet")
+        if uid != who.uid:
             raise Unauthorized(f"{worker} is no living pod of this job")
 
     return authenticate
@@ -108,4 +118,6 @@ class Doors:
 
     async def _health(self, _: web.Request) -> web.Response:
         problem = self._healthy()
-        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+        if problem:
+            logger.error("not healthy: %s", problem)  # NB: this port is everybody's
+        return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)

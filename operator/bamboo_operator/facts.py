@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo.events import Finish
 from bamboo.spec import JobSpec
+from bamboo_operator.troubles import Trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,9 @@ class Base:
 class Facts:
     """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest.
 
-    warnings: what of it is not heeded. pods: the living ones, by the name of their pool. restarts, restores, cost:
-    since the coordinator was made. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
+    warnings: what of it is not heeded. pods: the living ones, by the name of their pool; paid: those of them that have
+    a node, None for all. troubles: why some do not start. restores, cost: since the coordinator was made.
+    checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
     """
 
     now: datetime
@@ -41,9 +43,10 @@ class Facts:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     base: Base = Base()
-    restarts: int = 0
     restores: int = 0
     pods: Mapping[str, int] = field(default_factory=dict)
+    paid: Mapping[str, int] | None = None
+    troubles: tuple[Trouble, ...] = ()
     cost: Decimal = Decimal(0)
     finish: Finish | None = None
     checkpoint: Mapping[str, Any] | None = None

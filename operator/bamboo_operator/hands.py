@@ -14,16 +14,28 @@ from bamboo.spec import JobSpec, NodePool
 from bamboo_operator.api import API_ERRORS, Api, ApiError
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
-from bamboo_operator.pods import JobMeta, OperatorSettings, worker_name, worker_number, worker_pod, worker_pool
+from bamboo_operator.facts import wanted_workers
+from bamboo_operator.pods import (
+    JobMeta,
+    OperatorSettings,
+    selector,
+    worker_name,
+    worker_number,
+    worker_pod,
+    worker_pool,
+)
 from bamboo_operator.pools import choose_pool, move_to, pool_to_try, reverts
 from bamboo_operator.signals import worker_exit
+from bamboo_operator.surplus import surplus
+from bamboo_operator.troubles import Trouble, troubles
 
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 EVENTS_A_PASS = 20
-REVERT_SECONDS = 3600.0
+GIVE_BACK_SECONDS = 3600.0
+CHECK_SECONDS = 60.0
 COMPONENT = "bamboo-operator"
 
 
@@ -42,18 +54,36 @@ class Hands:
         self._waiting_since: float | None = None
         self._given_back: set[WorkerId] = set()
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
+        self._checked = time.monotonic()
+        self._full = False  # pods are wanted, and no pool may have more
+        self._told: set[str] = set()  # reasons of troubles
 
     async def work(self) -> None:
         """One pass. Raises the last of what is in API_ERRORS; what was not done is done in the next pass."""
         self._look()
         failed: Exception | None = None
-        for part in (self._make, self._remove, self._move, self._revert):
+        for part in (self._check, self._make, self._remove, self._move, self._give_back):
+            if self._brain.finish is not None:
+                break  # whose pods are left then is for the clean-up
             try:
                 await part()
             except API_ERRORS as error:
                 failed = error
+                self._checked = 0.0
         if failed is not None:
             raise failed
+
+    def troubles(self) -> tuple[Trouble, ...]:
+        """Why workers do not start; a reason that is new is told."""
+        found = troubles(self._pods())
+        if self._full:
+            message = f"{self._brain.adding} worker(s) are not asked for: every node pool has its maxWorkers"
+            found = (Trouble("PoolsFull", message), *found)
+        for trouble in found:
+            if trouble.reason not in self._told:
+                self._brain.story.append(Emit(trouble.reason, trouble.message, True))
+        self._told = {trouble.reason for trouble in found}
+        return found
 
     def edit(self, spec: JobSpec) -> None:
         self._job = replace(self._job, spec=spec)
@@ -79,20 +109,36 @@ class Hands:
 
     def _look(self) -> None:
         pods = self._pods()
-        self._made = {name: pool for name, pool in self._made.items() if name not in pods}
+        unseen = {name: pool for name, pool in self._made.items() if name not in pods}
+        self._made = {name: pool for name, pool in unseen.items() if not self._brain.is_lost(name)}
         if not self._waiting() and not self._made and not self._brain.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
 
+    async def _check(self) -> None:
+        """Forget pods that are gone: after an interruption a watch does not tell of those deleted meanwhile."""
+        if time.monotonic() - self._checked < CHECK_SECONDS:
+            return
+        before = self._pods()
+        listed = await self._api.list_pods(self._job.key[0], selector(self._meta))
+        there = {pod["metadata"]["uid"] for pod in listed}
+        for name, pod in before.items():
+            now = self._pods().get(name)
+            if pod["metadata"]["uid"] not in there and now and now["metadata"]["uid"] == pod["metadata"]["uid"]:
+                self._cluster.pod_event("DELETED", now)
+        self._checked = time.monotonic()
+
     # making
 
     async def _make(self) -> None:
+        self._full = False
         while self._brain.adding > 0:
             pools = self._job.spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
             if pools and pool is None:
-                return  # every pool is full
+                self._full = True
+                return
             if await self._create(pool):
                 self._brain.adding -= 1
 
@@ -116,21 +162,20 @@ class Hands:
     # removing
 
     async def _remove(self) -> None:
+        """Pods that have ended, but for the last failed ones; and those of workers that were to leave and did not."""
         now, pods = time.monotonic(), self._pods()
+        ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
+        failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
+        kept = failed[-KEPT_CRASHES:]
+        for worker in ended:
+            if worker not in kept and not _deleted(pods[worker]):
+                await self._delete(pods[worker])
         for worker, since in list(self._brain.removing.items()):
-            pod = pods.get(worker)
-            if pod is None or _deleted(pod):
-                del self._brain.removing[worker]
-            elif (ended := worker_exit(pod)) is not None:
-                if ended[0] == 0 or not self._may_keep(pods):
-                    await self._delete(pod)
+            if worker not in pods or worker in ended or _deleted(pods[worker]):
                 del self._brain.removing[worker]
             elif now - since > LEAVE_SECONDS:
-                await self._delete(pod)
+                await self._delete(pods[worker])
                 del self._brain.removing[worker]
-
-    def _may_keep(self, pods: dict[str, dict[str, Any]]) -> bool:
-        return sum(worker_exit(pod) is not None for pod in pods.values()) <= KEPT_CRASHES
 
     async def _delete(self, pod: dict[str, Any]) -> None:
         metadata = pod["metadata"]
@@ -154,24 +199,42 @@ class Hands:
                 await self._delete(pod)
                 return  # NB: the coordinator hears of the loss and asks for another one
 
-    async def _revert(self) -> None:
-        """Back to an earlier pool: one more worker is asked for there, and then one of the fallback's is given back."""
-        pools, status = self._job.spec.node_pools, self._brain.status()
-        if not any(pool.revert for pool in pools) or status.phase != "Running":
-            return
-        placed = {name: worker_pool(pod) or "" for name, pod in self._living().items()}
+    async def _give_back(self) -> None:
+        """Workers of a fallback pool once an earlier one has nodes again, and workers that are not wanted any more.
+
+        Whether there are nodes again is only known by asking for one more worker there.
+        """
+        spec, status = self._job.spec, self._brain.status()
+        pools, gone = spec.node_pools, self._brain.state.gone
+        placed = {name: worker_pool(pod) or "" for name, pod in self._living().items() if name not in gone}
+        joined = {w for w, _ in status.workers}
         standby = [w for w, state in status.workers if state is WorkerState.STANDBY]
         leaving = [w for w, state in status.workers if state is WorkerState.LEAVING]
-        worker = reverts(pools, placed, standby, leaving, self._job.spec.standby.workers)
-        if worker is not None and worker not in self._given_back:
+        if status.phase == "Running" and any(pool.revert for pool in pools):
+            if worker := reverts(pools, placed, standby, leaving, spec.standby.workers):
+                self._probes -= joined
+                self._release(worker, f"pool {placed[worker]} is not needed any more; {worker} is given back")
+                return
+            waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
+            target = pool_to_try(pools, self.by_pool(), waiting + Counter(self._made.values()))
+            if target is not None and not self._brain.adding and len(standby) <= spec.standby.workers:
+                self._probes.add(worker_name(spec.name, self.created))
+                await self._create(target)
+                return
+        self._probes &= placed.keys() | self._made.keys()
+        counted = {name: pool for name, pool in placed.items() if name not in self._probes}
+        late = [name for name in self._waiting() if name not in joined]
+        worker = surplus(pools, counted, late, standby, leaving, wanted_workers(spec))
+        if worker in late:
+            await self._delete(self._pods()[worker])
+        elif worker is not None:
+            self._release(worker, f"{worker} is given back: {wanted_workers(spec)} workers are wanted")
+
+    def _release(self, worker: WorkerId, message: str) -> None:
+        if worker not in self._given_back:
             self._given_back.add(worker)
-            self._brain.give_back(worker, REVERT_SECONDS)
-            return
-        waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
-        target = pool_to_try(pools, self.by_pool(), waiting + Counter(self._made.values()))
-        if target is not None and not self._brain.adding and len(standby) <= self._job.spec.standby.workers:
-            self._probes.add(worker_name(self._job.spec.name, self.created))
-            await self._create(target)
+            self._brain.story.append(Emit("GivingBack", message))
+            self._brain.give_back(worker, GIVE_BACK_SECONDS)
 
 
 def _deleted(pod: dict[str, Any]) -> bool:
@@ -181,7 +244,13 @@ def _deleted(pod: dict[str, Any]) -> bool:
 async def post(api: Api, job: Running, story: deque[Emit]) -> None:
     """What is to be told, as Kubernetes events of the job."""
     for _ in range(min(EVENTS_A_PASS, len(story))):
-        await api.create_event(_event(job, story[0]))
+        try:
+            await api.create_event(_event(job, story[0]))
+        except ApiError as error:
+            if error.status == 429 or error.status >= 500:
+                raise
+            story.popleft()  # it will never be taken
+            raise
         story.popleft()
 
 

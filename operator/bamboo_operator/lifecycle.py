@@ -5,8 +5,9 @@ cleaned up. One of these for each job, in a task of its own.
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 PASS_SECONDS = 1.0  # between two looks, if nothing happens
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 LEAVE_SECONDS = 15.0  # for workers to end by themselves when the job is over
+RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +72,13 @@ class Life:
         self.body = body
 
     async def run(self) -> None:
-        """Until the job is over and cleaned up, or this task is cancelled."""
+        """Until the job is deleted because its time is over, or this task is cancelled."""
         while not self._over():
             spec = await self._accepted()
             if spec is None or spec.suspend:
                 await self._remove_pods(CleanPodPolicy.ALL)
                 await self._keep_writing(None)
-                await self._wait_for_change()
+                await self._wait_for_change(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
                 continue
             await self._train(spec)
         await self._clean_up()
@@ -109,12 +111,13 @@ class Life:
         pod = worker_pod(spec, self._meta, 0, pool, self._settings())
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
+            self.passed = time.monotonic()
             try:
                 await self._tools.api.create_pod(pod, dry_run=True)
             except ApiError as error:
                 if error.status in (400, 422, 500):
                     return f"spec.worker.template: {error.message}"
-                if error.status == 409:
+                if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
                     return None
                 self._complain("check the pod template", error)
             except API_ERRORS as error:
@@ -139,8 +142,10 @@ class Life:
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
-        resumed = bool(self._written.get("epoch")) and not self._was_suspended()
-        self._facts = replace(self._facts, base=Base.of(self._written), restarts=0, cost=Decimal(0), finish=None)
+        resumed = bool(self._written.get("plan"))  # NB: not the epoch, which a suspended job keeps
+        self._facts = replace(
+            self._facts, base=Base.of(self._written), cost=Decimal(0), finish=None, plan=None, troubles=()
+        )
         job = Running(key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=resumed)
         wake = asyncio.Event()
         tools = self._tools
@@ -152,13 +157,12 @@ class Life:
         try:
             await self._drive(job, brain, hands, thinking, wake)
             await self._let_leave()
-            self._facts = replace(self._facts, pods=dict(hands.by_pool()))
+            self._facts = replace(self._facts, pods=dict(hands.by_pool()), paid=dict(hands.paid_for()), troubles=())
             await self._keep_writing(brain.status())
         finally:
             thinking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await thinking
-            await brain.close()
+            await asyncio.gather(thinking, return_exceptions=True)
+            await brain.close()  # NB: also after a failure, so that the workers notice and come back to the next one
 
     async def _drive(
         self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]", wake: asyncio.Event
@@ -166,24 +170,21 @@ class Life:
         retry, paid_until = FIRST_RETRY, time.monotonic()
         while True:
             self._hear(brain, hands)
-            now = time.monotonic()
-            per_hour = price_per_hour(job.spec.node_pools, hands.paid_for())
-            cost = self._facts.cost + spent(per_hour, now - paid_until)
+            now, finish = time.monotonic(), brain.finish
+            self._count(brain, hands, now - paid_until)
             paid_until = now
-            self._facts = replace(self._facts, pods=dict(hands.by_pool()), finish=brain.finish, cost=cost)
-            self._facts = replace(self._facts, plan=brain.plan() or self._facts.plan)
-            try:
-                await hands.work()
-                await post(self._tools.api, job, brain.story)
-                await self._write(brain.status(), hands.created)
-                retry, pause = FIRST_RETRY, PASS_SECONDS
-            except API_ERRORS as error:
-                self._complain("bring the cluster up to date", error)
-                self._tell_refusal(brain, error)
-                retry, pause = min(2 * retry, LAST_RETRY), retry
-            else:
-                if brain.finish is not None and not brain.story:
+            done = await self._attempt("bring the pods up to date", brain, hands.work())
+            self._facts = replace(self._facts, troubles=hands.troubles())
+            written = await self._attempt("write the status", brain, self._write(brain.status(), hands.created))
+            posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
+            if finish is not None and written:  # NB: as it was before the pass, for that is what was written
+                brain.dismiss()
+                if not brain.story or not posted:
                     return
+            if done and written and posted:
+                retry, pause = FIRST_RETRY, PASS_SECONDS
+            else:
+                retry, pause = min(2 * retry, LAST_RETRY), retry
             self.passed = time.monotonic()
             if thinking.done() and brain.finish is None:
                 await thinking  # raises what ended it
@@ -191,6 +192,26 @@ class Life:
                 async with asyncio.timeout(pause):
                     await wake.wait()
             wake.clear()
+
+    async def _attempt(self, what: str, brain: Brain, act: Coroutine[Any, Any, None]) -> bool:
+        """One part of a pass; what the API server refuses must not hold up the others."""
+        self.passed = time.monotonic()
+        try:
+            await act
+        except API_ERRORS as error:
+            self._complain(what, error)
+            self._tell_refusal(brain, error)
+            return False
+        return True
+
+    def _count(self, brain: Brain, hands: Hands, seconds: float) -> None:
+        """Bring the facts up to date, and the cost by what the workers cost in that time."""
+        facts, paid = self._facts, dict(hands.paid_for())
+        per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
+        self._facts = replace(
+            facts, pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, plan=brain.plan() or facts.plan,
+            cost=facts.cost + spent(per_hour, seconds),
+        )  # fmt: skip
 
     def _hear(self, brain: Brain, hands: Hands) -> None:
         """What the user has changed, and whether the job's time is up."""
@@ -215,17 +236,14 @@ class Life:
             message = f"the job has been active for more than {limit} s"
             brain.interrupt("DeadlineExceeded", message, Outcome.FAILED)
 
-    def _was_suspended(self) -> bool:
-        conditions = self._written.get("conditions") or ()
-        return any(c["type"] == "Suspended" and c["status"] == "True" for c in conditions)
-
     # what is told
 
     async def _write(self, status: Status | None, created: int | None = None) -> None:
         """The status, if it is worth a write."""
         self._facts = replace(self._facts, now=_now())
         new = job_status(status, self._written, self._facts)
-        new["startTime"] = self._written.get("startTime") or (self._facts.time if status else None)
+        started = self._written.get("startTime") or (self._facts.time if status else None)
+        new["startTime"] = None if self._facts.suspended and not self._over_in(new) else started
         if self._over_in(new):
             new["completionTime"] = self._written.get("completionTime") or self._facts.time
         new["workersCreated"] = created if created is not None else self._written.get("workersCreated")
@@ -233,7 +251,7 @@ class Life:
         if not worth_writing(new, self._written, time.monotonic() - self._written_at):
             return
         removed = {key: None for key in self._written if key not in new}
-        await self._tools.api.write_status(*self.key, {**new, **removed})
+        await self._tools.api.write_status(*self.key, self.uid, {**new, **removed})
         self._written, self._written_at = new, time.monotonic()
 
     @staticmethod
@@ -246,7 +264,7 @@ class Life:
                 await self._write(status)
             except API_ERRORS as error:
                 self._complain("write the status", error)
-                await asyncio.sleep(PASS_SECONDS)
+                await self._sleep(PASS_SECONDS)
             else:
                 return
 
@@ -259,12 +277,20 @@ class Life:
             self._refusal = error.message
             brain.story.append(Emit("ClusterRefuses", error.message, True))
 
-    async def _wait_for_change(self) -> None:
-        while not self._changed.is_set():
+    async def _wait_for_change(self, seconds: float | None, policy: CleanPodPolicy) -> None:
+        """Until the job is edited; at most that long. Pods that are seen only now go as the others did."""
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        while not self._changed.is_set() and time.monotonic() < end:
             self.passed = time.monotonic()
+            if self._living():
+                await self._remove_pods(policy)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PASS_SECONDS):
+                async with asyncio.timeout(min(PASS_SECONDS, end - self.passed)):
                     await self._changed.wait()
+
+    async def _sleep(self, seconds: float) -> None:
+        self.passed = time.monotonic()
+        await asyncio.sleep(seconds)
 
     # the end
 
@@ -272,22 +298,27 @@ class Life:
         """The workers were told to stop; most end by themselves."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline and self._living():
-            self.passed = time.monotonic()
-            await asyncio.sleep(0.1)
+            await self._sleep(0.1)
 
     def _living(self) -> list[dict[str, Any]]:
         pods = self._tools.cluster.pods(self.key, self.uid).values()
         return [pod for pod in pods if worker_exit(pod) is None and not pod["metadata"].get("deletionTimestamp")]
 
     async def _clean_up(self) -> None:
-        spec = self._facts.spec or self._parsed()
+        spec = self._parsed() or self._facts.spec
         await self._remove_pods(spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
-        if spec is None or spec.ttl_seconds_after_finished is None:
-            return
-        done = _time(self._written.get("completionTime")) or _now()
-        left = (done + timedelta(seconds=spec.ttl_seconds_after_finished) - _now()).total_seconds()
-        await asyncio.sleep(max(0.0, left))
+        while (left := self._left_to_live()) is None or left > 0:
+            await self._wait_for_change(left, spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
+            self._changed.clear()
         await self._persist("delete the job", lambda: self._tools.api.delete_job(*self.key, self.uid))
+
+    def _left_to_live(self) -> float | None:
+        """Seconds until the job, which is over, is to be deleted; None if it stays."""
+        spec = self._parsed()
+        if spec is None or spec.ttl_seconds_after_finished is None:
+            return None
+        done = _time(self._written.get("completionTime")) or _now()
+        return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - _now()).total_seconds()
 
     def _parsed(self) -> JobSpec | None:
         try:

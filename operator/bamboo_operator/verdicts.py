@@ -104,8 +104,11 @@ def _workers_ready(scene: Scene) -> Verdict:
     if scene.status is None:
         return scene.held["WorkersReady"]
     needed, ready = spec.topology.stages * spec.topology.pipelines + spec.standby.workers, scene.ready()
-    message = f"{min(ready, needed)} of {needed} workers are ready"
-    return Verdict(ready >= needed, "WorkersReady" if ready >= needed else "WorkersMissing", message)
+    message, troubles = f"{min(ready, needed)} of {needed} workers are ready", scene.facts.troubles
+    if ready >= needed:
+        return Verdict(True, "WorkersReady", message)
+    reason = troubles[0].reason if troubles else "WorkersMissing"
+    return Verdict(False, reason, "; ".join([message, *(trouble.message for trouble in troubles)]))
 
 
 def _running(scene: Scene) -> Verdict:

@@ -21,6 +21,7 @@ from bamboo_operator.lifecycle import Life, Tools
 logger = logging.getLogger(__name__)
 
 STUCK_SECONDS = 60.0
+REVIVAL_SECONDS = 5.0
 
 
 class Lives:
@@ -29,10 +30,13 @@ class Lives:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._lives: dict[JobKey, tuple[Life, asyncio.Task[None]]] = {}
+        self._revivals: dict[JobKey, asyncio.TimerHandle] = {}
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
         metadata = body["metadata"]
         key = (metadata["namespace"], metadata["name"])
+        if timer := self._revivals.pop(key, None):
+            timer.cancel()
         known = self._lives.get(key)
         if known and (known[0].uid != metadata["uid"] or kind == "DELETED" or metadata.get("deletionTimestamp")):
             del self._lives[key]
@@ -50,13 +54,14 @@ class Lives:
         self._lives[key] = (life, task)
 
     def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
-        """A life that ends by an error is a bug; it is begun again with the next event of its job."""
+        """A life that ends by an error is a bug; it is begun again a little later."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("%s/%s: the operator failed: %r", *key, error, exc_info=error)
         if key in self._lives and self._lives[key][1] is task:
             body = self._lives.pop(key)[0].body
-            asyncio.get_running_loop().call_later(5.0, self.job_event, "MODIFIED", body)
+            later = asyncio.get_running_loop().call_later
+            self._revivals[key] = later(REVIVAL_SECONDS, self.job_event, "MODIFIED", body)
 
     def stuck(self) -> str | None:
         """Which job has not been looked after for too long, if any."""
@@ -69,6 +74,8 @@ class Lives:
     async def stop(self) -> None:
         tasks = [task for _, task in self._lives.values()]
         self._lives.clear()
+        for timer in self._revivals.values():
+            timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -81,13 +88,25 @@ def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
     async def job(event: Any, **_: Any) -> None:
         lives.job_event(event["type"], event["object"])
 
-    @kopf.on.event("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
-    async def pod(event: Any, **_: Any) -> None:
-        tools.cluster.pod_event(event["type"], event["object"])
+    # NB: as indices, because then kopf lists all of them before it passes on the first job
 
-    @kopf.on.event("v1", "nodes", id="node", registry=handlers)
-    async def node(event: Any, **_: Any) -> None:
-        tools.cluster.node_event(event["type"], event["object"])
+    @kopf.index("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def pod(body: Any, **_: Any) -> None:
+        tools.cluster.pod_event(None, body)
+
+    @kopf.index("v1", "nodes", id="node", registry=handlers)
+    async def node(body: Any, **_: Any) -> None:
+        tools.cluster.node_event(None, body)
+
+    @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def pod_gone(event: Any, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            tools.cluster.pod_event("DELETED", event["object"])
+
+    @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
+    async def node_gone(event: Any, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            tools.cluster.node_event("DELETED", event["object"])
 
     return handlers
 
@@ -101,6 +120,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.networking.request_timeout = 30
     chosen.networking.connect_timeout = 5
+    chosen.networking.error_backoffs = (1, 1, 2, 2, 3, *[5] * 720)  # an hour; then the process ends
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set

@@ -1,0 +1,60 @@
+"""Why workers' pods do not start, as the cluster tells it: no node for them, no image, a secret that is missing."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo_operator.signals import worker_exit
+
+Json = Mapping[str, Any]
+
+UNSCHEDULABLE = "Unschedulable"
+IMAGE = "ImagePullBackOff"
+_WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is told
+    "ErrImagePull": IMAGE,
+    "ImagePullBackOff": IMAGE,
+    "InvalidImageName": "InvalidImageName",
+    "ErrImageNeverPull": "ErrImageNeverPull",
+    "ImageInspectError": "ImageInspectError",
+    "CreateContainerConfigError": "CreateContainerConfigError",
+    "CreateContainerError": "CreateContainerError",
+    "RunContainerError": "RunContainerError",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """reason: CamelCase; message: a sentence."""
+
+    reason: str
+    message: str
+
+
+def troubles(pods: Mapping[str, Json]) -> tuple[Trouble, ...]:
+    """What keeps these workers, by name, from starting: one for each reason, with the first worker's message."""
+    found = [(name, trouble) for name in sorted(pods) for trouble in _of(pods[name])]
+    count = Counter(trouble.reason for _, trouble in found)
+    first = {trouble.reason: trouble.message for _, trouble in reversed(found)}
+    return tuple(Trouble(reason, _sentence(reason, count[reason], first[reason])) for reason in sorted(first))
+
+
+def _sentence(reason: str, count: int, message: str) -> str:
+    if reason == UNSCHEDULABLE:
+        return f"{count} worker(s) find no node: {message}"
+    return f"{count} worker(s) cannot start: {message}"
+
+
+def _of(pod: Json) -> Iterator[Trouble]:
+    status = pod.get("status") or {}
+    if worker_exit(pod) is not None or (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
+            yield Trouble(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
+            return
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if reason := _WAITING.get(str(waiting.get("reason"))):
+            yield Trouble(reason, f"{waiting['reason']}: {waiting.get('message') or container.get('image')}"[:500])
+            return
