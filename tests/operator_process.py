@@ -16,6 +16,7 @@ import yaml
 
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
+from crd_kit import STATUS_VALIDATOR
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
@@ -77,8 +78,17 @@ class Operator:
             self._process.wait()
 
     @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def said(self) -> str:
         return self.log.read_text()
+
+    def check(self) -> None:
+        """It must not have failed in any way that it did not foresee."""
+        assert "Traceback" not in self.said, f"the operator's log has a traceback:\n{self.said}"
+        assert "the operator failed" not in self.said
 
 
 class Job:
@@ -90,10 +100,25 @@ class Job:
         api.request("POST", JOBS.format(namespace), manifest)
 
     def wait(self, condition: Callable[[Json], Any], seconds: float = 60) -> Json:
-        """Until the status is such; the status."""
-        found = self.api.wait(self.path, lambda job: job.get("status") and condition(job["status"]), seconds)
+        """Until the status is such; the status. Every status on the way has to be valid."""
+        found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
         status: Json = found["status"]
         return status
+
+    def until_gone(self, seconds: float = 60) -> None:
+        """Until it is deleted, and its pods are."""
+        self.api.wait(self.path, lambda job: not job, seconds)
+        self.until_pods(lambda pods: not pods, seconds)
+
+    def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = 60) -> dict[str, Json]:
+        """Until the job's pods are such; the pods."""
+        deadline = time.monotonic() + seconds
+        while not condition(pods := self.pods()):
+            if time.monotonic() > deadline:
+                shown = {name: pod["status"] for name, pod in pods.items()}
+                raise AssertionError(f"the pods were not as expected after {seconds} s: {shown}")
+            time.sleep(0.1)
+        return pods
 
     def until(self, kind: str, value: str = "True", seconds: float = 60) -> Json:
         """Until that condition holds; the status."""
@@ -104,7 +129,7 @@ class Job:
 
     def status(self) -> Json:
         found: Json = self.api.get(self.path).get("status") or {}
-        return found
+        return _valid(found)
 
     def events(self) -> list[tuple[str, str]]:
         """(reason, message) of the job's events, oldest first."""
@@ -138,6 +163,15 @@ class Job:
 
     def delete(self) -> None:
         self.api.delete(self.path)
+
+
+def _valid(status: Json) -> Json:
+    """The status, if the CRD allows it."""
+    wrong = [
+        f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in STATUS_VALIDATOR.iter_errors(status)
+    ]
+    assert not wrong, wrong
+    return status
 
 
 def condition(status: Json, kind: str) -> Json:

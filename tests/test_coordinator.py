@@ -1,16 +1,20 @@
 """The coordinator: Hypothesis for the invariants, tables for single decisions."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo import coordinator, protocol
 from bamboo.events import (
+    AddWorkers,
     ChannelClosed,
     Notice,
     NoticeWithdrawn,
     Outcome,
     Received,
+    RemoveWorker,
     Send,
     Tick,
     WorkerJoined,
@@ -141,6 +145,38 @@ def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> 
     assert all(len(world.state.plan.owned_by(w)) <= 1 for w in world.state.workers)
 
 
+def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
+    world = World(4, 1, 1)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(
+        world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True, heartbeat_timeout=1e9
+    )
+    world.state = replace(begun, gone=frozenset({"w1"}), requested=4)
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    assert world.state.phase == "Running"
+
+
+def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:
+    world = World(4, 1, 0)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, requested=4)  # the pod of the one that hangs is still there
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    world.now += 11
+    state, commands = coordinator.step(world.state, Received("w0", protocol.Heartbeat(step=1)), world.now)
+    assert state.phase == "Running"
+    assert RemoveWorker("w1") in commands
+    assert AddWorkers(1) in coordinator.step(state, Received("w0", protocol.Heartbeat(step=1)), world.now)[1]
+
+
 def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:
     world = World(2, 1, 1)
     world.settle()
@@ -182,6 +218,28 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     assert world.state.workers["w1"].notice_until is None
     assert world.state.plan is not None
     assert {len(world.state.plan.owned_by(w)) for w in world.state.plan.worker_ids()} <= {0, 1}
+
+
+def test_a_later_notice_can_only_shorten_the_time() -> None:
+    world = World(3, 1, 1)
+    world.settle()
+    world.tell(Notice("w1", 120))
+    until = world.state.workers["w1"].notice_until
+    world.tell(Notice("w1", 500))
+    assert world.state.workers["w1"].notice_until == until
+    world.tell(Notice("w1", 30))
+    assert world.state.workers["w1"].notice_seconds == 30
+    assert world.state.preemptions == 1
+
+
+def test_what_is_given_back_is_no_preemption() -> None:
+    world = World(3, 1, 1)
+    world.settle()
+    world.tell(Notice("w1", 3600, wanted=True))
+    world.settle()
+    assert (world.state.preemptions, world.state.notices) == (0, 0)
+    assert world.state.plan is not None
+    assert not world.state.plan.owned_by("w1")
 
 
 def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:

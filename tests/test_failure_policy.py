@@ -36,6 +36,18 @@ def test_workers_that_end_by_themselves_in_vain_end_the_job() -> None:
     assert "w4 exit code 7" in world.finish.message
 
 
+def test_workers_that_never_start_are_judged_like_others() -> None:
+    world = World(2, 1, 0)
+    spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=1))
+    world.state = replace(world.state, spec=spec, workers={}, plan=None, phase="Pending", requested=2)
+    crash(world, "w8", 7)
+    assert world.finish is None
+    crash(world, "w9", 7)
+    assert world.finish is not None
+    assert world.finish.reason == "BackoffLimitExceeded"
+    assert world.state.restarts == 2
+
+
 @pytest.mark.parametrize("code", [None, 0, -9, EXIT_FENCED])
 def test_a_disruption_is_no_failure(code: int | None) -> None:
     world = policy(0)

@@ -2,73 +2,21 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import yaml
 
 from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
 from cluster.client import Json
 from cluster.handle import Cluster
-from operator_process import Job, Operator, condition, install
+from operator_jobs import digests_of_a_local_run, manifest
+from operator_process import Job, Operator, condition
 
-pytest_plugins = ["cluster_kit"]
+pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-
-TEXT = str(Path(__file__).parents[1] / "LICENSE")
-TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
-
-
-def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json:
-    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": name},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": steps, "globalBatchSize": 16, "microBatchSize": 2},
-            "topology": {"stages": 4},
-            "standby": {"workers": standby},
-            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
-            "worker": {
-                "resources": {"limits": {"nvidia.com/gpu": 1}},
-                "template": {"spec": {"tolerations": TOLERATE}},
-            },
-            **spec,
-        },
-    }
-
-
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster) -> Cluster:
-    install(cluster)
-    return cluster
-
-
-@pytest.fixture
-def operator(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[Operator]:
-    running = Operator(installed, namespace, tmp_path)
-    try:
-        yield running
-    finally:
-        running.kill()
-        print(running.said)
-
-
-def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    found: list[str] = json.loads(done.stdout)["digests"]
-    return found
 
 
 def test_a_job_survives_its_nodes_and_its_operator(

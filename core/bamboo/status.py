@@ -54,7 +54,7 @@ def _grid(state: State) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
 def _part(state: State, worker: WorkerId) -> WorkerState:
     if state.workers[worker].notice_until is not None:
         return WorkerState.LEAVING
-    if state.plan is None:
+    if state.plan is None or not state.workers[worker].ready:
         return WorkerState.STARTING
     if state.plan.owned_by(worker):
         return WorkerState.TRAINING

@@ -210,14 +210,19 @@ class Hands:
         joined = {w for w, _ in status.workers}
         standby = [w for w, state in status.workers if state is WorkerState.STANDBY]
         leaving = [w for w, state in status.workers if state is WorkerState.LEAVING]
-        if status.phase == "Running" and any(pool.revert for pool in pools):
+        counts = Counter(placed.values())
+        if not any(pool.revert and counts[pool.name] for pool in pools):
+            self._probes.clear()
+        elif status.phase == "Running":
             if worker := reverts(pools, placed, standby, leaving, spec.standby.workers):
                 self._probes -= joined
                 self._release(worker, f"pool {placed[worker]} is not needed any more; {worker} is given back")
                 return
             waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
-            target = pool_to_try(pools, self.by_pool(), waiting + Counter(self._made.values()))
-            if target is not None and not self._brain.adding and len(standby) <= spec.standby.workers:
+            made = Counter(self._made.values())
+            target = pool_to_try(pools, counts + made, waiting + made)
+            there = len(placed) + len(self._made)  # NB: a worker that leaves counts, too: one at a time
+            if target is not None and not self._brain.adding and there <= wanted_workers(spec):
                 self._probes.add(worker_name(spec.name, self.created))
                 await self._create(target)
                 return

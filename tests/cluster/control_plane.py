@@ -38,6 +38,7 @@ class ControlPlane:
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self.programs = folder, programs
         self.children: dict[str, children.Child] = {}
+        self._flags: dict[str, tuple[str, ...]] = {}
         self._ports = dict(zip(("api", "etcd", "peer", "manager", "scheduler"), free_ports(5), strict=True))
         self.pki: pki.Pki
 
@@ -84,9 +85,19 @@ class ControlPlane:
             kubeconfig.write(self.kubeconfig(name), server=server, ca=ca, user=user)
 
     async def _spawn(self, name: str, *flags: str) -> None:
+        self._flags[name] = flags
         argv = [str(self.programs / name), *flags]
         log = self.folder / f"{name}.log"
         self.children[name] = await children.start(argv, log, folder=str(self.folder))
+
+    async def take_down(self, name: str) -> None:
+        """End a component that is up."""
+        await children.stop(self.children.pop(name), STOP_SECONDS)
+
+    async def bring_up(self, name: str) -> None:
+        """Start it again, with the flags that it had."""
+        if name not in self.children:
+            await self._spawn(name, *self._flags[name])
 
     async def _until(self, what: str, api: Api, path: str, good: Callable[[str], bool] = bool) -> None:
         end = time.monotonic() + START_SECONDS

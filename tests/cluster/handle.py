@@ -1,5 +1,6 @@
 """What a test holds: a cluster, its API, and the ways to disturb it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -164,6 +165,15 @@ class Cluster:
     ) -> None:
         """To the pod's processes. reason: what its status will give as theirs, for example OOMKilled."""
         self._call("signal", namespace=namespace, pod=pod, number=int(number), reason=reason, container=container)
+
+    @contextlib.contextmanager
+    def without(self, component: str = "kube-apiserver") -> Iterator[None]:
+        """That process of the control plane is ended, and started again afterwards."""
+        self._call("take_down", component=component)
+        try:
+            yield
+        finally:
+            self._call("bring_up", component=component)
 
     def status(self) -> Json:
         status: Json = self._call("status")

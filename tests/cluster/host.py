@@ -44,7 +44,7 @@ class Host:
         self.commands: dict[str, Callable[..., Awaitable[Any]]] = {
             "add": self.add, "fail": self.fail, "partition": self.partition, "freeze": self.freeze,
             "recover": self.recover, "delete": self.delete, "restore": self.restore, "signal": self.signal,
-            "log": self.log, "status": self.status,
+            "log": self.log, "status": self.status, "take_down": self.take_down, "bring_up": self.bring_up,
         }  # fmt: skip
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -99,6 +99,12 @@ class Host:
 
     async def signal(self, namespace: str, pod: str, number: int, reason: str | None, container: str | None) -> None:
         self.kubelet.signal(namespace, pod, number, reason, container)
+
+    async def take_down(self, component: str) -> None:
+        await self.plane.take_down(component)
+
+    async def bring_up(self, component: str) -> None:
+        await self.plane.bring_up(component)
 
     async def log(self, namespace: str, pod: str, container: str | None) -> str:
         path = self.kubelet.log(namespace, pod, container)

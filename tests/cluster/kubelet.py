@@ -156,6 +156,8 @@ class Kubelet:
         untagged = name.partition("@")[0]
         if ":" in untagged.rpartition("/")[2]:
             untagged = untagged.rpartition(":")[0]
+        if untagged.partition("/")[0].endswith(".invalid"):
+            return None
         return self.images.get(untagged, Image())
 
     def _gone(self, pod: Json) -> None:

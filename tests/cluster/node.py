@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -12,6 +13,8 @@ from cluster.pod_status import now
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+LATE_SECONDS = 3.0
+DOUBT_SECONDS = 20.0
 LEASE_SECONDS = 40
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 INFO = (
@@ -79,17 +82,30 @@ class Node:
         except ApiError as error:
             if error.code != 409:
                 raise
-        await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
+        await self._say_ready()
         await self._renew()
 
+    async def _say_ready(self) -> None:
+        await self.api.request("PATCH", f"{self.path}/status", {"status": self._status()}, content=STRATEGIC)
+
     async def beat(self) -> None:
-        """Heartbeats for ever, except while the node is out of contact."""
+        """Heartbeats for ever, except while the node is out of contact.
+
+        If one was late, as when the API server was away, the node has to say for a while that it is ready after all.
+        """
+        doubted = 0.0
         while True:
             await self.contact.wait()
+            began = time.monotonic()
             try:
                 await self._renew()
+                if began < doubted:
+                    await self._say_ready()
             except Failure as error:
                 logger.warning("heartbeat of %s: %r", self.spec.name, error)
+                doubted = time.monotonic() + DOUBT_SECONDS
+            if time.monotonic() - began > LATE_SECONDS:
+                doubted = time.monotonic() + DOUBT_SECONDS
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _renew(self) -> None:

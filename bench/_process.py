@@ -1,0 +1,92 @@
+"""The real operator as a process of its own, and what it takes."""
+
+import os
+import pstats
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from _common import say
+from _plane import SYSTEM, Cluster, free_ports
+
+STOP_SECONDS = 30
+COUNTED = {  # (file, function) -> what a call of it is
+    ("hands.py", "work"): "passes over a job",
+    ("coordinator.py", "step"): "events of a coordinator",
+    ("planning.py", "reconcile"): "looks for a better plan",
+    ("conditions.py", "job_status"): "statuses made",
+    ("api.py", "_call"): "calls of the API",
+}
+
+
+class Operator:
+    """profile: a file for cProfile's figures, which make everything slower."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self._process, self.log = process, log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def memory(self) -> tuple[float, float]:
+        """RSS and its highest value so far, in MiB."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("VmRSS", "VmHWM"))}
+        return sizes["VmRSS"] / 1024, sizes["VmHWM"] / 1024
+
+    def troubles(self) -> Iterator[str]:
+        """Lines of its log about what went wrong in the operator itself."""
+        for line in self.log.read_text().splitlines():
+            if " ERROR " in line or ": cannot " in line or line.startswith("Traceback"):
+                yield line
+
+
+@contextmanager
+def operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[Operator]:
+    """Under its own ServiceAccount, for all namespaces. profile: where cProfile writes, which makes all slower."""
+    kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig", 7200)
+    (folder / "key").write_bytes(secrets.token_bytes(32))
+    watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
+    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
+    command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--key-file", str(folder / "key")]
+    path = folder / "operator.log"
+    with path.open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log)
+    try:
+        yield Operator(process, path)
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        say(f"the operator did not end within {STOP_SECONDS} s")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
+    """CPU seconds so far of these processes, and of all others on the machine together."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    busy = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
+    found = {}
+    for name, pid in pids.items():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = sum(map(int, fields[11:13])) / ticks
+    return {**found, "others": (sum(busy) - busy[3] - busy[4]) / ticks - sum(found.values())}
+
+
+def read_profile(path: Path, lines: int = 25) -> tuple[dict[str, int], list[tuple[str, int, float, float]]]:
+    """Counts of what matters, and the functions that took most: name, calls, seconds of their own, seconds in all."""
+    stats = pstats.Stats(str(path))
+    rows, counts = [], dict.fromkeys(COUNTED.values(), 0)
+    for (file, line, name), (_, calls, own, whole, _) in stats.stats.items():  # type: ignore[attr-defined]
+        short = Path(file).name
+        rows.append((f"{short}:{line} {name}", calls, own, whole))
+        if what := COUNTED.get((short, name)):
+            counts[what] += calls
+    rows.sort(key=lambda row: -row[2])
+    return counts, rows[:lines]

@@ -1,0 +1,223 @@
+"""Jobs on a control plane, the operator that looks after them, the stand-ins that play their workers; and the clock."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _common import say
+from _fleet import Fleet
+from _plane import MERGE, Api, Json, Plane, plane, report_nodes
+from _process import Operator, cpu_seconds, operator
+from _standin import Play, Standin
+
+NAMESPACE = "bench"
+JOBS = f"/apis/bamboo.dev/v1alpha1/namespaces/{NAMESPACE}/bamboojobs"
+TAINT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+MICROBATCHES = 8
+STEP_SECONDS = 1.0
+START_SECONDS = 120.0
+HEAR_SECONDS = 30.0
+CALM_SECONDS = 2.5  # without a new plan
+HEAL_SECONDS = 90.0
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    nodes: int
+    jobs: int
+    wave: int
+    stages: int = 4
+    pipelines: int = 2
+
+    @property
+    def workers(self) -> int:
+        return self.stages * self.pipelines
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """What a while took. cores: by process. calls: of the operator. late: this process's own loop, at most.
+
+    cuts: channels that broke. ended: workers without a notice that were told to end, and why.
+    """
+
+    seconds: float = 0.0
+    cores: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    memory_mib: float = 0.0
+    peak_memory_mib: float = 0.0
+    late: float = 0.0
+    cuts: int = 0
+    ended: list[str] = field(default_factory=list)
+
+
+class Scene:
+    def __init__(self, size: Size, rng: random.Random, plane: Plane, api: Api, operator: Operator) -> None:
+        self.size, self._rng, self._plane, self._api, self._operator = size, rng, plane, api, operator
+        names = [f"job-{index:03}" for index in range(size.jobs)]
+        self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES) for name in names}
+        self.fleet = Fleet(api, self.plays)
+        self._pids = {"operator": operator.pid, **plane.pids(), "stand-ins": os.getpid()}
+        self._next = 0
+
+    async def start(self) -> Json:
+        """Until all jobs say that they run; a wave of them is begun when the one before runs."""
+        async with self.window() as window:
+            names = list(self.plays)
+            for first in range(0, len(names), self.size.wave):
+                wave = names[first : first + self.size.wave]
+                await asyncio.gather(*(self._api.request("POST", JOBS, _manifest(n, self.size)) for n in wave))
+                await self._run(first + len(wave))
+        await self._healed(list(self.plays.values()))
+        return window
+
+    async def _run(self, wanted: int) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while (found := await self._states())["Running"] < wanted:
+            if time.monotonic() > deadline or found["Failed"]:
+                raise RuntimeError(f"{wanted} jobs should run, but {dict(found)}; {self.load()}")
+            await asyncio.sleep(0.5)
+
+    async def _states(self) -> Counter[str]:
+        """How many jobs have which condition."""
+        found: Counter[str] = Counter()
+        for job in (await self._api.get(JOBS))["items"]:
+            conditions = (job.get("status") or {}).get("conditions") or ()
+            found.update(c["type"] for c in conditions if c["status"] == "True")
+        return found
+
+    @asynccontextmanager
+    async def window(self) -> AsyncIterator[Json]:
+        """The dictionary is filled at the end."""
+        found: Json = {}
+        before, began, clock = cpu_seconds(self._pids), time.monotonic(), time.time()
+        self.fleet.late = 0.0
+        cuts = self._cuts()
+        told = {name: len(play.ended) for name, play in self.plays.items()}
+        yield found
+        seconds = time.monotonic() - began
+        after = cpu_seconds(self._pids)
+        rss, peak = self._operator.memory()
+        calls: Counter[str] = Counter()
+        for (who, what), count in self._plane.calls(clock, time.time()).items():
+            calls[f"{who}: {what}"] += count
+        window = Window(
+            seconds=seconds, cores={name: (after[name] - before[name]) / seconds for name in after},
+            calls=dict(calls), memory_mib=rss, peak_memory_mib=peak, late=self.fleet.late,
+            cuts=self._cuts() - cuts,
+            ended=[text for name, play in self.plays.items() for text in play.ended[told[name] :]],
+        )  # fmt: skip
+        found.update(asdict(window))
+
+    def _cuts(self) -> int:
+        return sum(play.cuts for play in self.plays.values())
+
+    async def notice(self, count: int) -> list[Json]:
+        """To one node each of the next jobs, at once; afterwards the jobs have healed, and the nodes are as before.
+
+        Seconds since the taint's write was begun: to its end, and to the plan's arrival at the first and last survivor.
+        """
+        names = list(self.plays)
+        plays = [self.plays[names[(self._next + index) % len(names)]] for index in range(count)]
+        self._next += count
+        await self._healed(plays)
+        victims = [self._victim(play) for play in plays]
+        found = await asyncio.gather(*map(self._take, plays, victims))
+        await self._healed(plays)
+        await asyncio.gather(*(self._taint(victim.node, []) for victim in victims))
+        return list(found)
+
+    def _victim(self, play: Play) -> Standin:
+        """With a node of its own, if there is one."""
+        workers = [play.workers[name] for name in sorted(play.workers)]
+        return self._rng.choice([w for w in workers if self.fleet.alone(w)] or workers)
+
+    async def _take(self, play: Play, victim: Standin) -> Json:
+        assert play.plan is not None
+        epoch, survivors = play.plan.epoch + 1, play.workers.keys() - {victim.name}
+        began = time.monotonic()
+        await self._taint(victim.node, [TAINT])
+        written = time.monotonic() - began
+        while time.monotonic() - began < HEAR_SECONDS:
+            heard = {name: at for name, at in play.heard.get(epoch, {}).items() if name in survivors}
+            if len(heard) == len(survivors):
+                return {
+                    "job": play.name, "written": written, "first": min(heard.values()) - began,
+                    "last": max(heard.values()) - began,
+                }  # fmt: skip
+            await asyncio.sleep(POLL_SECONDS)
+        say(f"{play.name}: {len(heard)} of {len(survivors)} have heard of a plan after {HEAR_SECONDS:g} s")
+        return {"job": play.name, "written": written, "first": None, "last": None}
+
+    async def _healed(self, plays: list[Play]) -> None:
+        """Raises RuntimeError if they are not in time: then the operator has too much to do."""
+        deadline = time.monotonic() + HEAL_SECONDS
+        while not all(play.calm(self.size.workers, CALM_SECONDS) for play in plays):
+            if time.monotonic() > deadline:
+                late = [play.name for play in plays if not play.calm(self.size.workers, CALM_SECONDS)]
+                told = [text for play in self.plays.values() for text in play.ended]
+                raise RuntimeError(
+                    f"{len(late)} jobs have not healed after {HEAL_SECONDS:g} s; {self._cuts()} channels broke;"
+                    f" {len(told)} workers without a notice were told to end {told[-1:]}; {self.load()}"
+                )
+            await asyncio.sleep(0.1)
+
+    async def _taint(self, node: str, taints: list[dict[str, str]]) -> None:
+        await self._api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": taints}}, content=MERGE)
+
+    def load(self) -> str:
+        """What the operator has taken since its start."""
+        took = cpu_seconds(self._pids)["operator"]
+        return f"the operator has used {took:.0f} s of CPU and {self._operator.memory()[0]:.0f} MiB"
+
+    def troubles(self) -> list[str]:
+        return list(self._operator.troubles())
+
+
+@asynccontextmanager
+async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | None) -> AsyncIterator[Scene]:
+    """Everything is started but the jobs; everything ends with it, also on SIGTERM."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with plane(folder, size.nodes) as control, control.api() as api:
+        await _namespace(api)
+        with operator(control.cluster, folder, profile) as running:
+            place = Scene(size, rng, control, api, running)
+            tasks = [asyncio.create_task(place.fleet.run()), asyncio.create_task(report_nodes(api, size.nodes))]
+            try:
+                yield place
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _namespace(api: Api) -> None:
+    """With its default ServiceAccount, without which no pod is let in."""
+    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    while not ((await api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default")) or {}).get("secrets"):
+        await asyncio.sleep(0.1)
+
+
+def _manifest(name: str, size: Size) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"blocks": 6}},
+            "training": {"steps": 1_000_000, "globalBatchSize": 4 * MICROBATCHES, "microBatchSize": 4},
+            "topology": {"stages": size.stages, "pipelines": size.pipelines},
+            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
+        },
+    }

@@ -1,0 +1,127 @@
+"""What does the operator take with many jobs, and how fast is it when nodes get notice?
+
+    python bench/scale.py [--nodes 40] [--jobs 4] [--notices 8] [--burst 4] [--repeat 2] [--json FILE]
+
+The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
+fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
+but say what workers say: five heartbeats a second each, and a step a second for each job.
+"""
+
+import asyncio
+import random
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from _common import machine, main, median, quantile, say, show, write_json
+from _plane import Json
+from _process import read_profile
+from _scene import Size, scene
+
+TARGET_NOTICE, TARGET_BURST, TARGET_MIB = 0.25, 2.0, 300.0
+
+
+def run(
+    nodes: Annotated[int, typer.Option(min=8, max=5000)] = 40,
+    jobs: Annotated[int, typer.Option(min=1, max=500, help="Of 8 workers each: 2 pipelines of 4 stages.")] = 4,
+    wave: Annotated[int, typer.Option(min=1, help="Jobs that are begun at the same time.")] = 10,
+    rest: Annotated[float, typer.Option(help="Seconds in which nothing happens.")] = 30,
+    notices: Annotated[int, typer.Option(min=0, help="One after the other, to one job after the other.")] = 8,
+    burst: Annotated[int, typer.Option(min=0, help="Jobs of which one node each gets notice at the same time.")] = 4,
+    repeat: Annotated[int, typer.Option(min=0, help="Bursts.")] = 2,
+    seed: int = 0,
+    profile: Annotated[bool, typer.Option("--profile", help="Where the operator's time goes; all is slower.")] = False,
+    json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
+) -> None:
+    """Start the jobs, leave them alone, give notice to single nodes and to many at once."""
+    amounts = {"rest": rest, "notices": notices, "burst": min(burst, jobs), "repeat": repeat}
+    main(_run(Size(nodes=nodes, jobs=jobs, wave=wave), amounts, random.Random(seed), profile, json))
+
+
+async def _run(size: Size, amounts: dict[str, float], rng: random.Random, profile: bool, out: Path | None) -> None:
+    figures: Json = {"machine": machine(), **asdict(size), **amounts}
+    with tempfile.TemporaryDirectory(prefix="bamboo-bench-") as name:
+        path = Path(name) / "profile" if profile else None
+        async with scene(Path(name), size, rng, path) as place:
+            figures["windows"] = windows = {"start": await place.start()}
+            say(f"all jobs run; {amounts['rest']:g} s of rest")
+            async with place.window() as windows["rest"]:
+                await asyncio.sleep(amounts["rest"])
+            async with place.window() as windows["notices"]:
+                figures["single"] = [await place.notice(1) for _ in range(int(amounts["notices"]))]
+            async with place.window() as windows["bursts"]:
+                figures["bursts"] = [await place.notice(int(amounts["burst"])) for _ in range(int(amounts["repeat"]))]
+            figures["troubles"] = place.troubles()
+        if path:
+            figures["profile"] = read_profile(path)
+    _show(size, figures)
+    write_json(out, figures)
+
+
+def _show(size: Size, figures: Json) -> None:
+    title = f"{size.jobs} jobs of {size.workers} workers, {size.nodes} nodes, {figures['machine']['cpus']} cores"
+    rows = [_latency("one notice", [n for one in figures["single"] for n in one], TARGET_NOTICE)]
+    for index, burst in enumerate(figures["bursts"]):
+        rows.append(_latency(f"burst {index + 1} of {len(burst)}", burst, TARGET_BURST))
+    show(f"{title}: taint's write to last survivor's plan, ms",
+         ("", "notices", "median", "p99", "max", "target p99", "first survivor, median", "write, median", "unheard"),
+         rows)  # fmt: skip
+    windows = figures["windows"]
+    cores = sorted({name for window in windows.values() for name in window["cores"]})
+    rows = [
+        [name, f"{w['seconds']:.0f}", f"{w['memory_mib']:.0f}", f"{w['peak_memory_mib']:.0f}",
+         f"{w['late'] * 1e3:.0f}", str(w["cuts"]), *(f"{w['cores'][c]:.2f}" for c in cores)]
+        for name, w in windows.items()
+    ]  # fmt: skip
+    show(f"cores by process; memory in MiB, target {TARGET_MIB:g}",
+         ("", "seconds", "RSS", "peak", "stand-ins late, ms", "channels cut", *cores), rows)  # fmt: skip
+    what = sorted({call for window in windows.values() for call in window["calls"]})
+    units = [
+        ("a start", "start", size.jobs),
+        ("a job and minute of rest", "rest", size.jobs * windows["rest"]["seconds"] / 60),
+        ("a single notice", "notices", len(figures["single"])),
+        ("a notice in a burst", "bursts", sum(map(len, figures["bursts"]))),
+    ]
+    rows = [[call, *(_calls(windows, name, call, count) for _, name, count in units)] for call in what]
+    show(
+        "API calls of the operator; with notices, beyond those of rest; for",
+        ("", *(said for said, _, _ in units)),
+        rows,
+    )
+    if ended := [f"{name}: {text}" for name, w in windows.items() for text in w["ended"]]:
+        say(f"{len(ended)} workers were told to end though they had no notice, such as {ended[0]}")
+    for line in figures["troubles"][:5]:
+        say(line)
+    if "profile" in figures:
+        counts, functions = figures["profile"]
+        seconds = sum(window["seconds"] for window in windows.values())
+        show("counted by cProfile", ("", "a second"), [[what, f"{n / seconds:.1f}"] for what, n in counts.items()])
+        rows = [[name, str(calls), f"{own:.1f}", f"{whole:.1f}"] for name, calls, own, whole in functions]
+        show("functions that took most", ("", "calls", "own seconds", "with callees"), rows)
+
+
+def _calls(windows: dict[str, Json], name: str, call: str, count: float) -> str:
+    if not count:
+        return ""
+    here, rest = windows[name], windows["rest"]
+    usual = rest["calls"].get(call, 0) / rest["seconds"] * here["seconds"] if name in ("notices", "bursts") else 0.0
+    return f"{max(0.0, here['calls'].get(call, 0) - usual) / count:.2f}"
+
+
+def _latency(name: str, notices: list[Json], target: float) -> list[str]:
+    last = [1e3 * n["last"] for n in notices if n["last"] is not None]
+    first = [1e3 * n["first"] for n in notices if n["first"] is not None]
+    written = median([1e3 * n["written"] for n in notices])
+    verdict = "met" if last and len(last) == len(notices) and quantile(last, 0.99) <= 1e3 * target else "missed"
+    return [
+        name, str(len(notices)), f"{median(last):.0f}", f"{quantile(last, 0.99):.0f}", f"{max(last, default=0):.0f}",
+        f"{1e3 * target:.0f}: {verdict}", f"{median(first):.0f}", f"{written:.0f}",
+        str(len(notices) - len(last)),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    typer.run(run)

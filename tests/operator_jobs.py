@@ -1,0 +1,58 @@
+"""Small jobs for the operator's tests, and what becomes of them if nothing happens."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.client import Json
+
+TEXT = str(Path(__file__).parents[1] / "LICENSE")
+TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
+
+
+def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json:
+    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": name},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": steps, "globalBatchSize": 16, "microBatchSize": 2},
+            "topology": {"stages": 4},
+            "standby": {"workers": standby},
+            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
+            "worker": {
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+                "template": {"spec": {"tolerations": TOLERATE}},
+            },
+            **spec,
+        },
+    }
+
+
+def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    found: list[str] = json.loads(done.stdout)["digests"]
+    return found
+
+
+def small(name: str, steps: int = 100_000, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
+    """A job of two stages: it starts as fast as a job can."""
+    found = manifest(name, steps, standby, **{"topology": {"stages": 2}, **spec})
+    if gpus != 1:
+        found["spec"]["worker"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
+    return found
+
+
+def wrapped(document: Json, command: list[str]) -> Json:
+    """The same job, whose workers run something else."""
+    document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
+    return document

@@ -1,0 +1,82 @@
+"""Which nodes a job uses: fallback pools, the way back, and how many pipelines there are to be."""
+
+import pytest
+
+from cluster.client import Json
+from cluster.handle import Cluster
+from cluster.nodes import on_demand, spot
+from operator_jobs import small
+from operator_process import Job, Operator, condition
+
+pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.slow]
+
+POOLS = [
+    {"name": "spot", "preset": "Karpenter", "pricePerHour": "0.9"},
+    {"name": "fallback", "capacity": "OnDemand", "preset": "Karpenter", "pricePerHour": "3", "afterSeconds": 4,
+     "revert": True},
+]  # fmt: skip
+
+
+def test_a_fallback_is_used_and_left_again(installed: Cluster, namespace: str, operator: Operator) -> None:
+    installed.add(on_demand("on-demand-large", "zone-b", gpus=27))
+    job = Job(installed.api, namespace, small("falling-back", gpus=9, nodePools=POOLS))
+    job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Unschedulable")
+    assert condition(job.status(), "FallbackActive")["status"] == "False"
+    assert "pool fallback is tried" in job.told("FallbackPool")
+    job.until("FallbackActive")
+    status = job.wait(lambda s: s["state"] == "Running" and float(s["cost"]["perHour"]) == 6, 90)
+    assert "2 worker(s) in node pool fallback" in condition(status, "FallbackActive")["message"]
+    assert status["workers"]["onDemand"] == 2
+
+    installed.add(spot("spot-large", "zone-d", gpus=27))
+    status = job.wait(
+        lambda s: condition(s, "FallbackActive")["status"] == "False" and float(s["cost"]["perHour"]) == 1.8, 120
+    )
+    job.until("WorkersReady")
+    job.until_pods(lambda pods: _in_pools(pods) == ["spot", "spot"])
+    status = job.status()
+    assert (status["workers"]["spot"], status["workers"]["onDemand"]) == (2, 0)
+    assert status["preemptions"] == 0, "what the operator itself wants is no preemption"
+    assert condition(status, "Running")["status"] == "True"
+
+
+def _in_pools(pods: dict[str, Json]) -> list[str]:
+    return sorted(pod["metadata"]["labels"]["bamboo.dev/node-pool"] for pod in pods.values())
+
+
+def test_full_pools_are_told(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("full", nodePools=[{**POOLS[0], "maxWorkers": 1}]))
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "PoolsFull")
+    assert "every node pool has its maxWorkers" in condition(status, "WorkersReady")["message"]
+    job.edit({"nodePools": POOLS})
+    job.until("WorkersReady")
+
+
+def test_a_job_is_scaled(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("scaled", elastic={"stabilizationSeconds": 1}))
+    job.until("WorkersReady")
+
+    def scale(pipelines: int) -> None:
+        installed.api.patch(f"{job.path}/scale", {"spec": {"replicas": pipelines}})
+
+    scale(2)
+    job.wait(lambda s: s["pipelines"] == {"desired": 2, "ready": 2, "degraded": 0}, 90)
+    found = installed.api.get(f"{job.path}/scale")
+    assert found["status"]["replicas"] == 2
+    selected = installed.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=found["status"]["selector"])
+    assert len(selected["items"]) == 4
+
+    scale(1)
+    job.wait(lambda s: s["pipelines"]["ready"] == 1, 60)
+    job.until_pods(lambda pods: len(pods) == 2)
+    status = job.wait(lambda s: s["state"] == "Running" and s["workers"]["ready"] == 2)
+    assert status["preemptions"] == 0
+
+    job.edit({"standby": {"workers": 1}})
+    job.wait(lambda s: s["workers"]["standby"] == 1)
+    job.edit({"redundancy": {"mode": "LazyForward"}})
+    job.told("ModeChanged")
+    job.edit({"training": {"steps": 5}})
+    assert "fixed while the job runs" in job.told("ChangeRefused")
+    assert job.status()["training"]["steps"] == 100_000

@@ -1,0 +1,318 @@
+"""What users and clouds do to a job on a real control plane: the operator dies, the API server is away, nodes go."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from cluster.client import Client, Json
+from cluster.handle import Cluster
+from cluster.nodes import GPU, spot
+from operator_jobs import digests_of_a_local_run, small, wrapped
+from operator_process import Job, Operator, condition
+
+pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+STEPS = 300
+AWAY_SECONDS = 10
+
+
+def story(name: str) -> Json:
+    return small(name, STEPS, standby=1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The digests of that story if nothing happens."""
+    return digests_of_a_local_run(story("undisturbed"), tmp_path_factory.mktemp("undisturbed"))
+
+
+def owners(job: Job) -> list[str]:
+    row: list[str] = json.loads(job.status()["plan"])["pipelines"][0]
+    return row
+
+
+def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("hungry", steps=20, gpus=9))
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Unschedulable")
+    said = condition(status, "WorkersReady")["message"]
+    assert "0 of 2 workers are ready; 2 worker(s) find no node: " in said
+    assert f"Insufficient {GPU}" in said
+    assert status["state"] == "Pending"
+    assert float(status["cost"]["perHour"]) == 0
+    assert "find no node" in job.told("Unschedulable")
+    installed.add(spot("spot-d", "zone-d", gpus=18))
+    status = job.until("Complete", seconds=90)
+    assert condition(status, "WorkersReady")["reason"] == "JobOver"
+
+
+def test_an_image_that_cannot_be_pulled_is_told(installed: Cluster, namespace: str, operator: Operator) -> None:
+    document = small("imageless")
+    document["spec"]["worker"]["image"] = "registry.invalid/no-such-image:1"
+    job = Job(installed.api, namespace, document)
+    assert "registry.invalid/no-such-image:1" in job.told("ImagePullBackOff")
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "ImagePullBackOff")
+    assert "2 worker(s) cannot start: " in condition(status, "WorkersReady")["message"]
+
+
+# The operator dies
+
+
+def _while_pods_start(job: Job, cluster: Cluster) -> None:
+    job.until_pods(lambda pods: any(pod["status"].get("phase") == "Running" for pod in pods.values()))
+
+
+def _right_after_the_start(job: Job, cluster: Cluster) -> None:
+    job.told("Started")
+
+
+def _in_a_takeover(job: Job, cluster: Cluster) -> None:
+    job.until("WorkersReady")
+    cluster.signal(job.namespace, owners(job)[1], signal.SIGKILL)
+
+
+def _while_healing(job: Job, cluster: Cluster) -> None:
+    _in_a_takeover(job, cluster)
+    job.told("Takeover")
+
+
+def _in_a_notice(job: Job, cluster: Cluster) -> None:
+    job.until("WorkersReady")
+    node = job.pods()[owners(job)[0]]["spec"]["nodeName"]
+    cluster.taint(node, "aws-node-termination-handler/spot-itn", "event", "NoSchedule")
+
+
+def _at_the_end(job: Job, cluster: Cluster) -> None:
+    job.told("Complete", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("until", "away"),
+    [
+        (_while_pods_start, 1),
+        (_right_after_the_start, 0),
+        (_in_a_takeover, 1),
+        (_while_healing, 0),
+        (_in_a_notice, 1),
+        (_right_after_the_start, 15),  # all steps are done before it is back
+        (_at_the_end, 0),
+    ],
+)
+def test_the_operator_may_die_at_any_time(
+    installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
+    until: Callable[[Job, Cluster], None], away: float,
+) -> None:  # fmt: skip
+    job = Job(installed.api, namespace, story("mortal"))
+    until(job, installed)
+    operator.kill()
+    time.sleep(away)
+    operator.start()
+    status = job.until("Complete", seconds=120)
+    assert status["digests"] == undisturbed
+    assert status["training"]["step"] == STEPS
+    job.until_pods(lambda pods: all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods.values()))
+    assert not [pair for pair in job.events() if pair[0] in ("StageLost", "WorkersGone")]
+
+
+@pytest.mark.slow
+def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("orphan", standby=1))
+    job.until("WorkersReady")
+    victim = owners(job)[1]
+    operator.kill()
+    installed.signal(namespace, victim, signal.SIGKILL)
+    installed.api.wait(
+        f"/api/v1/namespaces/{namespace}/pods/{victim}", lambda pod: pod["status"].get("phase") == "Failed"
+    )
+    operator.start()
+    began = time.monotonic()
+    job.told("TakenOver")
+    assert time.monotonic() - began < 10, "it waited for a worker that was known to be gone"
+    status = job.wait(lambda s: condition(s, "WorkersReady")["status"] == "True" and s["state"] == "Running")
+    assert victim not in owners(job)
+    assert len([pod for pod in job.pods().values() if pod["status"]["phase"] == "Running"]) == 3
+    assert condition(status, "Degraded")["status"] == "False"
+
+
+@contextmanager
+def _hanging(cluster: Cluster) -> Iterator[None]:
+    """The API server answers nothing."""
+    pid = cluster.status()["processes"]["kube-apiserver"]
+    subprocess.run(["kill", "-STOP", str(pid)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["kill", "-CONT", str(pid)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("absence", [Cluster.without, _hanging])
+def test_the_api_server_may_be_away(
+    installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
+    absence: Callable[[Cluster], AbstractContextManager[None]],
+) -> None:  # fmt: skip
+    document = story("cut-off")
+    job = Job(installed.api, namespace, document)
+    job.until("WorkersReady")
+    victim = owners(job)[1]
+    with absence(installed):
+        time.sleep(1)
+        installed.signal(namespace, victim, signal.SIGKILL)
+        time.sleep(AWAY_SECONDS - 1)  # all steps are done before it is back
+    _until_ready(installed.api)
+    status = job.until("Complete", seconds=90)
+    assert status["digests"] == undisturbed
+    assert status["preemptions"] == 1
+    assert status["takeovers"] >= 1
+    assert {"Takeover", "TakenOver", "Complete"} <= {reason for reason, _ in job.events()}
+    job.until_pods(lambda pods: all(pod["status"].get("phase") in ("Succeeded", "Failed") for pod in pods.values()))
+    assert operator.alive
+
+
+def _until_ready(api: Client) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            api.text("GET", "/readyz")
+            return
+        except Exception:
+            assert time.monotonic() < deadline, "the API server does not come back"
+            time.sleep(0.5)
+
+
+# Nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "value", "effect", "reason"),
+    [
+        ("aws-node-termination-handler/spot-itn", "event", "NoSchedule", "AwsSpotInterruption"),
+        ("karpenter.sh/disrupted", "", "NoSchedule", "KarpenterDisruption"),
+        ("cloudprovider.azure.microsoft.com/draining", "spot-eviction", "NoSchedule", "AzureSpotEviction"),
+    ],
+)
+def test_a_taint_concerns_all_jobs_on_the_node(
+    installed: Cluster, namespace: str, operator: Operator, key: str, value: str, effect: str, reason: str
+) -> None:
+    jobs = [Job(installed.api, namespace, small(name, standby=1)) for name in ("one", "other")]
+    for job in jobs:
+        job.until("WorkersReady", seconds=90)
+    placed = {job.name: {w: pod["spec"]["nodeName"] for w, pod in job.pods().items()} for job in jobs}
+    node = placed["one"][owners(jobs[0])[0]]
+    assert all(node in where.values() for where in placed.values()), f"the jobs share no node: {placed}"
+    installed.taint(node, key, value, effect)
+    for job in jobs:
+        worker = next(w for w, where in placed[job.name].items() if where == node)
+        assert job.told(reason).startswith(f"{worker}: node {node} ")
+        job.until_pods(lambda pods, worker=worker: worker not in pods)
+        job.wait(lambda s, worker=worker: worker not in s["plan"] and condition(s, "WorkersReady")["status"] == "True")
+        assert all(pod["spec"]["nodeName"] != node for pod in job.pods().values())
+        assert job.status()["preemptions"] == 1
+        reasons = [pair[0] for pair in job.events()]
+        assert "Takeover" not in reasons, f"the notice was of no use: {job.events()}"
+
+
+@pytest.mark.slow
+def test_a_cordon_means_nothing_and_a_notice_may_be_withdrawn(
+    installed: Cluster, namespace: str, operator: Operator
+) -> None:
+    job = Job(installed.api, namespace, small("staying"))
+    job.until("WorkersReady")
+    before = job.pods().keys()
+    worker = owners(job)[0]
+    node = job.pods()[worker]["spec"]["nodeName"]
+    for other in ("spot-a", "spot-b", "spot-c"):
+        installed.api.patch(f"/api/v1/nodes/{other}", {"spec": {"unschedulable": True}})
+    time.sleep(3)
+    assert job.status()["preemptions"] == 0
+    # nobody is spare, and there is time: the worker stays as long as it can
+    installed.taint(node, "ToBeDeletedByClusterAutoscaler", "1", "NoSchedule")
+    job.told("NoticeReceived")
+    installed.untaint(node, "ToBeDeletedByClusterAutoscaler")
+    job.told("NoticeWithdrawn")
+    for other in ("spot-a", "spot-b", "spot-c"):
+        installed.api.patch(f"/api/v1/nodes/{other}", {"spec": {"unschedulable": None}})
+    job.wait(lambda s: s["state"] == "Running" and condition(s, "WorkersReady")["status"] == "True")
+    job.until_pods(lambda pods: before <= pods.keys() and len(pods) == 2)
+
+
+# Failures
+
+
+def test_a_worker_that_crashes_again_and_again(installed: Cluster, namespace: str, operator: Operator) -> None:
+    crash = ["sh", "-c", "echo I give up >&2; exit 7"]
+    job = Job(installed.api, namespace, wrapped(small("crashing", failurePolicy={"backoffLimit": 2}), crash))
+    status = job.until("Failed")
+    failed = condition(status, "Failed")
+    assert failed["reason"] == "BackoffLimitExceeded"
+    assert "exited with code 7: I give up" in failed["message"]
+    assert status["restarts"] == 3
+    assert status["preemptions"] == 0
+
+    rules = [{"name": "hopeless", "onExitCodes": [7], "action": "FailJob"}]
+    job = Job(installed.api, namespace, wrapped(small("hopeless", failurePolicy={"rules": rules}), crash))
+    failed = condition(job.until("Failed"), "Failed")
+    assert failed["reason"] == "FailurePolicy"
+    assert "rule hopeless" in failed["message"]
+
+
+@pytest.mark.slow
+def test_a_worker_out_of_memory_is_named(installed: Cluster, namespace: str, operator: Operator) -> None:
+    rules = [{"name": "memory", "onExitCodes": [137], "action": "FailJob"}]
+    job = Job(installed.api, namespace, small("greedy", standby=1, failurePolicy={"rules": rules}))
+    job.until("WorkersReady")
+    installed.signal(namespace, owners(job)[0], signal.SIGKILL, reason="OOMKilled")
+    failed = condition(job.until("Failed"), "Failed")
+    assert "OOMKilled" in failed["message"]
+
+
+# The end
+
+
+@pytest.mark.slow
+def test_a_job_is_deleted_at_any_time(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("starting"))
+    job.until_pods(bool)
+    job.delete()
+    job.until_gone()
+    job = Job(installed.api, namespace, small("starting"))  # the same name again
+    job.until("Running")
+    job.delete()
+    job.until_gone()
+    job = Job(installed.api, namespace, small("doomed"))
+    job.until("Running")
+    installed.api.delete(f"/api/v1/namespaces/{namespace}")
+    installed.api.wait(f"/api/v1/namespaces/{namespace}", lambda found: not found, 90)
+    assert operator.alive
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "phases"), [("Running", {"Succeeded"}), ("All", set()), ("None", {"Succeeded"})])
+def test_pods_are_cleaned_up(
+    installed: Cluster, namespace: str, operator: Operator, policy: str, phases: set[str]
+) -> None:
+    job = Job(installed.api, namespace, small("ending", steps=20, cleanPodPolicy=policy))
+    job.until("Complete", seconds=90)
+    job.until_pods(lambda pods: {pod["status"].get("phase") for pod in pods.values()} == phases, 30)
+    time.sleep(2)
+    assert {pod["status"].get("phase") for pod in job.pods().values()} == phases
+    job.edit({"ttlSecondsAfterFinished": 1})
+    job.until_gone(30)
+
+
+@pytest.mark.slow
+def test_a_job_has_a_deadline_and_goes_after_its_time(installed: Cluster, namespace: str, operator: Operator) -> None:
+    job = Job(installed.api, namespace, small("late", activeDeadlineSeconds=12, ttlSecondsAfterFinished=8))
+    status = job.until("Failed")
+    assert condition(status, "Failed")["reason"] == "DeadlineExceeded"
+    assert {"startTime", "completionTime", "workersCreated", "selector", "plan"} <= status.keys()
+    time.sleep(2)
+    assert job.status()["state"] == "Failed"
+    job.until_gone(30)

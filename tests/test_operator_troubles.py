@@ -1,0 +1,73 @@
+"""Why workers do not start, and which of them are not wanted any more."""
+
+import pytest
+
+from bamboo.spec import NodePool
+from bamboo_operator.surplus import surplus
+from bamboo_operator.troubles import Trouble, troubles
+from operator_kit import at, pod
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+POOLS = (NodePool(name="spot"), NodePool(name="dear", after_seconds=5))
+
+
+def pending(*conditions, **waiting):
+    container = {"name": "trainer", "image": "x:1", "state": {"waiting": waiting}}
+    found = pod(phase="Pending")
+    found["status"] |= {"conditions": list(conditions), "containerStatuses": [container] if waiting else []}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], []),
+        ([pod()], []),
+        ([pending()], []),
+        ([pending(reason="ContainerCreating")], []),
+        ([pending(UNSCHEDULABLE), pending(UNSCHEDULABLE)], ["Unschedulable: 2 worker(s) find no node: 0/3 nodes"]),
+        (
+            [pending(reason="ErrImagePull", message="not found"), pending(reason="ImagePullBackOff")],
+            ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found"],
+        ),
+        (
+            [pending(reason="CreateContainerConfigError", message='secret "s" not found')],
+            ['CreateContainerConfigError: 1 worker(s) cannot start: CreateContainerConfigError: secret "s" not found'],
+        ),
+        ([pending(reason="InvalidImageName")], ["InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1"]),
+        ([pod(phase="Failed", ended={"exitCode": 1})], []),
+    ],
+)
+def test_troubles(pods, expected):
+    found = troubles({f"w{number}": each for number, each in enumerate(pods)})
+    assert [f"{trouble.reason}: {trouble.message}" for trouble in found] == expected
+
+
+def test_a_pod_that_is_deleted_is_no_trouble():
+    gone = pending(UNSCHEDULABLE)
+    gone["metadata"]["deletionTimestamp"] = at(0)
+    assert troubles({"w0": gone}) == ()
+    assert troubles({"w0": gone, "w1": pending(UNSCHEDULABLE)}) == (
+        Trouble("Unschedulable", "1 worker(s) find no node: 0/3 nodes"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "standby", "leaving", "wanted", "expected"),
+    [
+        ([], ["w3"], [], 4, None),  # as many as wanted
+        ([], ["w3"], [], 3, "w3"),
+        ([], [], [], 3, None),  # all are at work
+        ([], ["w3"], ["w0"], 3, None),  # one at a time
+        (["w1", "w2"], ["w3"], [], 2, "w2"),  # who waits goes first
+        ([], ["w1", "w3"], [], 2, "w1"),  # of the last pool
+    ],
+)
+def test_who_is_given_back(waiting, standby, leaving, wanted, expected):
+    placed = {"w0": "spot", "w1": "dear", "w2": "dear", "w3": "spot"}
+    assert surplus(POOLS, placed, waiting, standby, leaving, wanted) == expected
+
+
+def test_of_equals_the_newest_is_given_back():
+    placed = {f"w{number}": "" for number in (2, 9, 10)}
+    assert surplus((), placed, [], list(placed), [], 1) == "w10"
