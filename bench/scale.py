@@ -23,6 +23,14 @@ from _scene import Size, scene
 
 TARGET_NOTICE, TARGET_BURST, TARGET_MIB = 0.25, 2.0, 300.0
 
+PLAIN = (  # name, key in a window, scale
+    ("seconds", "seconds", 1.0),
+    ("operator's memory (RSS), MiB", "memory_mib", 1.0),
+    ("its highest so far, MiB", "peak_memory_mib", 1.0),
+    ("channels that broke", "cuts", 1.0),
+    ("stand-ins' loop late by at most, ms", "late", 1e3),
+)
+
 
 def run(
     nodes: Annotated[int, typer.Option(min=8, max=5000)] = 40,
@@ -70,14 +78,10 @@ def _show(size: Size, figures: Json) -> None:
          ("", "notices", "median", "p99", "max", "target p99", "first survivor, median", "write, median", "unheard"),
          rows)  # fmt: skip
     windows = figures["windows"]
-    cores = sorted({name for window in windows.values() for name in window["cores"]})
-    rows = [
-        [name, f"{w['seconds']:.0f}", f"{w['memory_mib']:.0f}", f"{w['peak_memory_mib']:.0f}",
-         f"{w['late'] * 1e3:.0f}", str(w["cuts"]), *(f"{w['cores'][c]:.2f}" for c in cores)]
-        for name, w in windows.items()
-    ]  # fmt: skip
-    show(f"cores by process; memory in MiB, target {TARGET_MIB:g}",
-         ("", "seconds", "RSS", "peak", "stand-ins late, ms", "channels cut", *cores), rows)  # fmt: skip
+    rows = [[name, *(f"{w[key] * scale:.0f}" for w in windows.values())] for name, key, scale in PLAIN]
+    for name in windows["start"]["cores"]:
+        rows.append([f"cores: {name}", *(f"{w['cores'][name]:.2f}" for w in windows.values())])
+    show(f"what it takes; target for memory: {TARGET_MIB:g} MiB", ("", *windows), rows)
     what = sorted({call for window in windows.values() for call in window["calls"]})
     units = [
         ("a start", "start", size.jobs),

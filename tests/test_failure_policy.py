@@ -57,6 +57,22 @@ def test_a_disruption_is_no_failure(code: int | None) -> None:
     assert world.state.failures == ()
 
 
+def test_how_a_worker_ended_may_be_known_later_than_that_it_is_lost() -> None:
+    world = policy(0)
+    world.lose("w1")
+    assert world.finish is None
+    crash(world, "w1", 137)
+    assert world.finish is not None
+    assert "w1 exit code 137" in world.finish.message
+
+
+def test_a_worker_is_judged_once() -> None:
+    world = policy(1)
+    crash(world, "w1", 7)
+    crash(world, "w1", 7)
+    assert len(world.state.failures) == 1
+
+
 def test_a_committed_step_forgives() -> None:
     world = policy(1)
     crash(world, "w1", 1)

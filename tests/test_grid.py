@@ -76,3 +76,12 @@ def test_problems_of_a_plan_are_named() -> None:
     assert plan_problems(plan) == []
     broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
     assert len(plan_problems(broken)) == 3
+
+
+def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
+    """Workers in zones b, c, a, c, b: b, c, b, a keeps all neighbours apart, b, c, a, b does not."""
+    peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
+    plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, 8, RedundancyMode.LAZY_FORWARD)
+    zone = {p.worker: p.zone for p in peers}
+    row = [zone[a.owner] for a in plan.pipelines[0]]
+    assert all(one != other for one, other in zip(row, [*row[1:], row[0]], strict=True)), row

@@ -48,6 +48,7 @@ def test_a_job_survives_its_nodes_and_its_operator(
     on_it = [w for w in owners if job.pods()[w]["spec"]["nodeName"] == node]
     installed.signal(namespace, on_it[0], signal.SIGKILL)
     job.wait(lambda status: status["preemptions"] > before, 30)
+    assert f"lost {on_it[0]}" in job.told("Takeover")
 
     # the operator dies, and a worker while it is away
     operator.kill()

@@ -223,7 +223,8 @@ def test_a_taint_concerns_all_jobs_on_the_node(
 def test_a_cordon_means_nothing_and_a_notice_may_be_withdrawn(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    job = Job(installed.api, namespace, small("staying"))
+    training = {"steps": 100_000, "globalBatchSize": 1024, "microBatchSize": 2}  # a step of more than a second
+    job = Job(installed.api, namespace, small("staying", training=training))
     job.until("WorkersReady")
     before = job.pods().keys()
     worker = owners(job)[0]
@@ -232,7 +233,6 @@ def test_a_cordon_means_nothing_and_a_notice_may_be_withdrawn(
         installed.api.patch(f"/api/v1/nodes/{other}", {"spec": {"unschedulable": True}})
     time.sleep(3)
     assert job.status()["preemptions"] == 0
-    # nobody is spare, and there is time: the worker stays as long as it can
     installed.taint(node, "ToBeDeletedByClusterAutoscaler", "1", "NoSchedule")
     job.told("NoticeReceived")
     installed.untaint(node, "ToBeDeletedByClusterAutoscaler")

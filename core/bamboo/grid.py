@@ -55,6 +55,23 @@ def ring(peers: Sequence[Peer], size: int) -> list[Peer]:
     return chosen
 
 
+def close_ring(row: list[Peer], spare: Sequence[Peer]) -> list[Peer]:
+    """The row with its last worker changed for another one, if that keeps more neighbours apart: its ends meet, too."""
+    best, last = row, len(row) - 1
+    for index in range(1, last):
+        swapped = list(row)
+        swapped[index], swapped[last] = swapped[last], swapped[index]
+        best = min(best, swapped, key=_touching)
+    for peer in spare:
+        best = min(best, [*row[:last], peer], key=_touching)
+    return best
+
+
+def _touching(row: Sequence[Peer]) -> int:
+    """How many neighbours in the ring share a zone."""
+    return sum(a.zone == b.zone for a, b in zip(row, [*row[1:], row[0]], strict=True))
+
+
 def shadow_of(row: Sequence[WorkerId], stage: int) -> WorkerId | None:
     """The worker that keeps a stage's replica: the nearest predecessor in the ring that is another worker."""
     for back in range(1, len(row)):
@@ -73,8 +90,12 @@ def initial_plan(
 ) -> Plan:
     """The first plan: needs stages x pipelines workers; those that are left stand by."""
     depth, redundant = len(stages), mode is not RedundancyMode.NONE
-    order = [p.worker for p in ring(peers, depth * pipelines)]
-    rows = [order[d * depth : (d + 1) * depth] for d in range(pipelines)]
+    order = ring(peers, depth * pipelines)
+    rows: list[list[WorkerId]] = []
+    for d in range(pipelines):
+        used = {p.worker for p in order} | {w for row in rows for w in row}
+        spare = [p for p in peers if p.worker not in used]
+        rows.append([p.worker for p in close_ring(order[d * depth : (d + 1) * depth], spare)])
     cells = tuple(
         tuple(
             Assignment(owner=w, replicas=tuple(filter(None, [shadow_of(row, s)])) if redundant else ())

@@ -67,6 +67,7 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
     """Declare a worker lost, for good. exit_code: if its process ended; negative for a signal."""
     state = turn.state
     if worker in state.gone:
+        _learn(turn, worker, detail, exit_code)
         return
     if worker not in state.workers:
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
@@ -92,8 +93,22 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         turn.do(Emit("WorkerLeft", f"{worker} has left after its notice"))
     turn.refuse(worker, "DeclaredLost", detail)
     turn.do(RemoveWorker(worker))
-    if not record.released:
+    if record.released:
+        return
+    if exit_code is None:
+        turn.set(unjudged=turn.state.unjudged | {worker})
+    else:
         _judge(turn, worker, detail, exit_code)
+
+
+def _learn(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """How a worker ended is often known only after its neighbours have missed it."""
+    if exit_code is None or worker not in turn.state.unjudged:
+        return
+    turn.set(unjudged=turn.state.unjudged - {worker})
+    if exit_code > 0 and exit_code != EXIT_FENCED:
+        turn.do(Emit("WorkerEnded", f"{worker} {detail}", True))
+    _judge(turn, worker, detail, exit_code)
 
 
 def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:

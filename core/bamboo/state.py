@@ -80,6 +80,7 @@ class State:
     last_progress: float = 0.0
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
     restarts: int = 0  # all such failures
+    unjudged: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0
