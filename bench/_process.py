@@ -53,7 +53,8 @@ def operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[O
     (folder / "key").write_bytes(secrets.token_bytes(32))
     watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
     command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
-    command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--key-file", str(folder / "key")]
+    command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
+    command += ["--key-file", str(folder / "key")]
     path = folder / "operator.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log)

@@ -118,7 +118,7 @@ def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
 META = JobMeta(uid="0b5f1f0e-1111-4222-8333-444455556666")
 SETTINGS = OperatorSettings(coordinator_url="ws://bamboo.bamboo-system:8090/v1/workers", image="trainer:1")
 GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
-OWN_ENV = ["BAMBOO_WORKER", "BAMBOO_COORDINATOR", "BAMBOO_TOKEN_FILE", "POD_IP"]
+OWN_ENV = ["BAMBOO_WORKER", "BAMBOO_COORDINATOR", "BAMBOO_TOKEN_FILE", "POD_IP", "BAMBOO_GRACE_SECONDS"]
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}},
     "spec": {

@@ -54,14 +54,16 @@ class Operator:
         self._namespace = namespace
         self._kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig")
         (folder / "key").write_bytes(secrets.token_bytes(32))
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
             self.port: int = free.getsockname()[1]
+            self.web_port: int = other.getsockname()[1]
         self.log = folder / "operator.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "bamboo_operator", "--listen", f"127.0.0.1:{self.port}"]
+        command += ["--web-listen", f"127.0.0.1:{self.web_port}"]
         command += ["--namespace", self._namespace, "--key-file", str(self._folder / "key")]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -171,10 +171,12 @@ def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced()
         world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
         world.tell(Received(worker, protocol.WorkerReady()))
     world.now += 11
-    state, commands = coordinator.step(world.state, Received("w0", protocol.Heartbeat(step=1)), world.now)
-    assert state.phase == "Running"
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(Received(worker, protocol.Heartbeat(step=1)))
+    state, commands = coordinator.step(world.state, Tick(), world.now)
+    assert (state.phase, state.preemptions) == ("Running", 1)
     assert RemoveWorker("w1") in commands
-    assert AddWorkers(1) in coordinator.step(state, Received("w0", protocol.Heartbeat(step=1)), world.now)[1]
+    assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
 
 
 def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:
@@ -218,6 +220,29 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     assert world.state.workers["w1"].notice_until is None
     assert world.state.plan is not None
     assert {len(world.state.plan.owned_by(w)) for w in world.state.plan.worker_ids()} <= {0, 1}
+
+
+def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
+    world = World(3, 1, 1)
+    world.settle()
+    world.tell(Notice("w1", 1e9))
+    world.tell(Received("w1", protocol.NoticeReceived(seconds=2e9)))
+    world.tell(NoticeWithdrawn("w1"))
+    world.settle()
+    assert world.state.plan is not None
+    assert "w1" not in {world.state.plan.at(c).owner for c in world.state.plan.cells()}
+
+
+def test_heartbeats_and_the_mere_passing_of_time_decide_nothing() -> None:
+    world = World(3, 2, 1)
+    world.settle()
+    assert world.state.calm
+    beat = protocol.Heartbeat(step=7, doing="thinking")
+    state, commands = coordinator.step(world.state, Received("w1", beat), world.now + 1)
+    assert not commands
+    assert (state.workers["w1"].seen, state.workers["w1"].doing) == (world.now + 1, "thinking")
+    assert coordinator.step(state, Tick(), world.now + 1)[0] is state
+    assert not coordinator.step(state, Notice("w1", 60), world.now + 1)[0].calm
 
 
 def test_a_later_notice_can_only_shorten_the_time() -> None:

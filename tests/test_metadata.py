@@ -470,6 +470,6 @@ def test_the_operator_sets_it_in_pods_and_a_template_may_overrule() -> None:
 def test_the_operator_refuses_an_unknown_cloud() -> None:
     app = typer.Typer()
     app.command()(command)
-    result = CliRunner().invoke(app, ["--metadata", "moon"])
+    result = CliRunner().invoke(app, ["--key-file", "x", "--metadata", "moon"])
     assert result.exit_code == EXIT_USAGE
     assert '--metadata: expected one of off, auto, aws, gcp, azure, got "moon"' in result.output

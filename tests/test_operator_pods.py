@@ -141,9 +141,12 @@ def test_the_whole_pod_of_the_smallest_job():
                         {"name": "BAMBOO_COORDINATOR", "value": SETTINGS.coordinator_url},
                         {"name": "BAMBOO_TOKEN_FILE", "value": "/var/run/secrets/bamboo.dev/token"},
                         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                        {"name": "BAMBOO_GRACE_SECONDS", "value": "30"},
                         {"name": "HOME", "value": "/tmp"},
                         {"name": "USER", "value": "bamboo"},
+                        {"name": "BAMBOO_METRICS_PORT", "value": "8080"},
                     ],
+                    "ports": [{"name": "metrics", "containerPort": 8080}],
                     "resources": {},
                     "volumeMounts": [
                         {"name": "tmp", "mountPath": "/tmp"},
@@ -211,6 +214,13 @@ def test_presets(preset, capacity, labels, expressions, tolerated):
 def test_devices_are_tolerated():
     assert {"key": "nvidia.com/gpu", "operator": "Exists"} in render(resources=GPU)["spec"]["tolerations"]
     assert trainer(render(resources=GPU))["resources"] == {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}}
+
+
+def test_metrics_have_a_port_unless_the_network_is_the_hosts():
+    own = {"containers": [{"name": "trainer", "ports": [{"containerPort": 9000}]}]}
+    assert trainer(render(template={"spec": own}))["ports"][1:] == [{"containerPort": 9000}]
+    shared = render(template={"spec": {"hostNetwork": True, **own}})
+    assert trainer(shared)["ports"] == [{"containerPort": 9000}]
 
 
 def test_a_queue_and_a_spread():

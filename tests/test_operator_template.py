@@ -42,7 +42,7 @@ def test_what_the_user_may_change():
     assert spec["terminationGracePeriodSeconds"] == 90
     assert spec["volumes"][0] == {"name": "tmp", "emptyDir": {"medium": "Memory"}}
     assert trainer(pod)["image"] == "mine:2"
-    assert [e["name"] for e in trainer(pod)["env"]] == [*OWN_ENV, "HOME", "USER", "IP"]
+    assert [e["name"] for e in trainer(pod)["env"]] == [*OWN_ENV, "HOME", "USER", "BAMBOO_METRICS_PORT", "IP"]
     assert trainer(pod)["securityContext"]["allowPrivilegeEscalation"] is False
     assert template_problems(job(worker={"template": TEMPLATE})) == []
     kept = render(template=TEMPLATE)
@@ -176,8 +176,8 @@ def test_no_template_breaks_what_the_operator_owns(template, where):
     assert pod["spec"]["restartPolicy"] == "Never"
     assert [v for v in pod["spec"]["volumes"] if v["name"] == "bamboo-token"] == bare["spec"]["volumes"][-1:]
     env = trainer(pod)["env"]
-    assert env[:4] == trainer(bare)["env"][:4]
-    assert not {e.get("name") for e in env[4:]} & set(OWN_ENV)
+    assert env[:5] == trainer(bare)["env"][:5]
+    assert not {e.get("name") for e in env[5:]} & set(OWN_ENV)
     assert trainer(pod)["volumeMounts"][-1] == trainer(bare)["volumeMounts"][-1]
     assert bare["spec"].get("nodeSelector", {}).items() <= pod["spec"].get("nodeSelector", {}).items()
 

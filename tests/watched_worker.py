@@ -21,4 +21,4 @@ class Unobserved:
 def main(**arguments: str) -> int:
     url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
     arguments.pop("trace", None)
-    return worker.main(**arguments, metadata=Wanted(cloud=Cloud.GCP, url=url))
+    return worker.main(**arguments, place=worker.Place(metadata=Wanted(cloud=Cloud.GCP, url=url)))

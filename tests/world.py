@@ -1,6 +1,7 @@
 """Model workers around the real coordinator, to see what it decides."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from bamboo import coordinator, protocol
@@ -50,11 +51,24 @@ class World:
         self.held: dict[str, dict[int, int]] = {}  # what workers say that they hold, stage by stage
         self.tell(Tick())
 
+    def check_calm(self, event: object) -> None:
+        """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
+        if not self.state.calm or self.state.phase != "Running":
+            return
+        for seconds in (0.1, 3600.0):
+            now = self.now + seconds
+            workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
+            state = replace(self.state, calm=False, workers=workers, links={}, last_progress=now)
+            after, commands = coordinator.step(state, Tick(), now)
+            assert not commands
+            assert after == replace(state, calm=True)
+
     def tell(self, event: object) -> None:
         self.now += 0.01
         before = self.state
         self.state, commands = coordinator.step(self.state, event, self.now)  # type: ignore[arg-type]
         assert coordinator.step(before, event, self.now) == (self.state, commands)  # type: ignore[arg-type]
+        self.check_calm(event)
         for command in commands:
             match command:
                 case AddWorkers(count):

@@ -68,6 +68,20 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             return state, (Send(event.hello.worker, stop), RemoveWorker(event.hello.worker))
         return state, ()
     turn = Turn(state, now)
+    _take_in(turn, event)
+    if _changes_nothing(state, event, turn):
+        return turn.state, tuple(turn.commands)
+    if turn.state.phase != "Over":
+        staff(turn)
+        reconcile(turn)
+    if turn.state.phase == "Running":
+        finish_if_done(turn)
+    if turn.state.phase == "Saving":
+        ask_to_save(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _take_in(turn: Turn, event: Event) -> None:
     match event:
         case WorkerJoined(hello):
             joined(turn, hello)
@@ -78,7 +92,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
         case WorkerLost(worker, detail, exit_code):
             lost(turn, worker, detail, exit_code)
         case Notice(worker, seconds, wanted):
-            notice(turn, worker, seconds, wanted)
+            notice(turn, worker, seconds, wanted=wanted)
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
         case SpecChanged(spec):
@@ -87,14 +101,13 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
             turn.finish(outcome or Outcome.INTERRUPTED, reason, message)
         case Tick():
             _tick(turn)
-    if turn.state.phase != "Over":
-        staff(turn)
-        reconcile(turn)
-    if turn.state.phase == "Running":
-        finish_if_done(turn)
-    if turn.state.phase == "Saving":
-        ask_to_save(turn)
-    return turn.state, tuple(turn.commands)
+
+
+def _changes_nothing(before: State, event: Event, turn: Turn) -> bool:
+    """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
+    if isinstance(event, Received):
+        return isinstance(event.message, protocol.Heartbeat)
+    return isinstance(event, Tick) and before.calm and turn.state is before
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:

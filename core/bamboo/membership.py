@@ -70,8 +70,13 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         _learn(turn, worker, detail, exit_code)
         return
     if worker not in state.workers:
-        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True))
+        had_joined = state.phase == "Recovering" and not (exit_code and exit_code > 0)  # or so it seems
+        turn.set(
+            gone=state.gone | {worker},
+            requested=max(0, state.requested - 1),
+            preemptions=state.preemptions + had_joined,
+        )
+        turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True), RemoveWorker(worker))
         _judge(turn, worker, detail, exit_code)
         return
     record = state.workers[worker]
@@ -129,9 +134,14 @@ def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> 
         turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
 
 
-def notice(turn: Turn, worker: WorkerId, seconds: float, wanted: bool = False) -> None:
-    """The worker will be taken away in that many seconds; a later notice can only shorten that."""
+def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:
+    """The worker will be taken away in that many seconds; a later notice can only shorten that.
+
+    own: the worker itself says so, and only it could take that back.
+    """
     record, until = turn.state.workers.get(worker), turn.now + seconds
+    if record is not None and own:
+        turn.worker(worker, notice_own=True)
     if record is None or (record.notice_until is not None and record.notice_until <= until):
         return
     turn.worker(worker, notice_until=until, notice_seconds=seconds)
@@ -147,7 +157,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, wanted: bool = False) -
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     """The worker may stay after all, unless it has been told to leave."""
     record = turn.state.workers.get(worker)
-    if record is None or record.notice_until is None or record.released:
+    if record is None or record.notice_until is None or record.notice_own or record.released:
         return
     turn.worker(worker, notice_until=None, free_since_step=None)
     turn.do(Emit("NoticeWithdrawn", f"{worker} may stay"))

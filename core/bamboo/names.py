@@ -1,5 +1,7 @@
 """Every name that two parts must agree on: labels, environment, exit codes, ports. Standard library only."""
 
+import hashlib
+
 GROUP = "bamboo.dev"
 VERSION = "v1alpha1"
 KIND = "BambooJob"
@@ -21,11 +23,18 @@ ENV_COORDINATOR = "BAMBOO_COORDINATOR"
 ENV_TOKEN_FILE = "BAMBOO_TOKEN_FILE"  # noqa: S105 - the variable's name, not a secret
 ENV_HOST = "POD_IP"
 ENV_ZONE = "BAMBOO_ZONE"
+ENV_GRACE = "BAMBOO_GRACE_SECONDS"  # seconds from SIGTERM to SIGKILL
 ENV_METADATA = "BAMBOO_METADATA"  # whose metadata endpoint the worker watches for notices
 ENV_METADATA_URL = "BAMBOO_METADATA_URL"
 ENV_METADATA_REBALANCE = "BAMBOO_METADATA_REBALANCE"
 ENV_METADATA_ACKNOWLEDGE = "BAMBOO_METADATA_ACKNOWLEDGE"
 METADATA_CHOICES = ("off", "auto", "aws", "gcp", "azure")
+ENV_METRICS_PORT = "BAMBOO_METRICS_PORT"  # where the worker serves its own metrics; unset: nowhere
+ENV_CA = "BAMBOO_CA"  # PEM of the authority that signed the coordinator's certificate
+
+WORKERS_PORT = 8765  # of the operator: control channels
+WEB_PORT = 8080  # of the operator: health, metrics, job pages
+METRICS_PORT = 8080  # of a worker's pod
 
 HEARTBEAT_SECONDS = 0.2
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
@@ -35,6 +44,7 @@ ALONE_SECONDS = 300.0  # and that long for the first one, if there are any that 
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
 TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tokens
+PAGE_AUDIENCE = "bamboo.dev/page"  # of the tokens with which people look at job pages
 TOKEN_SECONDS = 3600
 TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105
 GRACE_SECONDS = 30  # what a worker's pod is given to leave
@@ -45,3 +55,14 @@ LABEL_WORKER_INDEX = f"{GROUP}/worker-index"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+
+NAME_LENGTH = 63  # of a DNS label
+
+
+def worker_name(job: str, number: int) -> str:
+    """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
+    suffix = f"-w{number}"
+    if len(job) + len(suffix) <= NAME_LENGTH:
+        return job + suffix
+    suffix = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}{suffix}"
+    return job[: NAME_LENGTH - len(suffix)].rstrip("-") + suffix

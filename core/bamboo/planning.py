@@ -18,6 +18,7 @@ DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be neede
 
 def reconcile(turn: Turn) -> None:
     """Bring the plan closer to what the job should look like, given who is there."""
+    turn.set(calm=False)
     if turn.state.phase == "Recovering" and not _recovered(turn):
         return
     state = turn.state
@@ -42,6 +43,7 @@ def reconcile(turn: Turn) -> None:
         _issue(turn, proposal)
     else:
         _release(turn)
+        turn.set(calm=not now.leaving and turn.state.resize is None)
 
 
 def view(state: State, now: float) -> View:
@@ -90,6 +92,7 @@ def _recovered(turn: Turn) -> bool:
         workers={w: r for w, r in state.workers.items() if w not in strangers},
         requested=max(0, state.requested - len(absent)),
         last_progress=turn.now,
+        preemptions=state.preemptions + len(absent),
     )
     turn.enter("Running")
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))

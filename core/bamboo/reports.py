@@ -15,6 +15,9 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
     """Take in a message of a worker that belongs to the job; others are not heard."""
     if worker not in turn.state.workers:
         return
+    if isinstance(message, protocol.Heartbeat):
+        _heartbeat(turn, worker, message)
+        return
     turn.worker(worker, seen=turn.now)
     handler = _HANDLERS.get(type(message))
     if handler:
@@ -26,10 +29,10 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
-    turn.worker(worker, doing=message.doing)
     if message.memory is None:
+        turn.worker(worker, seen=turn.now, doing=message.doing)
         return
-    turn.worker(worker, memory=message.memory)
+    turn.worker(worker, seen=turn.now, doing=message.doing, memory=message.memory)
     most = turn.state.most_memory
     if most is None or message.memory.total > most[1].total:
         turn.set(most_memory=(worker, message.memory))
@@ -162,7 +165,7 @@ def _saved(turn: Turn, worker: WorkerId, message: protocol.Saved) -> None:
 
 
 def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
-    notice(turn, worker, message.seconds)
+    notice(turn, worker, message.seconds, own=True)
 
 
 def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
@@ -177,7 +180,6 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
 
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
-    protocol.Heartbeat: _heartbeat,
     protocol.Profile: _profile,
     protocol.PeerDown: peer_down,
     protocol.PeerUp: peer_up,

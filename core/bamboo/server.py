@@ -6,6 +6,7 @@ It turns connections into events and messages into frames, and decides nothing. 
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,29 +22,50 @@ logger = logging.getLogger(__name__)
 
 PATH = "/v1/workers"
 HELLO_SECONDS = 5.0
+REFUSED_HEADER = "Bamboo-Refused"  # of an answer 403: why
+MESSAGES_A_SECOND = 500.0  # of one worker; one that says more is heard later
+MESSAGES_AT_ONCE = 2000
 ChannelEvent = WorkerJoined | Received | ChannelClosed
 
 
 class Unauthorized(Exception):
-    """This caller is not that worker. The text is told to the caller."""
+    """This caller may not come in. The text is told to the caller; reason: a CamelCase word for the metrics."""
+
+    def __init__(self, message: str, reason: str = "Unauthorized") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Unavailable(Exception):
     """Who the caller is cannot be said at the moment; it may try again."""
 
 
-Authenticate = Callable[[web.Request, WorkerId], Awaitable[None]]
+Authenticate = Callable[[web.Request], Awaitable[WorkerId | None]]
 
 
 def token_check(token: str) -> Authenticate:
-    """Accepts everyone who brings that token: for workers on this machine."""
+    """Accepts everyone who brings that token, as any worker: for workers on this machine."""
 
-    async def authenticate(request: web.Request, worker: WorkerId) -> None:
+    async def authenticate(request: web.Request) -> WorkerId | None:
         offered = request.headers.get("Authorization", "")
         if not hmac.compare_digest(offered.encode(), f"Bearer {token}".encode()):
             raise Unauthorized("the token is wrong")
+        return None
 
     return authenticate
+
+
+class Pace:
+    """How fast somebody may go: `rate` a second on average, `burst` at once."""
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate, self._burst, self._left, self._at = rate, burst, burst, now
+
+    def wait(self, now: float) -> float:
+        """Counts one; seconds to wait before the next one."""
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
+        self._at = now
+        return max(0.0, -self._left / self._rate)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +84,8 @@ class _Channel:
 class Channels:
     """Those of one job's workers. Calls `on_event` in the loop that serves the requests.
 
-    authenticate: raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
+    authenticate: asked before anything the caller says is read. Returns as which worker it may come in, None for any;
+    raises Unauthorized for a caller that must go away, Unavailable for one that may try again.
     heartbeat: seconds between pings; a channel whose pong is missing for half of it is closed.
     """
 
@@ -98,7 +121,8 @@ class Channels:
         return frozenset(self._channels)
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
-        """Serves one worker's connection until it ends."""
+        """Serves one worker's connection until it ends. Raises aiohttp's answer to a caller that may not come in."""
+        known_as = await self._admit(request)
         socket = web.WebSocketResponse(heartbeat=self._heartbeat, max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
         if self._closed:
@@ -106,13 +130,27 @@ class Channels:
             return socket
         self._sockets.add(socket)
         try:
-            if (hello := await self._greet(request, socket)) is not None:
+            if (hello := await self._greet(request, socket, known_as)) is not None:
                 await self._serve(hello, socket)
         finally:
             self._sockets.discard(socket)
         return socket
 
-    async def _greet(self, request: web.Request, socket: web.WebSocketResponse) -> Hello | None:
+    async def _admit(self, request: web.Request) -> WorkerId | None:
+        try:
+            return await self._authenticate(request)
+        except Unauthorized as error:
+            logger.warning("refused a caller from %s: %s", request.remote, error)
+            raise web.HTTPForbidden(headers={REFUSED_HEADER: str(error)}, text=f"{error}\n") from None
+        except Unavailable as error:
+            logger.warning("cannot check who calls from %s: %s", request.remote, error)
+        except Exception:
+            logger.exception("cannot check who calls from %s", request.remote)
+        raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
+
+    async def _greet(
+        self, request: web.Request, socket: web.WebSocketResponse, known_as: WorkerId | None
+    ) -> Hello | None:
         """The caller's Hello; None, with the socket closed, if it may not come in."""
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -132,18 +170,8 @@ class Channels:
                 socket, hello, "ProtocolMismatch", f"protocol {hello.version}, here it is {PROTOCOL_VERSION}"
             )
             return None
-        try:
-            await self._authenticate(request, hello.worker)
-        except Unauthorized as error:
-            await self._refuse(socket, hello, "Unauthorized", str(error))
-            return None
-        except Unavailable as error:
-            logger.warning("cannot check who %s is: %s", hello.worker, error, extra={"worker": hello.worker})
-            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
-            return None
-        except Exception:
-            logger.exception("cannot check who %s is", hello.worker)
-            await socket.close(code=WSCloseCode.TRY_AGAIN_LATER)
+        if known_as not in (None, hello.worker):
+            await self._refuse(socket, hello, "Unauthorized", f"this is {known_as}, not {hello.worker}")
             return None
         return hello
 
@@ -158,6 +186,7 @@ class Channels:
         older = self._channels.get(hello.worker)
         self._channels[hello.worker] = channel
         writer = asyncio.create_task(channel.write())
+        pace = Pace(MESSAGES_A_SECOND, MESSAGES_AT_ONCE, time.monotonic())
         if older is not None:
             closing = asyncio.create_task(older.socket.close(code=WSCloseCode.OK))
             self._closing.add(closing)
@@ -168,6 +197,8 @@ class Channels:
                 if self._channels.get(hello.worker) is not channel:
                     break
                 self._on_event(Received(hello.worker, message))
+                if wait := pace.wait(time.monotonic()):
+                    await asyncio.sleep(wait)
         finally:
             writer.cancel()
             if self._channels.get(hello.worker) is channel:

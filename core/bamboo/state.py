@@ -26,6 +26,7 @@ class Worker:
     cut_since: float | None = None  # the channel is closed since then
     notice_until: float | None = None
     notice_seconds: float = 0.0
+    notice_own: bool = False
     free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 
@@ -46,6 +47,7 @@ class State:
     """links: (reporter, peer) -> since when the reporter cannot reach the peer.
 
     phase: Pending, Recovering (after the coordinator's own restart), Running, Saving, Over.
+    calm: the last reconciliation found nothing to do, and the mere passing of time will not change that.
     resize: the number of pipelines that the workers suffice for, and since when, if it is another one than now.
     """
 
@@ -71,6 +73,7 @@ class State:
     reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers
     recoveries: tuple[Recovery, ...] = ()
     resize: tuple[int, float] | None = None
+    calm: bool = False
     step: int = 0  # committed steps
     generation: int = -1  # the newest layout that a step was committed with
     first_loss: float | None = None

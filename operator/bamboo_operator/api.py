@@ -6,6 +6,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import aiohttp
 import kopf
 
 from bamboo.names import GROUP, PLURAL, VERSION
+from bamboo_operator.counts import Calls
 
 TIMEOUT_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
@@ -35,23 +37,38 @@ API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 
 def credentials(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     """The pod's ServiceAccount in a cluster, else KUBECONFIG. Raises kopf.LoginError if there is neither."""
-    info = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    inside = kopf.login_with_service_account(settings=settings)
+    if inside is not None:
+        return replace(inside, server=_server_from_within() or inside.server)
+    info = kopf.login_with_kubeconfig(settings=settings)
     if info is None:
         raise kopf.LoginError("no cluster: neither a ServiceAccount nor a kubeconfig (KUBECONFIG) is there")
     return info
 
 
-class Api:
-    """Every method may raise what is in API_ERRORS."""
+def _server_from_within() -> str | None:
+    """The API server as a kubelet tells its pods: it is reached also while the cluster's DNS is away."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        return None
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
-    def __init__(self, info: kopf.ConnectionInfo) -> None:
+
+class JobGone(Exception):
+    """The BambooJob is deleted, or another one has its name."""
+
+
+class Api:
+    """Every method may raise what is in API_ERRORS. connections: open at the same time, at most."""
+
+    def __init__(self, info: kopf.ConnectionInfo, connections: int = CONNECTIONS, calls: Calls | None = None) -> None:
         self._server, self._info = info.server.rstrip("/"), info
         self._token, self._token_read = info.token, time.monotonic()
         auth = aiohttp.BasicAuth(info.username, info.password or "") if info.username else None
-        connector = aiohttp.TCPConnector(ssl=_tls(info), limit=CONNECTIONS)
+        connector = aiohttp.TCPConnector(ssl=_tls(info), limit=connections)
         limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
         self._session = aiohttp.ClientSession(connector=connector, timeout=limits, auth=auth)
-        self.calls = 0
+        self.calls = calls or Calls()
 
     async def close(self) -> None:
         await self._session.close()
@@ -81,13 +98,32 @@ class Api:
                 raise
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Merged into that very BambooJob's status; a field that is None is removed. Ignored if the job is gone."""
+        """Merged into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""
         place = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
             await self._call("PATCH", place, body, kind="application/merge-patch+json")
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status == 404 or (error.status == 409 and not await self._is_there(namespace, name, uid)):
+                raise JobGone(str(error)) from None
+            raise
+
+    async def _is_there(self, namespace: str, name: str, uid: str) -> bool:
+        try:
+            job = await self._call("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return bool((job.get("metadata") or {}).get("uid") == uid)
+
+    async def create_network_policy(self, policy: Object) -> None:
+        """Unless there is one of that name."""
+        place = f"/apis/networking.k8s.io/v1/namespaces/{policy['metadata']['namespace']}/networkpolicies"
+        try:
+            await self._call("POST", place, policy)
+        except ApiError as error:
+            if error.status != 409:
                 raise
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
@@ -111,6 +147,23 @@ class Api:
         status = review.get("status")
         return status if isinstance(status, dict) else {}
 
+    async def review_access(self, user: Object, attributes: Mapping[str, str]) -> Object:
+        """The status of a SubjectAccessReview: whether that user, as a TokenReview names it, may do that."""
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.get("username") or "",
+                "uid": user.get("uid") or "",
+                "groups": user.get("groups") or [],
+                "extra": user.get("extra") or {},
+                "resourceAttributes": dict(attributes),
+            },
+        }
+        review = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        status = review.get("status")
+        return status if isinstance(status, dict) else {}
+
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
 
@@ -122,22 +175,26 @@ class Api:
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
     ) -> Object:
-        self.calls += 1
         headers = {"Accept": "application/json", "User-Agent": "bamboo-operator"}
         if token := self._fresh_token():
             headers["Authorization"] = f"{self._info.scheme or 'Bearer'} {token}"
         if body is not None:
             headers["Content-Type"] = kind
         data = None if body is None else aiohttp.JsonPayload(body, content_type=kind)
-        async with self._session.request(
-            method, self._server + place, data=data, params=query, headers=headers
-        ) as answer:
-            found = await answer.json(content_type=None)
-            if not isinstance(found, dict):
-                found = {}
-            if answer.status >= 400:
-                raise ApiError(answer.status, str(found.get("reason")), str(found.get("message") or answer.reason))
-            return found
+        begun, code = time.monotonic(), "error"
+        try:
+            async with self._session.request(
+                method, self._server + place, data=data, params=query, headers=headers
+            ) as answer:
+                found = await answer.json(content_type=None)
+                code = str(answer.status)
+        finally:
+            self.calls.ended(method, place, code, time.monotonic() - begun)
+        if not isinstance(found, dict):
+            found = {}
+        if answer.status >= 400:
+            raise ApiError(answer.status, str(found.get("reason")), str(found.get("message") or answer.reason))
+        return found
 
     def _fresh_token(self) -> str | None:
         now = time.monotonic()

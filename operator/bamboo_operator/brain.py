@@ -9,9 +9,8 @@ import hmac
 import json
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
@@ -37,16 +36,19 @@ from bamboo.events import (
     WorkerJoined,
     WorkerLost,
 )
+from bamboo.page.record import Record
 from bamboo.plan import WorkerId
 from bamboo.protocol import Hello
 from bamboo.server import Channels
 from bamboo.spec import JobSpec
 from bamboo.state import State
 from bamboo.status import status
-from bamboo_operator.api import Api
+from bamboo_operator.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster import Cluster, owner_uid
-from bamboo_operator.doors import Doors, JobKey, pod_check
+from bamboo_operator.counts import Counts, Meter
+from bamboo_operator.doors import Doors, JobKey, Reviews, pod_check
 from bamboo_operator.signals import LEAST_SECONDS, Kind, Signal, node_gone, pod_gone, worker_signal
+from bamboo_operator.story import Story
 
 logger = logging.getLogger(__name__)
 
@@ -62,28 +64,32 @@ class Running:
     spec: JobSpec
     manifest: dict[str, Any]
     resumed: bool  # the job had begun before this operator did
+    judged: frozenset[WorkerId] = frozenset()  # those whose end was heard of before that
+    meter: Meter = field(default_factory=lambda: Meter(Counts()))
 
 
 class Brain:
     """The coordinator's loop. wake: called when there is something to do for the hands."""
 
     def __init__(
-        self, job: Running, cluster: Cluster, doors: Doors, api: Api, key: bytes, wake: Callable[[], None]
+        self, job: Running, cluster: Cluster, doors: Doors, reviews: Reviews, key: bytes, wake: Callable[[], None]
     ) -> None:
         self._job, self._cluster, self._doors, self._wake = job, cluster, doors, wake
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._noticed: dict[WorkerId, float] = {}  # when they will be gone
         pods = self._pods()
-        # NB: if one failed, that was judged before our time
-        self._lost: set[WorkerId] = {name for name, pod in pods.items() if _is_lost(pod)}
+        self._lost: set[WorkerId] = {name for name in pods if name in job.judged}
+        self.joined: set[WorkerId] = set()
+        self.unborn: list[tuple[WorkerId, str]] = []  # ended before they joined, and how; for the hands
         self._farewells: list[Send] = []  # until the end of the job is written down
         self._dismissed = False
         self._ticked = time.monotonic()
         self.adding = 0  # pods that are wanted and not made yet
         self.removing: dict[WorkerId, float] = {}  # since when
-        self.story: deque[Emit] = deque(maxlen=1000)  # not posted yet
+        self.record = Record()  # for the job's page
+        self.story = Story(self.record)  # not posted yet
         self.finish: Finish | None = None
-        self._channels = Channels(self._events.put_nowait, pod_check(job.key, api, self._uid_of))
+        self._channels = Channels(self._events.put_nowait, doors.counted(pod_check(job.key, reviews, self._uid_of)))
         state = coordinator.initial(
             job.spec,
             job.manifest,
@@ -98,12 +104,16 @@ class Brain:
         return status(self.state, time.monotonic())
 
     def plan(self) -> str | None:
-        """Who runs what, as JSON: the epoch, and each pipeline's owners in the order of stages."""
+        """Who runs what, as JSON: the epoch, and each pipeline's owners in the order of stages.
+
+        And which pods that are still there are lost: another operator must not hear of them as of news.
+        """
         plan = self.state.plan
         if plan is None:
             return None
         rows = [[a.owner for a in row] for row in plan.pipelines]
-        return json.dumps({"epoch": plan.epoch, "pipelines": rows}, separators=(",", ":"))
+        lost = sorted(self._lost & self._pods().keys())
+        return json.dumps({"epoch": plan.epoch, "pipelines": rows, "lost": lost}, separators=(",", ":"))
 
     async def run(self) -> None:
         """Until cancelled: who comes late to a job that is over is told so."""
@@ -152,7 +162,9 @@ class Brain:
             if self._noticed.pop(name, None) is not None:
                 self._events.put_nowait(NoticeWithdrawn(name))
         elif signal.kind is Kind.LOST:
-            self._gone(name, signal.message, signal.exit_code)
+            if name not in self.joined and _failed(pod):
+                self.unborn.append((name, signal.message))
+            self._gone(name, signal)
         else:
             self._notice(name, signal)
 
@@ -161,6 +173,7 @@ class Brain:
         deadline, before = time.monotonic() + signal.seconds, self._noticed.get(name)
         if before is None:
             self.story.append(Emit(signal.source, f"{name}: {signal.message}", True))
+            self._job.meter.signals[signal.source] += 1
         elif deadline > before - 1:
             return
         self._noticed[name] = deadline
@@ -169,19 +182,25 @@ class Brain:
     def pod_gone(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
         if owner_uid(pod) == self._job.uid:
-            self._gone(name, pod_gone(name).message, None)
+            self._gone(name, pod_gone(name))
 
     def node_gone(self, pod: str, node: str) -> None:
         if pod in self._pods():
-            self._gone(pod, node_gone(node).message, None)
+            self._gone(pod, node_gone(node))
+
+    @property
+    def queued(self) -> int:
+        """Events that are not handled yet."""
+        return self._events.qsize()
 
     def is_lost(self, worker: WorkerId) -> bool:
         return worker in self._lost
 
-    def _gone(self, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    def _gone(self, worker: WorkerId, signal: Signal) -> None:
         if worker not in self._lost:
             self._lost.add(worker)
-            self._events.put_nowait(WorkerLost(worker, detail, exit_code))
+            self._job.meter.signals[signal.source] += 1
+            self._events.put_nowait(WorkerLost(worker, signal.message, signal.exit_code))
             self._wake()
 
     def _uid_of(self, worker: WorkerId) -> str | None:
@@ -204,13 +223,19 @@ class Brain:
                     return await self._events.get()
             except TimeoutError:
                 pass
-        self._ticked = time.monotonic()
+        now = time.monotonic()
+        self._job.meter.late(now - self._ticked - TICK_SECONDS)
+        self._ticked = now
         return Tick()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
+            self.joined.add(event.hello.worker)
             event = WorkerJoined(self._placed(event.hello))
-        self.state, commands = coordinator.step(self.state, event, time.monotonic())
+        before = self.state
+        self.state, commands = coordinator.step(before, event, time.monotonic())
+        self._job.meter.handled(event, before, self.state)
+        self.record.follow(self.state.step, self.state.losses.get(self.state.step - 1), self.state.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         for command in commands:
             self._execute(command)
@@ -251,9 +276,20 @@ class Brain:
                 pass  # see _handle: what is sent with it has to wait
 
 
-def _is_lost(pod: dict[str, Any]) -> bool:
-    signal = worker_signal(pod, None, _now())
-    return signal is not None and signal.kind is Kind.LOST
+def known_lost(plan: str | None) -> frozenset[WorkerId]:
+    """The lost workers in what `Brain.plan` gave."""
+    try:
+        lost = json.loads(plan or "{}")["lost"]
+    except (ValueError, KeyError, TypeError):
+        return frozenset()
+    return frozenset(name for name in lost if isinstance(name, str)) if isinstance(lost, list) else frozenset()
+
+
+def _failed(pod: dict[str, Any]) -> bool:
+    """Has it ended by itself, or was it refused by its node, and not taken away?"""
+    status = pod.get("status") or {}
+    taken = bool(pod["metadata"].get("deletionTimestamp")) or status.get("reason") in DISRUPTIONS
+    return status.get("phase") in ("Failed", "Succeeded") and not taken
 
 
 def _now() -> datetime:

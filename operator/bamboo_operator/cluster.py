@@ -25,6 +25,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Object] = {}
+        self.pods_listed = 0.0  # when a whole list of pods, or a part of one, came last; monotonic clock
         self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, Listener] = {}

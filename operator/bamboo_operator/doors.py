@@ -1,10 +1,14 @@
 """Where workers knock: one port for all jobs, one path for each; and the proof of who is there."""
 
-import logging
+import asyncio
+import base64
+import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from bamboo.names import TOKEN_AUDIENCE
@@ -12,10 +16,10 @@ from bamboo.plan import WorkerId
 from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
 from bamboo_operator.api import API_ERRORS
 
-logger = logging.getLogger(__name__)
-
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
+REVIEWS_AT_ONCE = 16
+REVIEWS_WAITING = 512  # more than that are told to come again
 JobKey = tuple[str, str]  # namespace and name
 
 
@@ -40,59 +44,106 @@ class Bearer:
 def bearer(review: dict[str, Any]) -> Bearer:
     """Whom the status of a TokenReview names. Raises Unauthorized unless it is a pod with a token for Bamboo."""
     if not review.get("authenticated"):
-        raise Unauthorized("the token is not valid")
+        raise Unauthorized("the token is not valid", "InvalidToken")
     if TOKEN_AUDIENCE not in (review.get("audiences") or []):
-        raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}")
+        raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")
     user = review.get("user") or {}
     parts = str(user.get("username", "")).split(":")
     extra = user.get("extra") or {}
     names, uids = extra.get(POD_NAME) or [], extra.get(POD_UID) or []
     if len(parts) != 4 or parts[:2] != ["system", "serviceaccount"] or len(names) != 1 or len(uids) != 1:
-        raise Unauthorized("the token is not bound to a pod")
+        raise Unauthorized("the token is not bound to a pod", "NoPod")
     return Bearer(namespace=parts[2], pod=names[0], uid=uids[0])
 
 
-def pod_check(job: JobKey, reviews: TokenReviews, uid_of: Callable[[WorkerId], str | None]) -> Authenticate:
+def claimed(token: str) -> Bearer:
+    """Whom a ServiceAccount's token says it is for: nothing of it is verified.
+
+    Raises Unauthorized if it says nothing of the kind, so that no stranger's word gets as far as the API server.
+    """
+    parts = token.split(".")
+    try:
+        padded = parts[1] + "=" * (-len(parts[1]) % 4)
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
+    except (IndexError, ValueError, msgspec.DecodeError):
+        raise Unauthorized("the token is not that of a pod", "NoPod") from None
+    return Bearer(namespace=claims.about.namespace, pod=claims.about.pod.name, uid=claims.about.pod.uid)
+
+
+class _Pod(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _About(msgspec.Struct):
+    namespace: str
+    pod: _Pod
+
+
+class _Claims(msgspec.Struct):
+    about: _About = msgspec.field(name="kubernetes.io")
+
+
+class Reviews:
+    """TokenReviews, a few at a time; whoever does not get its turn soon may come again. Raises Unavailable."""
+
+    def __init__(self, api: TokenReviews) -> None:
+        self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
+
+    async def of(self, token: str) -> dict[str, Any]:
+        """The status of the token's review."""
+        if self._waiting >= REVIEWS_WAITING:
+            raise Unavailable("too many callers")
+        self._waiting += 1
+        try:
+            async with self._turns:
+                return await self._api.review_token(token, TOKEN_AUDIENCE)
+        except API_ERRORS as error:
+            raise Unavailable(str(error) or type(error).__name__) from error
+        finally:
+            self._waiting -= 1
+
+
+def pod_check(job: JobKey, reviews: Reviews, uid_of: Callable[[WorkerId], str | None]) -> Authenticate:
     """Accepts a worker of that job that brings its own pod's token.
 
     uid_of: a worker -> the uid of its pod if that lives, "" if it does not, None if no such pod has been seen (yet).
     """
 
-    async def authenticate(request: web.Request, worker: WorkerId) -> None:
+    async def authenticate(request: web.Request) -> WorkerId:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
-            raise Unauthorized("there is no token")
-        try:
-            who = bearer(await reviews.review_token(token, TOKEN_AUDIENCE))
-        except API_ERRORS as error:
-            raise Unavailable(str(error) or type(error).__name__) from error
-        if who.namespace != job[0] or who.pod != worker:
-            raise Unauthorized(f"the token is that of pod {who.namespace}/{who.pod}")
-        uid = uid_of(worker)
+            raise Unauthorized("there is no token", "NoToken")
+        claim = claimed(token)
+        if claim.namespace != job[0]:
+            raise Unauthorized(f"the token is that of pod {claim.namespace}/{claim.pod}", "OtherPod")
+        uid = uid_of(claim.pod)
         if uid is None:  # NB: a watch may be late; who is refused ends
-            raise Unavailable(f"no pod {worker} of this job has been seen yet")
-        if uid != who.uid:
-            raise Unauthorized(f"{worker} is no living pod of this job")
+            raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
+        if uid != claim.uid:
+            raise Unauthorized(f"{claim.pod} is no living pod of this job", "NotLiving")
+        if bearer(await reviews.of(token)) != claim:
+            raise Unauthorized("the token is not what it says", "InvalidToken")
+        return claim.pod
 
     return authenticate
 
 
 class Doors:
-    """One web server; jobs open and close their door. healthy: why the operator is not, or None."""
+    """One web server; jobs open and close their door."""
 
-    def __init__(self, healthy: Callable[[], str | None]) -> None:
+    def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
-        self._healthy = healthy
+        self.refusals: Counter[str] = Counter()  # by reason
         self._runner: web.AppRunner | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listens; returns the port."""
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._enter)
-        app.router.add_get("/healthz", self._health)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
         bound: int = self._runner.addresses[0][1]
         return bound
 
@@ -102,6 +153,26 @@ class Doors:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @property
+    def connected(self) -> int:
+        """Workers that are."""
+        return sum(len(channels.connected) for channels in tuple(self._open.values()))
+
+    def counted(self, authenticate: Authenticate) -> Authenticate:
+        """The same, and whoever is sent away is counted."""
+
+        async def check(request: web.Request) -> WorkerId | None:
+            try:
+                return await authenticate(request)
+            except Unauthorized as error:
+                self.refusals[error.reason] += 1
+                raise
+            except Unavailable:
+                self.refusals["NotChecked"] += 1
+                raise
+
+        return check
 
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
@@ -113,11 +184,6 @@ class Doors:
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         channels = self._open.get((request.match_info["namespace"], request.match_info["name"]))
         if channels is None:
+            self.refusals["NoSuchJob"] += 1
             raise web.HTTPNotFound(text="no such job here\n")
         return await channels.handle(request)
-
-    async def _health(self, _: web.Request) -> web.Response:
-        problem = self._healthy()
-        if problem:
-            logger.error("not healthy: %s", problem)  # NB: this port is everybody's
-        return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)

@@ -11,10 +11,13 @@ from bamboo.events import Emit, WorkerState
 from bamboo.names import API_VERSION, KIND
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool
+from bamboo_operator import silence
 from bamboo_operator.api import API_ERRORS, Api, ApiError
+from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.facts import wanted_workers
+from bamboo_operator.network_policy import network_policy
 from bamboo_operator.pods import (
     JobMeta,
     OperatorSettings,
@@ -35,7 +38,7 @@ LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is de
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 EVENTS_A_PASS = 20
 GIVE_BACK_SECONDS = 3600.0
-CHECK_SECONDS = 60.0
+LISTED_SECONDS = 5.0  # for all of a list to come
 COMPONENT = "bamboo-operator"
 
 
@@ -54,7 +57,11 @@ class Hands:
         self._waiting_since: float | None = None
         self._given_back: set[WorkerId] = set()
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
-        self._checked = time.monotonic()
+        self._checked = cluster.pods_listed
+        self._began = datetime.now(UTC)
+        self._backoff = Backoff()
+        self._seen: set[WorkerId] = set()  # those that had joined when we looked last
+        self._guarded = not settings.network_policy
         self._full = False  # pods are wanted, and no pool may have more
         self._told: set[str] = set()  # reasons of troubles
 
@@ -62,14 +69,13 @@ class Hands:
         """One pass. Raises the last of what is in API_ERRORS; what was not done is done in the next pass."""
         self._look()
         failed: Exception | None = None
-        for part in (self._check, self._make, self._remove, self._move, self._give_back):
+        for part in (self._guard, self._check, self._make, self._remove, self._replace, self._move, self._give_back):
             if self._brain.finish is not None:
                 break  # whose pods are left then is for the clean-up
             try:
                 await part()
             except API_ERRORS as error:
                 failed = error
-                self._checked = 0.0
         if failed is not None:
             raise failed
 
@@ -79,6 +85,11 @@ class Hands:
         if self._full:
             message = f"{self._brain.adding} worker(s) are not asked for: every node pool has its maxWorkers"
             found = (Trouble("PoolsFull", message), *found)
+        if self._brain.adding and self._backoff.holds(time.monotonic()):
+            message = f"workers end before they have joined ({self._backoff.detail}); the next ones are asked for"
+            found = (Trouble("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
+        if late := silence.trouble(self._silent(), self._settings.coordinator_url):
+            found = (*found, late)
         for trouble in found:
             if trouble.reason not in self._told:
                 self._brain.story.append(Emit(trouble.reason, trouble.message, True))
@@ -114,11 +125,24 @@ class Hands:
         if not self._waiting() and not self._made and not self._brain.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = time.monotonic() - max(map(_age, self._waiting().values()), default=0.0)
+        if self._brain.joined - self._seen:
+            self._seen, self._backoff = set(self._brain.joined), Backoff()
+        for name, detail in self._brain.unborn:
+            number = worker_number(pods.get(name) or {}) or 0
+            self._backoff = self._backoff.after(number, self.created, time.monotonic(), detail)
+        self._brain.unborn.clear()
+
+    async def _guard(self) -> None:
+        """Who may connect to the workers."""
+        if not self._guarded:
+            await self._api.create_network_policy(network_policy(self._job.spec, self._meta))
+            self._guarded = True
 
     async def _check(self) -> None:
         """Forget pods that are gone: after an interruption a watch does not tell of those deleted meanwhile."""
-        if time.monotonic() - self._checked < CHECK_SECONDS:
+        came = self._cluster.pods_listed
+        if came <= self._checked or time.monotonic() < came + LISTED_SECONDS:
             return
         before = self._pods()
         listed = await self._api.list_pods(self._job.key[0], selector(self._meta))
@@ -127,13 +151,13 @@ class Hands:
             now = self._pods().get(name)
             if pod["metadata"]["uid"] not in there and now and now["metadata"]["uid"] == pod["metadata"]["uid"]:
                 self._cluster.pod_event("DELETED", now)
-        self._checked = time.monotonic()
+        self._checked = came
 
     # making
 
     async def _make(self) -> None:
         self._full = False
-        while self._brain.adding > 0:
+        while self._brain.adding > 0 and not self._backoff.holds(time.monotonic()):
             pools = self._job.spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
             if pools and pool is None:
@@ -176,6 +200,17 @@ class Hands:
             elif now - since > LEAVE_SECONDS:
                 await self._delete(pods[worker])
                 del self._brain.removing[worker]
+
+    def _silent(self) -> dict[WorkerId, float]:
+        return silence.silent(self._living(), self._brain.joined, self._began, datetime.now(UTC))
+
+    async def _replace(self) -> None:
+        """Workers that run and never come are made anew; the coordinator hears of the loss."""
+        for name, seconds in self._silent().items():
+            if seconds > silence.REPLACED_SECONDS:
+                message = f"{name} has run for {seconds:.0f} s and has not joined; another one is made"
+                self._brain.story.append(Emit("WorkerSilent", message, True))
+                await self._delete(self._pods()[name])
 
     async def _delete(self, pod: dict[str, Any]) -> None:
         metadata = pod["metadata"]
@@ -240,6 +275,12 @@ class Hands:
             self._given_back.add(worker)
             self._brain.story.append(Emit("GivingBack", message))
             self._brain.give_back(worker, GIVE_BACK_SECONDS)
+
+
+def _age(pod: dict[str, Any]) -> float:
+    """Seconds since the pod was made."""
+    made = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return max(0.0, (datetime.now(UTC) - made).total_seconds())
 
 
 def _deleted(pod: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -18,12 +18,14 @@ from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import API_VERSION, KIND
 from bamboo.spec import CleanPodPolicy, JobSpec
 from bamboo_operator.api import API_ERRORS, Api, ApiError
-from bamboo_operator.brain import Brain, Running
+from bamboo_operator.brain import Brain, Running, known_lost
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.conditions import job_status, worth_writing
-from bamboo_operator.doors import Doors, JobKey, path
+from bamboo_operator.counts import Counts, Meter
+from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.facts import Base, Facts
 from bamboo_operator.hands import Hands, post
+from bamboo_operator.looks import Comparison, Look
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
 from bamboo_operator.signals import worker_exit
@@ -38,14 +40,16 @@ RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What all jobs share. url: ws://HOST:PORT under which workers reach the operator."""
+    """What all jobs share. url: ws://HOST:PORT, or wss:, under which workers reach the operator."""
 
     cluster: Cluster
     doors: Doors
     api: Api
+    reviews: Reviews
     key: bytes
     url: str
     settings: OperatorSettings
+    counts: Counts = field(default_factory=Counts)
 
 
 class Life:
@@ -57,14 +61,31 @@ class Life:
         self.key: JobKey = (metadata["namespace"], metadata["name"])
         self.uid: str = metadata["uid"]
         self.passed = time.monotonic()  # when the last pass was made
+        self.meter = Meter(tools.counts)
         self._meta = JobMeta(uid=self.uid)
         self._changed = asyncio.Event()
         self._written: dict[str, Any] = dict(body.get("status") or {})
         self._written_at = 0.0
         self._refusal = ""
+        self._brain: Brain | None = None  # the last one
+        self._comparison: Comparison | None = None
         self._facts = Facts(
             now=_now(), generation=0, spec=None, base=Base.of(self._written), selector=selector(self._meta)
         )
+
+    def look(self) -> Look:
+        """What the job's page is made of."""
+        brain, (namespace, name) = self._brain, self.key
+        return Look(
+            namespace=namespace, name=name, spec=self._facts.spec, facts=self._facts, written=self._written,
+            status=brain.status() if brain else None, record=brain.record if brain else None,
+            comparison=self._comparison,
+        )  # fmt: skip
+
+    @property
+    def queued(self) -> int:
+        """Events that wait for the job's coordinator."""
+        return self._brain.queued if self._brain else 0
 
     def seen(self, body: Mapping[str, Any]) -> None:
         if body["metadata"].get("generation") != self.body["metadata"].get("generation"):
@@ -142,14 +163,19 @@ class Life:
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
-        resumed = bool(self._written.get("plan"))  # NB: not the epoch, which a suspended job keeps
+        resumed = bool(plan := self._written.get("plan"))  # NB: not the epoch, which a suspended job keeps
         self._facts = replace(
             self._facts, base=Base.of(self._written), cost=Decimal(0), finish=None, plan=None, troubles=()
         )
-        job = Running(key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=resumed)
+        job = Running(
+            key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=resumed, judged=known_lost(plan),
+            meter=self.meter,
+        )  # fmt: skip
         wake = asyncio.Event()
         tools = self._tools
-        brain = Brain(job, tools.cluster, tools.doors, tools.api, tools.key, wake.set)
+        brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, wake.set)
+        self.meter.committed = time.time()
+        self._brain, self._comparison = brain, Comparison(since=brain.record.since)
         hands = Hands(
             job, brain, tools.cluster, tools.api, self._settings(), int(self._written.get("workersCreated") or 0)
         )
@@ -177,6 +203,7 @@ class Life:
             self._facts = replace(self._facts, troubles=hands.troubles())
             written = await self._attempt("write the status", brain, self._write(brain.status(), hands.created))
             posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
+            self.meter.passed(time.monotonic() - now, ok=done and written and posted)
             if finish is not None and written:  # NB: as it was before the pass, for that is what was written
                 brain.dismiss()
                 if not brain.story or not posted:
@@ -207,7 +234,10 @@ class Life:
     def _count(self, brain: Brain, hands: Hands, seconds: float) -> None:
         """Bring the facts up to date, and the cost by what the workers cost in that time."""
         facts, paid = self._facts, dict(hands.paid_for())
+        self.meter.paid += sum(paid.values()) * seconds
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
+        if facts.spec and self._comparison:
+            self._comparison = self._comparison.later(facts.spec.node_pools, paid, seconds)
         self._facts = replace(
             facts, pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, plan=brain.plan() or facts.plan,
             cost=facts.cost + spent(per_hour, seconds),

@@ -1,11 +1,11 @@
 """The pod that a worker runs in. Equal arguments give the same pod."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bamboo import names
+from bamboo.names import worker_name as worker_name
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool, SpreadPolicy
 from bamboo_operator.placement import place, placement
@@ -14,7 +14,7 @@ from bamboo_operator.template import TOKEN_VOLUME, merge, read_template
 Json = dict[str, Any]
 
 MANAGED_BY = "bamboo-operator"
-NAME_LENGTH = 63
+METRICS = "metrics"  # the port's name
 TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
 
 
@@ -33,6 +33,8 @@ class OperatorSettings:
     run_as_user: a user that is not root; None leaves it to the image or the platform.
     service_account: None for the namespace's default one.
     metadata: the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES.
+    authority: PEM of the certificate authority by which workers know the coordinator; "" for those of the image.
+    network_policy: only workers of the same job may connect to a worker.
     """
 
     coordinator_url: str
@@ -40,15 +42,8 @@ class OperatorSettings:
     run_as_user: int | None = 65532
     service_account: str | None = None
     metadata: str = "off"
-
-
-def worker_name(job: str, number: int) -> WorkerId:
-    """The name of a job's worker, which is also its pod's: a DNS label. Each incarnation has a number of its own."""
-    suffix = f"-w{number}"
-    if len(job) + len(suffix) <= NAME_LENGTH:
-        return job + suffix
-    suffix = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}{suffix}"
-    return job[: NAME_LENGTH - len(suffix)].rstrip("-") + suffix
+    authority: str = ""
+    network_policy: bool = True
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:
@@ -82,7 +77,7 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
     }
     pod: Json = merge(rendered, read_template(job).template)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **_own_labels(job, meta, number, pool)}
-    _own(pod["spec"], _own_env(name, settings))
+    _own(pod["spec"], _own_env(name, pod["spec"], settings))
     place(pod["spec"], where)
     return {
         "apiVersion": "v1",
@@ -91,7 +86,7 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
             "name": name,
             "namespace": job.namespace,
             **pod["metadata"],
-            "ownerReferences": [_owner(job, meta)],
+            "ownerReferences": [owner(job, meta)],
         },
         "spec": pod["spec"],
     }
@@ -120,7 +115,8 @@ def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None)
     return labels
 
 
-def _owner(job: JobSpec, meta: JobMeta) -> Json:
+def owner(job: JobSpec, meta: JobMeta) -> Json:
+    """The reference by which an object goes with its BambooJob."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -151,6 +147,7 @@ def _spec(job: JobSpec, meta: JobMeta, settings: OperatorSettings) -> Json:
 
 def _container(job: JobSpec, settings: OperatorSettings) -> Json:
     env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry
+    env[names.ENV_METRICS_PORT] = str(names.METRICS_PORT)
     if settings.metadata != "off":
         env[names.ENV_METADATA] = settings.metadata
     asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
@@ -186,12 +183,16 @@ def _spread(topology_key: str, of_job: Json) -> Json:
     }
 
 
-def _own_env(name: WorkerId, settings: OperatorSettings) -> list[Json]:
+def _own_env(name: WorkerId, spec: Json, settings: OperatorSettings) -> list[Json]:
+    grace = spec.get("terminationGracePeriodSeconds")
+    trusted = [{"name": names.ENV_CA, "value": settings.authority}] if settings.authority else []
     return [
         {"name": names.ENV_WORKER, "value": name},
         {"name": names.ENV_COORDINATOR, "value": settings.coordinator_url},
         {"name": names.ENV_TOKEN_FILE, "value": TOKEN_FILE},
         {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": names.ENV_GRACE, "value": str(names.GRACE_SECONDS if grace is None else grace)},
+        *trusted,
     ]
 
 
@@ -205,3 +206,6 @@ def _own(spec: Json, env: list[Json]) -> None:
     trainer = next(c for c in spec["containers"] if c["name"] == names.TRAINER_CONTAINER)
     trainer["env"] = [*env, *(trainer.get("env") or ())]  # first: others may refer to them
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]
+    ports = trainer.get("ports", [])
+    if isinstance(ports, list) and not spec.get("hostNetwork"):  # NB: there, two workers could not share a node
+        trainer["ports"] = [{"name": METRICS, "containerPort": names.METRICS_PORT}, *ports]

@@ -8,13 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.names import ENV_COORDINATOR, ENV_HOST, ENV_TOKEN_FILE, ENV_WORKER, GROUP, LABEL_QUEUE, TOKEN_FOLDER
+from bamboo.names import (
+    ENV_CA,
+    ENV_COORDINATOR,
+    ENV_GRACE,
+    ENV_HOST,
+    ENV_TOKEN_FILE,
+    ENV_WORKER,
+    GROUP,
+    LABEL_QUEUE,
+    TOKEN_FOLDER,
+)
 from bamboo.names import TRAINER_CONTAINER as TRAINER
 from bamboo.spec import JobSpec
 from bamboo_operator.placement import placement
 
 TOKEN_VOLUME = "bamboo-token"  # noqa: S105
-OWN_ENV = (ENV_WORKER, ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_HOST)
+OWN_ENV = (ENV_WORKER, ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_HOST, ENV_CA, ENV_GRACE)
 
 # By the list's name: the key of its items. Of the first ones the items themselves are merged.
 _DEEP = {"containers": "name", "initContainers": "name"}

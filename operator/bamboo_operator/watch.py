@@ -15,12 +15,14 @@ import kopf
 
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo.spec import DEFAULT_MANAGER
+from bamboo_operator.api import JobGone
 from bamboo_operator.doors import JobKey
 from bamboo_operator.lifecycle import Life, Tools
+from bamboo_operator.looks import Look
 
 logger = logging.getLogger(__name__)
 
-STUCK_SECONDS = 60.0
+STUCK_SECONDS = 180.0
 REVIVAL_SECONDS = 5.0
 
 
@@ -57,11 +59,25 @@ class Lives:
         """A life that ends by an error is a bug; it is begun again a little later."""
         if task.cancelled() or (error := task.exception()) is None:
             return
+        if isinstance(error, JobGone):
+            logger.info("%s/%s is gone", *key)
+            if key in self._lives and self._lives[key][1] is task:
+                del self._lives[key]
+            return
         logger.error("%s/%s: the operator failed: %r", *key, error, exc_info=error)
         if key in self._lives and self._lives[key][1] is task:
             body = self._lives.pop(key)[0].body
             later = asyncio.get_running_loop().call_later
             self._revivals[key] = later(REVIVAL_SECONDS, self.job_event, "MODIFIED", body)
+
+    def living(self) -> list[Life]:
+        """Those whose tasks run; from any thread."""
+        return [life for life, task in tuple(self._lives.values()) if not task.done()]
+
+    def look(self, key: JobKey) -> Look | None:
+        """What is known of that job; None if it is none of ours."""
+        known = self._lives.get(key)
+        return known[0].look() if known else None
 
     def stuck(self) -> str | None:
         """Which job has not been looked after for too long, if any."""
@@ -86,6 +102,7 @@ def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
 
     @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
     async def job(event: Any, **_: Any) -> None:
+        tools.counts.watched["job"] += 1
         lives.job_event(event["type"], event["object"])
 
     # NB: as indices, because then kopf lists all of them before it passes on the first job
@@ -100,11 +117,15 @@ def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
 
     @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
     async def pod_gone(event: Any, **_: Any) -> None:
+        tools.counts.watched["pod"] += 1
         if event["type"] == "DELETED":
             tools.cluster.pod_event("DELETED", event["object"])
+        elif event["type"] is None:  # a listing: after an interruption it does not tell of what was deleted meanwhile
+            tools.cluster.pods_listed = time.monotonic()
 
     @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
     async def node_gone(event: Any, **_: Any) -> None:
+        tools.counts.watched["node"] += 1
         if event["type"] == "DELETED":
             tools.cluster.node_event("DELETED", event["object"])
 

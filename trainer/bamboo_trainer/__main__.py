@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 from bamboo.names import (
+    ENV_CA,
     ENV_COORDINATOR,
+    ENV_GRACE,
     ENV_HOST,
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
     ENV_METADATA_REBALANCE,
     ENV_METADATA_URL,
+    ENV_METRICS_PORT,
     ENV_TOKEN_FILE,
     ENV_WORKER,
     ENV_ZONE,
     EXIT_USAGE,
+    GRACE_SECONDS,
 )
 from bamboo_trainer.metadata import wanted
 
@@ -23,10 +27,13 @@ HELP = f"""usage: python -m bamboo_trainer
 
 Runs one worker of a BambooJob until the coordinator tells it to stop. Bamboo's operator starts it; by hand it needs:
   {ENV_WORKER}       the worker's name, in a cluster the pod's
-  {ENV_COORDINATOR}  the coordinator's address, ws://HOST:PORT/PATH
+  {ENV_COORDINATOR}  the coordinator's address, ws://HOST:PORT/PATH or wss://...
   {ENV_TOKEN_FILE}   a file with the token that proves who this is; read again at every connection
   {ENV_HOST}         the address at which other workers reach this one (default 127.0.0.1)
   {ENV_ZONE}         the failure domain it is in (optional)
+  {ENV_CA}           PEM of the authority that signed a wss: coordinator's certificate (default: those of the system)
+  {ENV_GRACE}        seconds from SIGTERM to SIGKILL (default {GRACE_SECONDS})
+  {ENV_METRICS_PORT}  where it serves its own metrics, a port of that address (default: nowhere)
   BAMBOO_DEVICE       cpu, cuda or cuda:N (default: a GPU if there is one)
 SIGTERM is taken as a notice: the worker hands its part over and leaves. So is what the node's cloud says, if asked:
   {ENV_METADATA}              whose metadata endpoint is watched: aws, gcp, azure, auto or off (default off)
@@ -45,21 +52,47 @@ def main() -> int:
         print(f"bamboo_trainer: {wrong} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
     try:
-        metadata = wanted(os.environ)
+        metadata, grace = wanted(os.environ), _grace(os.environ.get(ENV_GRACE))
+        metrics_port = _port(os.environ.get(ENV_METRICS_PORT))
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from bamboo_trainer.worker import main as run  # torch takes seconds: not for --help
+    from bamboo_trainer.worker import Place  # torch takes seconds: not for --help
+    from bamboo_trainer.worker import main as run
 
+    place = Place(
+        host=os.environ.get(ENV_HOST) or "127.0.0.1",
+        grace=grace,
+        authority=os.environ.get(ENV_CA, ""),
+        metadata=metadata,
+        metrics_port=metrics_port,
+    )
     return run(
         worker=os.environ[ENV_WORKER],
         url=os.environ[ENV_COORDINATOR],
         token=Path(os.environ[ENV_TOKEN_FILE]),
         zone=os.environ.get(ENV_ZONE, ""),
-        host=os.environ.get(ENV_HOST) or "127.0.0.1",
-        metadata=metadata,
+        place=place,
     )
+
+
+def _grace(text: str | None) -> float:
+    """Raises ValueError."""
+    if text is None:
+        return GRACE_SECONDS
+    if not text.isdecimal():
+        raise ValueError(f'{ENV_GRACE}: expected a number of seconds, got "{text[:20]}"')
+    return float(text)
+
+
+def _port(text: str | None) -> int | None:
+    """Raises ValueError."""
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ValueError(f'{ENV_METRICS_PORT}: expected a port, got "{text[:20]}"')
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ While the coordinator is away, training goes on: what is said meanwhile waits in
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -19,10 +21,12 @@ from bamboo.protocol import (
     Heartbeat,
     Hello,
     Message,
+    Refused,
     ToWorker,
     decode_from_coordinator,
     encode,
 )
+from bamboo.server import REFUSED_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,7 @@ class Control:
     """token, hello: called at every connection; a token may not be there yet (OSError). heartbeat: called for each one.
 
     deliver: gets every message of the coordinator. All in this object's own thread; they must neither block nor raise.
+    authority: PEM of who signed the certificate of a wss: coordinator; "" for those that this machine trusts.
     """
 
     def __init__(
@@ -44,12 +49,14 @@ class Control:
         hello: Callable[[], Hello],
         heartbeat: Callable[[], Heartbeat],
         deliver: Callable[[ToWorker], None],
+        authority: str = "",
     ) -> None:
         self._url = url
         self._token = token
         self._hello = hello
         self._heartbeat = heartbeat
         self._deliver = deliver
+        self._tls = ssl.create_default_context(cadata=authority) if authority else True
         self._outbox: deque[Message] = deque()  # the first one leaves it when it has been written
         self._written = threading.Event()
         self._written.set()
@@ -123,6 +130,7 @@ class Control:
         try:
             async with session.ws_connect(
                 self._url,
+                ssl=self._tls,
                 headers={"Authorization": f"Bearer {self._token()}"},
                 heartbeat=PING_SECONDS,
                 max_msg_size=MAX_MESSAGE_BYTES,
@@ -130,6 +138,13 @@ class Control:
             ) as socket:
                 await socket.send_str(encode(self._hello()).decode())
                 await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                why = error.headers.get(REFUSED_HEADER) if error.headers else None
+                self._deliver(
+                    Refused(reason="Unauthorized", message=why or "the coordinator does not let this worker in")
+                )
+            logger.debug("the coordinator answers %d", error.status)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("no channel to the coordinator: %s", error)
         return heard

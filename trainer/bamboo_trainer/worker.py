@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from bamboo.manifest import parse_manifest
-from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
+from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.protocol import (
     Bye,
     Heartbeat,
@@ -45,6 +46,7 @@ from bamboo_trainer.metadata_watch import Watcher
 from bamboo_trainer.placement import DeviceError, choose_device, use
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
+from bamboo_trainer.tally import Tally
 from bamboo_trainer.task import Task
 from bamboo_trainer.trace import Silent, TraceFile
 from bamboo_trainer.transport.base import Event
@@ -54,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
 FLUSH_SECONDS = 2.0
-NOTICE_SECONDS = 30.0
 
 
 class ClosingObserver(Observer, Protocol):
@@ -84,16 +85,37 @@ class Inbox:
             return items
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker runs.
+
+    host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
+    signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
+    watched for notices, if any. metrics_port: of that address, where the worker serves its own metrics.
+    """
+
+    host: str = "127.0.0.1"
+    grace: float = GRACE_SECONDS
+    authority: str = ""
+    metadata: Wanted | None = None
+    metrics_port: int | None = None
+
+
+HERE = Place()
+
+
 class Worker:
     """The agent around the engine. run() returns the process's exit code."""
 
     def __init__(
-        self, worker: str, url: str, token: Callable[[], str], zone: str, observer: ClosingObserver, host: str
+        self, worker: str, url: str, token: Callable[[], str], zone: str, observer: ClosingObserver, place: Place
     ) -> None:
+        host = place.host
         self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
+        self.grace = place.grace
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
-        self.control = Control(url, token, self._hello, self._heartbeat, self._heard)
+        self.control = Control(url, token, self._hello, self._heartbeat, self._heard, place.authority)
         self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
         self.task: Task | None = None
@@ -102,6 +124,7 @@ class Worker:
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
+        self.device = ""
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
 
@@ -197,6 +220,7 @@ class Worker:
         reader = self.reader = Reader(task, config.samples)
         device = choose_device(self.worker)
         use(device)
+        self.device = str(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         self.engine = Engine(
             worker=self.worker,
@@ -239,7 +263,7 @@ class Worker:
         if self.terminated:
             os._exit(128 + signal.SIGTERM)
         self.terminated = True
-        self.inbox.put(NOTICE)
+        self.inbox.put(NoticeReceived(seconds=self.grace))
 
     def notice(self, notice: Notice) -> None:
         """From any thread. What several notices mean is for the coordinator to decide."""
@@ -254,9 +278,6 @@ def _read_token(path: Path) -> str:
     return token
 
 
-NOTICE = NoticeReceived(seconds=NOTICE_SECONDS)
-
-
 def main(
     worker: str,
     url: str,
@@ -264,22 +285,24 @@ def main(
     zone: str = "",
     trace: str | None = None,
     observer: ClosingObserver | None = None,
-    host: str = "127.0.0.1",
-    metadata: Wanted | None = None,
+    place: Place = HERE,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
-    token: or the file that always holds the newest one. host: this machine's address, for the other workers.
-    metadata: the cloud's endpoint that is watched for notices, if any.
+    token: or the file that always holds the newest one.
     """
     torch.set_num_threads(1)
     if observer is None:
-        observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
+        observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Tally() if place.metrics_port else Silent()
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
-    agent = Worker(worker, url, newest, zone, observer, host)
-    if metadata is None:
+    agent = Worker(worker, url, newest, zone, observer, place)
+    if place.metrics_port and isinstance(observer, Tally):
+        from bamboo_trainer.metrics import serve  # NB: nobody else needs it
+
+        serve(agent, observer, place.host, place.metrics_port)
+    if place.metadata is None:
         return agent.run()
-    watcher = Watcher(metadata, agent.notice)
+    watcher = Watcher(place.metadata, agent.notice)
     watcher.start()
     code = None
     try:

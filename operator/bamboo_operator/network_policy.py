@@ -1,0 +1,30 @@
+"""Who may connect to a job's workers: the other workers of the job, and whoever reads their metrics."""
+
+from typing import Any
+
+from bamboo.names import LABEL_JOB_UID, METRICS_PORT
+from bamboo.spec import JobSpec
+from bamboo_operator.pods import MANAGED_BY, JobMeta, owner
+
+
+def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
+    """Between workers any port is open: each takes one that is free. What workers connect to is not restricted."""
+    workers = {"matchLabels": {LABEL_JOB_UID: meta.uid}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": f"bamboo-{meta.uid}",
+            "namespace": job.namespace,
+            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
+            "ownerReferences": [owner(job, meta)],
+        },
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": METRICS_PORT}]},
+            ],
+        },
+    }

@@ -1,0 +1,54 @@
+"""What people, probes and Prometheus ask the operator, on a port of its own: plain HTTP, read-only."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+logger = logging.getLogger(__name__)
+
+FRESH_SECONDS = 0.5  # for which an answer serves all who ask
+
+
+class Web:
+    """healthy: why the operator is not, or None. Other modules add their routes to `app` before start()."""
+
+    def __init__(self, healthy: Callable[[], str | None], registry: CollectorRegistry) -> None:
+        self._healthy, self._registry = healthy, registry
+        self._scraping = asyncio.Lock()
+        self._scraped, self._scraped_at = b"", 0.0
+        self._runner: web.AppRunner | None = None
+        self.app = web.Application()
+        self.app.router.add_get("/healthz", self._health)
+        self.app.router.add_get("/metrics", self._metrics)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port."""
+        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, _: web.Request) -> web.Response:
+        problem = self._healthy()
+        if problem:
+            logger.error("not healthy: %s", problem)  # NB: this port is everybody's
+        return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """NB: with many jobs it takes a while to write, which must not hold up their coordinators, nor may callers."""
+        async with self._scraping:
+            if time.monotonic() - self._scraped_at > FRESH_SECONDS:
+                self._scraped = await asyncio.to_thread(generate_latest, self._registry)
+                self._scraped_at = time.monotonic()
+            return web.Response(body=self._scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})

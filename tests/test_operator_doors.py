@@ -1,0 +1,264 @@
+"""The workers' door: who comes in, what a stranger can make the operator do, and TLS."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+
+from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
+from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Pace, Unauthorized
+from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, Reviews, claimed, path, pod_check
+from bamboo_operator.tls import Certificate
+from bamboo_trainer.control import Control
+
+JOB = ("team", "job")
+
+
+def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
+    """As a pod's looks, but signed by nobody."""
+    claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
+    return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
+
+
+def _part(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+class ApiServer:
+    """Knows the tokens that it has been told are good; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.good: dict[str, Bearer] = {}
+        self.asked, self.at_once, self.most = 0, 0, 0
+        self.seconds = 0.0
+
+    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+        self.asked += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.at_once -= 1
+        who = self.good.get(token)
+        if who is None:
+            return {"authenticated": False}
+        extra = {"authentication.kubernetes.io/pod-name": [who.pod], "authentication.kubernetes.io/pod-uid": [who.uid]}
+        user = {"username": f"system:serviceaccount:{who.namespace}:default", "extra": extra}
+        return {"authenticated": True, "audiences": [audience], "user": user}
+
+
+class House:
+    """Doors with one job behind them, whose pods are job-w0 (alive, u0) and job-w1 (lost)."""
+
+    def __init__(self) -> None:
+        self.server, self.doors, self.events = ApiServer(), Doors(), list[ChannelEvent]()
+        uids = {"job-w0": "u0", "job-w1": ""}
+        check = pod_check(JOB, Reviews(self.server), uids.get)
+        self.channels = Channels(self.events.append, check)
+        self.url = ""
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def knock(self, header: str | None, place: str = path(JOB)) -> tuple[int, str | None]:
+        """The status of the answer, 101 for a WebSocket; and why one is refused."""
+        headers = {} if header is None else {"Authorization": header}
+        async with aiohttp.ClientSession() as session:
+            try:
+                async with session.ws_connect(self.url + place, headers=headers):
+                    return 101, None
+            except aiohttp.WSServerHandshakeError as error:
+                return error.status, error.headers.get(REFUSED_HEADER) if error.headers else None
+
+
+@contextlib.asynccontextmanager
+async def house(tls: ssl.SSLContext | None = None) -> AsyncIterator[House]:
+    place = House()
+    port = await place.doors.start("127.0.0.1", 0, tls)
+    place.url = f"{'wss' if tls else 'ws'}://127.0.0.1:{port}"
+    place.doors.open(JOB, place.channels)
+    try:
+        yield place
+    finally:
+        await place.doors.stop()
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "why"),
+    [
+        (None, 403, "there is no token"),
+        ("Basic abc", 403, "there is no token"),
+        ("Bearer nonsense", 403, "the token is not that of a pod"),
+        ("Bearer a.b.c", 403, "the token is not that of a pod"),
+        (f"Bearer {token(namespace='other')}", 403, "the token is that of pod other/job-w0"),
+        (f"Bearer {token(pod='job-w1')}", 403, "job-w1 is no living pod of this job"),
+        (f"Bearer {token(uid='u9')}", 403, "job-w0 is no living pod of this job"),
+        (f"Bearer {token(pod='job-w7')}", 503, None),
+    ],
+)
+async def test_no_strangers_word_gets_as_far_as_the_api_server(header: str | None, status: int, why: str) -> None:
+    async with house() as place:
+        assert await place.knock(header) == (status, why)
+        assert (place.server.asked, place.events) == (0, [])
+
+
+async def test_what_the_api_server_does_not_vouch_for_stays_outside() -> None:
+    async with house() as place:
+        assert await place.knock(f"Bearer {token()}") == (403, "the token is not valid")
+        place.server.good[token()] = Bearer("team", "job-w5", "u5")
+        assert await place.knock(f"Bearer {token()}") == (403, "the token is not what it says")
+        assert await place.knock(f"Bearer {token()}", "/v1/jobs/team/other/workers") == (404, None)
+        assert (place.server.asked, place.events) == (2, [])
+
+
+async def test_a_pod_comes_in_as_itself_only() -> None:
+    async with house() as place, aiohttp.ClientSession() as session:
+        place.server.good[token()] = Bearer("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with session.ws_connect(place.url + path(JOB), headers=headers) as socket:
+            await socket.send_str('{"type":"Hello","worker":"job-w1","host":"h","port":1}')
+            assert "this is job-w0, not job-w1" in (await socket.receive()).data
+        assert place.events == []
+
+
+async def test_many_callers_wait_for_their_turn_and_too_many_are_sent_away() -> None:
+    server = ApiServer()
+    server.seconds = 0.05
+    reviews = Reviews(server)
+    found = await asyncio.gather(
+        *(reviews.of(token(salt=str(n))) for n in range(REVIEWS_WAITING + 20)), return_exceptions=True
+    )
+    assert server.most == REVIEWS_AT_ONCE
+    assert sum(isinstance(answer, dict) for answer in found) == REVIEWS_WAITING
+    assert {str(answer) for answer in found if isinstance(answer, Exception)} == {"too many callers"}
+    assert await reviews.of("later") == {"authenticated": False}
+
+
+def beat() -> Heartbeat:
+    return Heartbeat(step=1)
+
+
+async def until(condition: Any, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def talk(place: House, said: str, authority: str = "") -> list[Message]:
+    """What a real worker's end hears that stays until it hears something, or has joined."""
+    heard: list[Message] = []
+    hello = Hello(worker="job-w0", host="h", port=1)
+    control = Control(place.url + path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)
+    control.start()
+    try:
+        await until(lambda: heard or place.of(WorkerJoined))
+        if place.of(WorkerJoined):
+            place.channels.send("job-w0", Stop(reason="Test"))
+            await until(lambda: heard)
+    finally:
+        await asyncio.to_thread(control.close, 0.2)
+    return heard
+
+
+async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
+    async with house() as place:
+        heard = await talk(place, token(uid="u9"))
+        assert heard[0] == Refused(reason="Unauthorized", message="job-w0 is no living pod of this job")
+
+
+def certificate(folder: Path) -> Certificate:
+    authority = trustme.CA()
+    mine = authority.issue_cert("127.0.0.1")
+    names = Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
+    mine.cert_chain_pems[0].write_to_path(names.chain)
+    mine.private_key_pem.write_to_path(names.key)
+    authority.cert_pem.write_to_path(names.authority)
+    return names
+
+
+async def test_workers_talk_over_tls_to_whom_their_authority_vouches_for(tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    async with house(files.context()) as place:
+        place.server.good[token()] = Bearer("team", "job-w0", "u0")
+        assert await talk(place, token(), files.trusted()) == [Stop(reason="Test")]
+
+
+async def test_a_worker_says_nothing_to_somebody_else(tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir()
+    (mine := tmp_path / "mine").mkdir()
+    async with house(certificate(other).context()) as place:
+        place.server.good[token()] = Bearer("team", "job-w0", "u0")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await talk(place, token(), certificate(mine).trusted())
+        assert (place.server.asked, place.events) == (0, [])
+
+
+async def test_a_new_certificate_in_the_same_files_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bamboo_operator.tls.LOOK_SECONDS", 0.05)
+    files = certificate(tmp_path)
+    context = files.context()
+    fresh = asyncio.create_task(files.keep_fresh(context))
+    try:
+        async with house(context) as place:
+            place.server.good[token()] = Bearer("team", "job-w0", "u0")
+            renewed = certificate(tmp_path).trusted()
+            heard: list[Message] = []
+
+            async def heard_something() -> None:
+                while not heard:
+                    with contextlib.suppress(TimeoutError):
+                        heard.extend(await talk(place, token(), renewed))
+
+            await asyncio.wait_for(heard_something(), 10)
+            assert heard == [Stop(reason="Test")]
+    finally:
+        fresh.cancel()
+
+
+@pytest.mark.parametrize(("wrong", "read"), [("chain", "context"), ("key", "context"), ("authority", "trusted")])
+def test_files_that_hold_no_certificate_are_refused(tmp_path: Path, wrong: str, read: str) -> None:
+    files = certificate(tmp_path)
+    getattr(files, wrong).write_text("no PEM")
+    with pytest.raises(ssl.SSLError):
+        getattr(files, read)()
+
+
+@pytest.mark.parametrize("text", ["", "a.b", ".".join([_part({}), _part({"aud": []}), ""]), "x" * 9000])
+def test_a_token_that_names_no_pod_is_refused(text: str) -> None:
+    with pytest.raises(Unauthorized, match="not that of a pod"):
+        claimed(text)
+
+
+def test_who_says_too_much_is_slowed_down() -> None:
+    pace = Pace(rate=10, burst=5, now=0.0)
+    assert [pace.wait(0.0) for _ in range(7)] == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
+    assert pace.wait(100.0) == 0
+
+
+async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bamboo.server.MESSAGES_AT_ONCE", 10)
+    monkeypatch.setattr("bamboo.server.MESSAGES_A_SECOND", 100.0)
+    async with house() as place, aiohttp.ClientSession() as session:
+        place.server.good[token()] = Bearer("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with session.ws_connect(place.url + path(JOB), headers=headers) as socket:
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            for _ in range(60):
+                await socket.send_str('{"type":"Heartbeat","step":1}')
+            await asyncio.sleep(0.2)
+            assert 10 <= len(place.of(Received)) < 50
+            await until(lambda: len(place.of(Received)) == 60)
+        await until(lambda: place.of(ChannelClosed))

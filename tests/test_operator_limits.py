@@ -1,0 +1,109 @@
+"""What the operator does about workers that do not come: backoff, silence; and who may connect to workers."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bamboo.spec import JobSpec
+from bamboo_operator.backoff import FIRST_SECONDS, LAST_SECONDS, Backoff
+from bamboo_operator.brain import known_lost
+from bamboo_operator.network_policy import network_policy
+from bamboo_operator.pods import JobMeta
+from bamboo_operator.silence import REPLACED_SECONDS, TOLD_SECONDS, silent, trouble
+from operator_kit import job
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def test_the_first_workers_that_end_at_once_are_replaced_at_once() -> None:
+    backoff = Backoff().after(0, 8, 100.0, "exited with code 1")
+    assert (backoff.rounds, backoff.pause) == (1, 0.0)
+    assert not backoff.holds(100.0)
+
+
+def test_workers_that_were_made_together_are_one_round() -> None:
+    backoff = Backoff().after(0, 8, 100.0, "first").after(5, 9, 101.0, "second")
+    assert (backoff.rounds, backoff.detail) == (1, "second")
+    assert backoff.after(8, 9, 102.0, "third").rounds == 2
+
+
+def test_each_round_in_vain_makes_the_next_wait_longer() -> None:
+    backoff, pauses = Backoff(), []
+    for number in range(12):
+        backoff = backoff.after(number, number + 1, 50.0 * number, "")
+        pauses.append(backoff.pause)
+    assert pauses[:4] == [0, FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
+    assert pauses[-1] == LAST_SECONDS
+    assert backoff.holds(50.0 * 11 + LAST_SECONDS - 1)
+    assert not backoff.holds(50.0 * 11 + LAST_SECONDS)
+
+
+def pod(started: datetime | None) -> dict[str, Any]:
+    state = {"running": {"startedAt": started.strftime("%Y-%m-%dT%H:%M:%SZ")}} if started else {"waiting": {}}
+    return {"status": {"containerStatuses": [{"name": "trainer", "state": state}]}}
+
+
+def test_only_workers_that_run_and_have_not_joined_are_silent() -> None:
+    pods = {
+        "job-w0": pod(NOW - timedelta(seconds=300)),
+        "job-w1": pod(NOW - timedelta(seconds=90)),
+        "job-w2": pod(None),
+        "job-w3": {"status": {"phase": "Pending"}},
+    }
+    assert silent(pods, {"job-w0"}, NOW - timedelta(hours=1), NOW) == {"job-w1": 90.0}
+    assert silent(pods, {"job-w0"}, NOW - timedelta(seconds=20), NOW) == {"job-w1": 20.0}
+
+
+def test_silence_is_told_once_it_lasts() -> None:
+    assert trouble({"job-w1": TOLD_SECONDS - 1}, "ws://x") is None
+    found = trouble({"job-w1": TOLD_SECONDS, "job-w2": REPLACED_SECONDS}, "ws://x")
+    assert found is not None
+    assert found.reason == "WorkerSilent"
+    assert found.message.startswith("2 worker(s) run but have not come to ws://x: see the log of job-w1")
+
+
+@pytest.mark.parametrize(
+    ("plan", "lost"),
+    [
+        (None, set()),
+        ("{}", set()),
+        ("nonsense", set()),
+        ('{"lost": 3}', set()),
+        ("[]", set()),
+        ('{"epoch": 3, "pipelines": [], "lost": ["a", 4]}', {"a"}),
+    ],
+)
+def test_what_a_former_operator_had_heard_is_read_from_the_status(plan: str | None, lost: set[str]) -> None:
+    assert known_lost(plan) == lost
+
+
+def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metrics() -> None:
+    spec: JobSpec = job()
+    workers = {"matchLabels": {"bamboo.dev/job-uid": "uid-1"}}
+    owner = {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "name": spec.name,
+        "uid": "uid-1",
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    assert network_policy(spec, JobMeta(uid="uid-1")) == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": "bamboo-uid-1",
+            "namespace": spec.namespace,
+            "labels": {"app.kubernetes.io/managed-by": "bamboo-operator", "app.kubernetes.io/instance": spec.name},
+            "ownerReferences": [owner],
+        },
+        "spec": {
+            "podSelector": workers,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": workers}]},
+                {"from": [{"namespaceSelector": {}}], "ports": [{"protocol": "TCP", "port": 8080}]},
+            ],
+        },
+    }
