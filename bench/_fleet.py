@@ -6,15 +6,25 @@ pod), its status, and its removal.
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import aiohttp
 
 from _plane import STRATEGIC, Api, ApiError, Json
 from _standin import Play, Standin
-from bamboo.names import ENV_COORDINATOR, ENV_WORKER, LABEL_JOB_NAME, TOKEN_AUDIENCE, TOKEN_SECONDS, TRAINER_CONTAINER
+from bamboo.names import (
+    ENV_CA,
+    ENV_COORDINATOR,
+    ENV_WORKER,
+    LABEL_JOB_NAME,
+    TOKEN_AUDIENCE,
+    TOKEN_SECONDS,
+    TRAINER_CONTAINER,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +97,8 @@ class Fleet:
         await self._write(pod, "Running", {"running": {"startedAt": _now()}}, address)
         env = {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
         play = self.plays[data["labels"][LABEL_JOB_NAME]]
-        worker = Standin(play, env[ENV_WORKER], pod["spec"]["nodeName"], address, env[ENV_COORDINATOR])
+        trusting = _trusting(env[ENV_CA] or "")
+        worker = Standin(play, env[ENV_WORKER], pod["spec"]["nodeName"], address, env[ENV_COORDINATOR], trusting)
         try:
             await worker.run(self._session, lambda: token)
         finally:
@@ -132,6 +143,11 @@ def _path(pod: Json) -> str:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@cache
+def _trusting(authority: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority)
 
 
 def _told(task: "asyncio.Task[None]") -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from _common import say
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from certificates import issue  # type: ignore[import-not-found]
 from cluster import build  # type: ignore[import-not-found]
 from cluster.api import MERGE, STRATEGIC, Api, ApiError  # type: ignore[import-not-found]
 from cluster.control_plane import ControlPlane, free_ports  # type: ignore[import-not-found]
@@ -24,7 +25,7 @@ from cluster.handle import Cluster  # type: ignore[import-not-found]
 from cluster.nodes import CAPACITY, ZONE  # type: ignore[import-not-found]
 from operator_process import SYSTEM, install  # type: ignore[import-not-found]
 
-__all__ = ["MERGE", "STRATEGIC", "SYSTEM", "Api", "ApiError", "Cluster", "Plane", "free_ports", "plane"]
+__all__ = ["MERGE", "STRATEGIC", "SYSTEM", "Api", "ApiError", "Cluster", "Plane", "free_ports", "issue", "plane"]
 
 Json = dict[str, Any]
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:bamboo-operator"

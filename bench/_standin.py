@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -93,8 +94,9 @@ class Play:
 class Standin:
     """token: a new one for every connection. run() returns once the coordinator has told it to end."""
 
-    def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str) -> None:
+    def __init__(self, play: Play, name: WorkerId, node: str, address: str, url: str, tls: ssl.SSLContext) -> None:
         self.play, self.name, self.node, self.epoch = play, name, node, 0
+        self._tls = tls
         self._address, self._url = address, url
         self._plan: Plan | None = None
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -118,7 +120,7 @@ class Standin:
 
     async def _connect(self, session: aiohttp.ClientSession, token: str) -> None:
         headers = {"Authorization": f"Bearer {token}"}
-        async with session.ws_connect(self._url, headers=headers, heartbeat=PINGS) as socket:
+        async with session.ws_connect(self._url, headers=headers, heartbeat=PINGS, ssl=self._tls) as socket:
             hello = Hello(worker=self.name, host=self._address, port=7000, plan=self._plan)
             await socket.send_str(encode(hello).decode())
             parts = [asyncio.create_task(part) for part in (self._write(socket), self._beat(socket))]

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from certificates import issue, trusting
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from crd_kit import STATUS_VALIDATOR
@@ -54,6 +55,8 @@ class Operator:
         self._namespace = namespace
         self._kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig")
         (folder / "key").write_bytes(secrets.token_bytes(32))
+        self._tls = issue(folder)
+        self.trusting = trusting(folder)
         with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
             self.port: int = free.getsockname()[1]
             self.web_port: int = other.getsockname()[1]
@@ -62,13 +65,16 @@ class Operator:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "bamboo_operator", "--listen", f"127.0.0.1:{self.port}"]
-        command += ["--web-listen", f"127.0.0.1:{self.web_port}"]
-        command += ["--namespace", self._namespace, "--key-file", str(self._folder / "key")]
+        arguments = ["--listen", f"127.0.0.1:{self.port}", "--web-listen", f"127.0.0.1:{self.web_port}"]
+        arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
+                self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
             )
+
+    def command(self, arguments: list[str]) -> list[str]:
+        """How the operator is run."""
+        return [sys.executable, "-m", "bamboo_operator", *arguments]
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         assert self._process is not None

@@ -75,12 +75,13 @@ def _neighbours_are_apart(status: Json, nodes: dict[str, str]) -> None:
         assert nodes[one] != nodes[other], f"{one} and {other} share a node and are neighbours: {row}, {nodes}"
 
 
-async def _knock(url: str, worker: str, token: str | None) -> str:
+async def _knock(operator: Operator, place: str, worker: str, token: str | None) -> str:
     """What a stranger is told, before or after its Hello."""
+    url = f"wss://127.0.0.1:{operator.port}{place}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession() as session:
         try:
-            async with session.ws_connect(url, headers=headers) as socket:
+            async with session.ws_connect(url, headers=headers, ssl=operator.trusting) as socket:
                 await socket.send_str(encode(Hello(worker=worker, host="127.0.0.1", port=1)).decode())
                 answer = decode_from_coordinator((await socket.receive(timeout=10)).data)
         except aiohttp.WSServerHandshakeError as error:
@@ -107,7 +108,7 @@ def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Ope
         made = pods.request("POST", account, {"spec": spec})
         return str(made["status"]["token"])
 
-    url = f"ws://127.0.0.1:{operator.port}/v1/jobs/{namespace}/guarded/workers"
+    place = f"/v1/jobs/{namespace}/guarded/workers"
     other = sorted(job.pods())[1]
     for offered, said in (
         (None, "403 there is no token"),
@@ -117,7 +118,7 @@ def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Ope
         (token("bamboo.dev", None), "403 the token is not that of a pod"),
         (token("bamboo.dev", other), f"this is {other}, not {worker}"),
     ):
-        assert asyncio.run(_knock(url, worker, offered)) == said
+        assert asyncio.run(_knock(operator, place, worker, offered)) == said
     at = job.status()["training"]["step"]
     job.step(at + 5)
     assert job.status()["preemptions"] == 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import trustme
 
 from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
@@ -19,6 +18,7 @@ from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Pace, Unauthor
 from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, Reviews, claimed, path, pod_check
 from bamboo_operator.tls import Certificate
 from bamboo_trainer.control import Control
+from certificates import issue
 
 JOB = ("team", "job")
 
@@ -177,13 +177,8 @@ async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
 
 
 def certificate(folder: Path) -> Certificate:
-    authority = trustme.CA()
-    mine = authority.issue_cert("127.0.0.1")
-    names = Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
-    mine.cert_chain_pems[0].write_to_path(names.chain)
-    mine.private_key_pem.write_to_path(names.key)
-    authority.cert_pem.write_to_path(names.authority)
-    return names
+    issue(folder)
+    return Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
 
 
 async def test_workers_talk_over_tls_to_whom_their_authority_vouches_for(tmp_path: Path) -> None:
@@ -236,7 +231,10 @@ def test_files_that_hold_no_certificate_are_refused(tmp_path: Path, wrong: str, 
         getattr(files, read)()
 
 
-@pytest.mark.parametrize("text", ["", "a.b", ".".join([_part({}), _part({"aud": []}), ""]), "x" * 9000])
+DEEP = base64.urlsafe_b64encode(b'{"aud":' + b"[" * 5000).decode()
+
+
+@pytest.mark.parametrize("text", ["", "a.b", ".".join([_part({}), _part({"aud": []}), ""]), "x" * 9000, f"a.{DEEP}.b"])
 def test_a_token_that_names_no_pod_is_refused(text: str) -> None:
     with pytest.raises(Unauthorized, match="not that of a pod"):
         claimed(text)

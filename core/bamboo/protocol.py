@@ -213,5 +213,5 @@ def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:
         raise ValueError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted")
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"malformed message: {error}") from None

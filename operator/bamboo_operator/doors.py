@@ -65,7 +65,7 @@ def claimed(token: str) -> Bearer:
     try:
         padded = parts[1] + "=" * (-len(parts[1]) % 4)
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
-    except (IndexError, ValueError, msgspec.DecodeError):
+    except (IndexError, ValueError, msgspec.DecodeError, RecursionError):
         raise Unauthorized("the token is not that of a pod", "NoPod") from None
     return Bearer(namespace=claims.about.namespace, pod=claims.about.pod.name, uid=claims.about.pod.uid)
 

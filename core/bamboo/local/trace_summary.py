@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,47 +10,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bamboo.usage import KINDS, REDUNDANT, Kind
+
 MAX_BYTES = 512 << 20  # some 3.5 bytes of memory a byte
 Micros = Annotated[float, msgspec.Meta(ge=0, le=1e17)]
 
 
 class TraceError(ValueError):
     """The file cannot be summarised; one sentence."""
-
-
-class Kind(StrEnum):
-    """What a worker's time goes to. IDLE: it waited. Whatever is none of these is `other`."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    REDUNDANT_FORWARD = "redundant_forward"
-    REDUNDANT_BACKWARD = "redundant_backward"
-    REHEARSAL = "rehearsal"
-    REDUCTION = "reduction"
-    SYNC_COMMIT = "sync_commit"
-    OPTIMIZER = "optimizer"
-    REPLICA_UPDATE = "replica_update"
-    IDLE = "idle"
-
-
-KINDS = {
-    "Forward": Kind.FORWARD,
-    "Backward": Kind.BACKWARD,
-    "RedundantForward": Kind.REDUNDANT_FORWARD,
-    "RedundantBackward": Kind.REDUNDANT_BACKWARD,
-    "Rehearsal": Kind.REHEARSAL,
-    "ScatterGradients": Kind.REDUCTION,
-    "ReduceGradients": Kind.REDUCTION,
-    "GatherGradients": Kind.REDUCTION,
-    "ExchangeTied": Kind.REDUCTION,
-    "SumTied": Kind.REDUCTION,
-    "SyncReplicas": Kind.SYNC_COMMIT,
-    "ReportReady": Kind.SYNC_COMMIT,
-    "OptimizerStep": Kind.OPTIMIZER,
-    "ReplicaUpdate": Kind.REPLICA_UPDATE,
-    "Wait": Kind.IDLE,
-}  # by a span's category
-REDUNDANT = (Kind.REDUNDANT_FORWARD, Kind.REDUNDANT_BACKWARD, Kind.REHEARSAL)
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
@@ -229,7 +195,7 @@ def parse_trace(data: bytes, source: str) -> list[TraceEvent]:
             events = msgspec.json.decode(data, type=list[TraceEvent])
         else:
             events = msgspec.json.decode(data, type=_Document).events
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{source}: expected a trace that `bamboo run --trace` wrote: {error}") from None
     if not any(event.ph == "X" and event.cat in KINDS for event in events):
         raise TraceError(f"{source}: expected a trace that `bamboo run --trace` wrote: no instruction is in it")

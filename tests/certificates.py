@@ -1,0 +1,21 @@
+"""A certificate of the operator's for tests, as files, and what trusts it."""
+
+import ssl
+from pathlib import Path
+
+import trustme
+
+
+def issue(folder: Path) -> list[str]:
+    """Of 127.0.0.1, by an authority of its own; the operator's flags that name the files."""
+    authority = trustme.CA()
+    mine = authority.issue_cert("127.0.0.1")
+    mine.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+    mine.private_key_pem.write_to_path(folder / "tls.key")
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+    files = {"--tls-cert": "tls.crt", "--tls-key": "tls.key", "--tls-ca": "ca.crt"}
+    return [part for flag, name in files.items() for part in (flag, str(folder / name))]
+
+
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "ca.crt"))
