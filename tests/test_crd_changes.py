@@ -39,6 +39,8 @@ def good_changes(field: str) -> list[tuple[Document, Edit, Document]]:
 def may_change(path: Path) -> bool:
     if path[:2] == ("spec", "topology"):
         return path[2:] == ("pipelines",)
+    if path[:2] == ("spec", "redundancy"):
+        return path[2:] == ("mode",)
     return path[1] in FREE
 
 
@@ -84,6 +86,11 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("checkpoint", {"storage": {"uri": "s3://b"}}, "spec.checkpoint: cannot change; create a new job instead"),
         ("failurePolicy.backoffLimit", 0, "spec.failurePolicy: cannot change; create a new job instead"),
         ("worker.image", "r.io/a", "spec.worker: can change only while the job is suspended"),
+        (
+            "redundancy.placement",
+            "Host",
+            "spec.redundancy: placement and transferMBps can change only while the job is suspended",
+        ),
         ("queue", {"name": "q"}, "spec.queue: can change only while the job is suspended"),
     ],
 )

@@ -32,8 +32,8 @@ from bamboo.spec import JobSpec
 from bamboo.state import State, Turn
 
 SAVE_SECONDS = 30.0
-CHANGEABLE = (  # in a running job, beside topology.pipelines
-    "suspend", "elastic", "redundancy", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
+CHANGEABLE = (  # in a running job, beside topology.pipelines and redundancy.mode
+    "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds",
 )  # fmt: skip
 
@@ -114,7 +114,8 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
     old = turn.state.spec
     topology = replace(old.topology, pipelines=wanted.topology.pipelines)
-    new = replace(old, topology=topology, **{name: getattr(wanted, name) for name in CHANGEABLE})
+    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode)
+    new = replace(old, topology=topology, redundancy=redundancy, **{name: getattr(wanted, name) for name in CHANGEABLE})
     if wanted != new:
         turn.do(Emit("ChangeRefused", "what else was edited is fixed while the job runs, and stays as it is", True))
     turn.set(spec=new)
