@@ -1,5 +1,6 @@
 """What the operator does about workers that do not come: backoff, silence; and who may connect to workers."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from bamboo_operator.brain import known_lost
 from bamboo_operator.network_policy import network_policy
 from bamboo_operator.pods import JobMeta
 from bamboo_operator.silence import REPLACED_SECONDS, TOLD_SECONDS, silent, trouble
+from bamboo_operator.watchers import Watchers
 from operator_kit import job
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -76,6 +78,19 @@ def test_silence_is_told_once_it_lasts() -> None:
 )
 def test_what_a_former_operator_had_heard_is_read_from_the_status(plan: str | None, lost: set[str]) -> None:
     assert known_lost(plan) == lost
+
+
+async def test_a_watcher_that_ends_is_missed() -> None:
+    watchers = Watchers()
+    assert watchers.lost() is None
+    watcher = asyncio.create_task(asyncio.sleep(60), name="watcher for nodes.v1@None")
+    other = asyncio.create_task(asyncio.sleep(60), name="something else")
+    assert watchers.lost() is None
+    for task in (other, watcher):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (watchers.lost() is None) == (task is other)
+    assert watchers.lost() == "the watcher for nodes.v1@None has ended"
 
 
 def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metrics() -> None:

@@ -45,7 +45,7 @@ LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]
 URI = _form('a URI of the form "scheme://..."', r"[a-z][a-z0-9+.-]*://\S+", 2048)
 IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
-QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i?|[numk]|[eE][-+]?\d{1,2})?", 40)
+QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
 
 
 class Precision(StrEnum):

@@ -24,6 +24,7 @@ from bamboo_operator.metrics import Sources
 from bamboo_operator.pods import OperatorSettings
 from bamboo_operator.tls import Certificate
 from bamboo_operator.watch import Lives, registry, settings
+from bamboo_operator.watchers import Watchers
 from bamboo_operator.web import Web
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ async def operate(
     visitors = Api(info, page.AT_ONCE, calls)  # NB: of their own, so that they are in nobody's way
     lives: list[Lives] = []
     doors = Doors()
-    web = Web(lambda: lives[0].stuck() if lives else None, series)
+    watchers = Watchers()
+    web = Web(lambda: watchers.lost() or (lives[0].stuck() if lives else None), series)
     page.Pages(lambda job: lives[0].look(job) if lives else None, visitors).add_to(web.app)
     tls = certificate.context() if certificate else None
     fresh = asyncio.create_task(certificate.keep_fresh(tls)) if certificate and tls else None
