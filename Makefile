@@ -10,16 +10,24 @@ PYTEST_ARGS ?=
 N ?= 50
 DO ?= up
 
+# docs/images.md says what IMAGE_ARGS are good for, and docs/testing-cluster.md HELM_ARGS.
+IMAGE_TOOL ?= $(shell docker info >/dev/null 2>&1 && echo docker || \
+    { command -v podman >/dev/null && echo podman || echo buildah; })
+IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' core/pyproject.toml)
+IMAGE_ARGS ?=
+HELM_ARGS ?=
+KIND_KUBECONFIG ?= build/kind.kubeconfig
+
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help setup demo test lint soak simulate cluster bench docs clean
+.PHONY: help setup demo test lint soak simulate cluster image kind bench docs chart screenshots clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv and install everything, once
 
@@ -52,13 +60,40 @@ simulate: $(STAMP) ## the protocol under random faults in virtual time, N=50 tim
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
 	PYTHONPATH=tests $(BIN)/python -m cluster $(DO)
 
+image: ## build the images bamboo-operator and bamboo-trainer with docker, podman or buildah; IMAGE_ARGS=
+	for target in operator trainer; do \
+	    $(IMAGE_TOOL) build $(IMAGE_ARGS) --target $$target --build-arg "VERSION=$(IMAGE_TAG)" \
+	        -t "bamboo-$$target:$(IMAGE_TAG)" .; \
+	done
+
+kind: $(STAMP) image ## images and chart on a cluster of kind, and the cluster tests there; needs docker, kind and helm
+	@for tool in kind helm; do command -v $$tool >/dev/null || { echo "$$tool was not found" >&2; exit 1; }; done
+	mkdir -p $(dir $(KIND_KUBECONFIG))
+	kind get clusters | grep -qx bamboo || kind create cluster --config tests/cluster/kind.yaml --wait 180s
+	kind get kubeconfig --name bamboo >$(KIND_KUBECONFIG)
+	kind load docker-image --name bamboo "bamboo-operator:$(IMAGE_TAG)" "bamboo-trainer:$(IMAGE_TAG)"
+	KUBECONFIG=$(KIND_KUBECONFIG) helm upgrade --install bamboo charts/bamboo \
+	    --namespace bamboo-system --create-namespace --wait --timeout 5m \
+	    --set "image.tag=$(IMAGE_TAG),workers.image.tag=$(IMAGE_TAG)" $(HELM_ARGS)
+	KUBECONFIG=$(KIND_KUBECONFIG) BAMBOO_INSTALLED=1 $(BIN)/python -m pytest -m "cluster and not slow" $(PYTEST_ARGS)
+
 bench: ## list the benchmarks
 	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
 	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
-docs: $(STAMP) ## write docs/api.md anew from the CRD
+docs: $(STAMP) ## write anew what is made from others: docs/api.md, docs/cli.md, tables in docs/metrics.md, dashboards
 	$(BIN)/python docs/generate_api.py
+	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python dashboards/generate.py
+	$(BIN)/python charts/generate.py
+
+chart: $(STAMP) ## bring the chart's copies of CRD, rules and dashboards up to date, and the table in docs/chart.md
+	$(BIN)/python charts/generate.py
+
+screenshots: $(STAMP) ## write docs/images anew: a real run, looked at with Chromium
+	$(BIN)/python docs/screenshots.py
 
 clean: ## remove caches and build outputs (.venv stays)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

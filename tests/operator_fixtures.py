@@ -11,6 +11,8 @@ from operator_process import Operator, install
 
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster) -> Cluster:
+    if cluster.folder is None:
+        pytest.skip("this operator is a process of this machine, which a real cluster's pods do not reach")
     install(cluster)
     return cluster
 

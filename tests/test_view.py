@@ -1,9 +1,7 @@
-"""What a run tells: the live picture, plain lines, the summary, metrics and the trace."""
+"""What a run tells: the live picture, plain lines, the summary and the trace."""
 
 import io
 import json
-import socket
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from bamboo.events import Emit, Finish, Outcome, Status, Takeover, WorkerState
-from bamboo.local.metrics import MetricsError, MetricsView, families
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.traces import merge_traces
 from bamboo.local.view import PlainView, letter, render, sparkline, worker_of
@@ -117,39 +114,6 @@ def test_the_summary_as_text_and_json() -> None:
 def test_nothing_to_compare_is_no_equality() -> None:
     assert compare(["a"], ("a",))
     assert not compare([], [])
-
-
-def test_every_metric_has_the_job_label() -> None:
-    samples = [sample for family in families("job", STATUS) for sample in family.samples]
-    assert all(sample.labels["job"] == "job" for sample in samples)
-    assert {s.name: s.value for s in samples}["bamboo_takeover_pause_seconds_sum"] == pytest.approx(0.1)
-
-
-def test_memory_is_shown_by_worker_and_kind() -> None:
-    (family,) = (f for f in families("job", STATUS) if f.name == "bamboo_worker_memory_bytes")
-    shown = {(s.labels["worker"], s.labels["kind"]): s.value for s in family.samples}
-    assert len(shown) == 2 * len(Memory().by_kind())
-    assert (shown["w0", "log"], shown["w2", "parameters"], shown["w2", "log"]) == (7, 3, 0)
-
-
-def test_a_taken_port_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(MetricsError, match=f"--metrics-port {port}: Address already in use"):
-            MetricsView("job", port).start(lambda wish: None)
-
-
-def test_metrics_are_served_from_start_to_stop() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    view = MetricsView("job", port)
-    view.start(lambda wish: None)
-    view.status(STATUS)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-        assert 'bamboo_step{job="job"} 3.0' in response.read().decode()
-    view.stop()
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port))
 
 
 def test_a_trace_names_its_processes_and_threads(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `bamboo` command. It imports the rest late, so that Ctrl-C is quiet from the first moment."""
+"""The `bamboo` command, also as kubectl's plugin. It imports the rest late, so that Ctrl-C is quiet from the start."""
 
 import sys
 
@@ -12,6 +12,23 @@ def main() -> None:
         cli.main()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def kubectl() -> None:
+    """`kubectl bamboo ...`, which runs kubectl-bamboo."""
+    try:
+        from bamboo.remote import plugin
+
+        plugin.main()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def kubectl_complete() -> None:
+    """What kubectl runs to complete `kubectl bamboo ...`."""
+    from bamboo.remote import plugin
+
+    plugin.complete()
 
 
 if __name__ == "__main__":

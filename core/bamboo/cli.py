@@ -1,10 +1,12 @@
-"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml`, `bamboo trace summary FILE` and others."""
+"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
 
 import copy
 import logging
 import math
+import os
 import signal
 import sys
+from enum import StrEnum
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +15,9 @@ import typer
 
 from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.remote import flags
+from bamboo.remote.commands import app as cluster_commands
+from bamboo.remote.commands import on_cluster
 from bamboo.spec import JobSpec
 from bamboo.yamlfile import load_document
 
@@ -27,14 +32,48 @@ app = typer.Typer(
 )
 traces = typer.Typer(help="Look into what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(traces, name="trace")
+app.registered_commands += cluster_commands.registered_commands
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 
-def main() -> None:
-    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own."""
+class On(StrEnum):
+    """Where a job runs."""
+
+    HERE = "here"
+    CLUSTER = "cluster"
+
+
+class Shell(StrEnum):
+    """For which there is completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
+    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own.
+
+    called: what the user types; commands: what may follow.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
-    app()
+    if complete_variable(called) in os.environ:
+        complete(commands, called)
+    commands(prog_name=called)
+
+
+def complete(commands: typer.Typer, called: str) -> None:
+    """Tells the shell what may follow the words in COMP_WORDS. NB: without arguments, so that nothing can be done."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    commands(args=[], prog_name=called)
+
+
+def complete_variable(called: str) -> str:
+    """Of the environment: with it the program only tells the shell what may follow."""
+    return f"_{called.replace('-', '_').upper()}_COMPLETE"
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,7 +93,9 @@ def options(
 
 @app.command()
 def run(
+    ctx: typer.Context,
     job: Job,
+    on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +127,18 @@ def run(
         int | None,
         typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
     ] = None,
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page",
+            help="Serve a web page of the run on this machine and print its URL.",
+            show_default="on, but for --json and --quiet",
+        ),
+    ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port of that page.", show_default="any"),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
     output: Annotated[
@@ -95,11 +148,18 @@ def run(
         float,
         typer.Option(metavar="SECONDS", min=0.5, help="Silence after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
 ) -> None:
     """Run the job on this machine, one process per worker.
 
     On a terminal it shows the pipelines live; there a worker's letter kills it, the capital letter gives it a notice.
+    With --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
     """
+    _check_place(ctx, on)
+    if on is On.CLUSTER:
+        on_cluster(str(job), (namespace, context, kubeconfig), watch=True, quiet=quiet)
     from bamboo.local import preempt as preemption  # here, so that --help and mistakes are answered at once
     from bamboo.local.runner import Options
     from bamboo.local.session import Report, train
@@ -115,7 +175,12 @@ def run(
         _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
     _check_paths(trace, output)
     wanted = Options(preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout)
-    report = Report(json=json, quiet=quiet, metrics_port=metrics_port)
+    if page is None:
+        page = page_port is not None or not (json or quiet)
+    elif not page and page_port is not None:
+        _usage("--page-port and --no-page: expected at most one of them")
+    served = (page_port or 0) if page else None
+    report = Report(json=json, quiet=quiet, metrics_port=metrics_port, page=served)
     raise typer.Exit(train(spec, manifest, wanted, report, verify=verify))
 
 
@@ -154,9 +219,37 @@ def trace_summary(
 
 
 @app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="Whose completion.")]) -> None:
+    """Print what makes the shell complete commands, flags and names of jobs.
+
+    bash: eval "$(bamboo completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: bamboo
+    completion fish > ~/.config/fish/completions/bamboo.fish
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    variable = complete_variable("bamboo")
+    typer.echo(get_completion_script(prog_name="bamboo", complete_var=variable, shell=shell.value))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(distribution_version("bamboo"))
+
+
+ON_BOTH = ("job", "on", "quiet")
+ON_CLUSTER = ("namespace", "context", "kubeconfig")
+
+
+def _check_place(ctx: typer.Context, on: On) -> None:
+    """A flag that means nothing there is refused, not ignored."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
+            continue
+        if (name in ON_CLUSTER) is not (on is On.CLUSTER):
+            _usage(f"--{name.replace('_', '-')}: has no meaning with --on {on.value}")
 
 
 def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:

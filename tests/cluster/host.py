@@ -54,7 +54,7 @@ class Host:
         env = {"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": str(port)}
         self.kubelet = Kubelet(self.api, self.folder, images, {**env, "KUBERNETES_SERVICE_PORT_HTTPS": str(port)})
         stack.push_async_callback(self.kubelet.close)
-        self.logs = LogServer(self.kubelet.log, self.plane.pki.server, self.log_port)
+        self.logs = LogServer(self.kubelet.log, self.kubelet.address, self.plane.pki.server, self.log_port)
         await self.logs.open()
         stack.push_async_callback(self.logs.close)
         await storage.create_class(self.api)

@@ -59,6 +59,14 @@ class Kubelet:
         files = sorted(newest.glob(f"{container or '*'}.log")) if newest else []
         return files[0] if files else None
 
+    def address(self, namespace: str, pod: str) -> str | None:
+        """Of a pod that runs."""
+        for runner in self.runners.values():
+            meta = runner.pod["metadata"]
+            if (meta["namespace"], meta["name"]) == (namespace, pod):
+                return runner.place.pod_ip
+        return None
+
     # What can be done to a node.
 
     def node(self, name: str) -> Node:

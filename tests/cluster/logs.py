@@ -1,4 +1,4 @@
-"""The part of a kubelet's HTTPS server that `kubectl logs` needs."""
+"""The part of a kubelet's HTTPS server that logs and forwarded ports (those over WebSockets) need."""
 
 import asyncio
 import ssl
@@ -7,19 +7,22 @@ from pathlib import Path
 
 from aiohttp import web
 
+from cluster import forward
 from cluster.pki import Pair
 
 Find = Callable[[str, str, str], Path | None]
+Locate = Callable[[str, str], str | None]
 FOLLOW_SECONDS = 0.1
 
 
 class LogServer:
-    """find: the log file of (namespace, pod, container)."""
+    """find: the log file of (namespace, pod, container). locate: the address of (namespace, pod) while it runs."""
 
-    def __init__(self, find: Find, certificate: Pair, port: int) -> None:
-        self.find, self.port = find, port
+    def __init__(self, find: Find, locate: Locate, certificate: Pair, port: int) -> None:
+        self.find, self.locate, self.port = find, locate, port
         app = web.Application()
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._answer)
+        app.router.add_get("/portForward/{namespace}/{pod}", self._forward)
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(certificate.certificate, certificate.key)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
@@ -32,6 +35,12 @@ class LogServer:
 
     async def close(self) -> None:
         await self._runner.cleanup()
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        address = self.locate(request.match_info["namespace"], request.match_info["pod"])
+        if address is None:
+            raise web.HTTPNotFound(text="this pod does not run")
+        return await forward.serve(request, address, int(request.query["port"]))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = self.find(*(request.match_info[name] for name in ("namespace", "pod", "container")))

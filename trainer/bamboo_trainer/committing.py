@@ -71,6 +71,8 @@ def committed(engine: "Engine", step: int, commit: Commit) -> None:
         assert engine.plan is not None
         now, before = engine.clock(), engine.committed_at
         engine.committed_at = now
+        if before is not None:
+            engine.step_seconds.observe(now - before)
         workers = engine.plan.worker_ids() | (engine.pending or engine.plan).worker_ids()
         tell_commit(engine, step, commit, sorted(workers - {engine.worker}))
         tell_coordinator(engine, step, commit, now - before if before is not None else 0.0)

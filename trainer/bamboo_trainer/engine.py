@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 from torch import Tensor
 
+from bamboo.histogram import STEP_SECONDS, Histogram
 from bamboo.plan import Cell, Layout, Plan, WorkerId
 from bamboo.protocol import CellFinished, Message, PeerUp, TakenOver
 from bamboo_trainer import activation, committing, redundancy, replication, telling
@@ -85,6 +86,7 @@ class Engine:
         self.ceded: dict[Cell, Frame] = {}  # the last gradients of cells that moved away, for who owns them now
         self.unheard: set[WorkerId] = set()  # who may know a commit of the root before us
         self.committed_at: float | None = None
+        self.step_seconds = Histogram(STEP_SECONDS)  # of the steps that this worker has committed as the root
 
     # what happened
 
@@ -206,7 +208,7 @@ class Engine:
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if run.catching:
             inputs = [run.inbox[a] for a in self.needed(run, [instruction])]
-            if inputs and not any(f.meta and "again" in f.meta for f in inputs):
+            if inputs and not any(f.again for f in inputs):
                 self.caught_up(run)  # these were never sent to the one before: what follows is not a repetition
             else:
                 run.catching.count(run, instruction)

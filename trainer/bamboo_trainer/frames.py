@@ -57,3 +57,8 @@ class Frame:
     epoch: int
     tensors: tuple[torch.Tensor, ...] = ()
     meta: Any = None
+
+    @property
+    def again(self) -> bool:
+        """Has it been sent before?"""
+        return isinstance(self.meta, dict) and "again" in self.meta

@@ -1,26 +1,28 @@
-"""A job's status for Prometheus, as one more view. Read at scrape time, so nothing is counted twice."""
+"""A local job's status for Prometheus, as one more view. Read at scrape time, so nothing is counted twice."""
 
 import os
-from collections import Counter as Count
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
 
-from bamboo.events import Emit, Status, WorkerState
+from bamboo import job_metrics
+from bamboo.events import Emit, Status
+from bamboo.job_metrics import JobKey
 from bamboo.local.view import Wish
+from bamboo.metrics import Exporter, Page, PageCollector
+from bamboo.metrics_table import JOB_RESTARTS, RUN_WORKER_MEMORY
+from bamboo.spec import JobSpec, RedundancyMode
 
 
 class MetricsError(Exception):
     """The port cannot be served; the text is a sentence for the user."""
 
 
-class MetricsView(Collector):
+class MetricsView:
     """Serves /metrics on that port of this machine from start() to stop()."""
 
-    def __init__(self, job: str, port: int) -> None:
-        self._job = job
+    def __init__(self, spec: JobSpec, port: int) -> None:
+        self._spec = spec
         self._port = port
         self._status: Status | None = None
         self._stop: Callable[[], None] = lambda: None
@@ -28,7 +30,7 @@ class MetricsView(Collector):
     def start(self, wish: Callable[[Wish], None]) -> None:
         """Raises MetricsError if the port cannot be had."""
         registry = CollectorRegistry()
-        registry.register(self)
+        registry.register(PageCollector(Exporter.RUN, self.fill))
         try:
             server, thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
         except OSError as error:
@@ -50,48 +52,18 @@ class MetricsView(Collector):
     def stop(self) -> None:
         self._stop()
 
-    def collect(self) -> Iterable[Metric]:
-        if self._status is not None:
-            yield from families(self._job, self._status)
+    def fill(self, page: Page) -> None:
+        """In the thread that is scraped."""
+        if (status := self._status) is not None:
+            fill(page, (self._spec.namespace, self._spec.name), status, self._spec)
 
 
-def families(job: str, status: Status) -> Iterable[Metric]:
+def fill(page: Page, job: JobKey, status: Status, spec: JobSpec) -> None:
     """All metrics of one job."""
-    gauges = {
-        "bamboo_step": ("Committed steps.", status.step),
-        "bamboo_steps": ("Steps that the job asks for.", status.steps),
-        "bamboo_epoch": ("Epoch of the current plan.", status.epoch),
-        "bamboo_loss": ("Loss of the last committed step.", status.loss),
-        "bamboo_step_seconds": ("Median duration of the recent steps.", status.step_seconds),
-        "bamboo_samples_per_second": ("Samples trained per second.", status.samples_per_second),
-        "bamboo_unprotected_stages": ("Stages that only one worker holds.", len(status.unprotected)),
-    }
-    for name, (text, value) in gauges.items():
-        if value is not None:
-            gauge = GaugeMetricFamily(name, text, labels=["job"])
-            gauge.add_metric([job], value)
-            yield gauge
-    workers = GaugeMetricFamily("bamboo_workers", "Workers by their part.", labels=["job", "state"])
-    counts = Count(state for _, state in status.workers)
-    for state in WorkerState:
-        workers.add_metric([job, state.value], counts[state])
-    yield workers
-    memory = GaugeMetricFamily(
-        "bamboo_worker_memory_bytes", "What a worker's memory is used for.", labels=["job", "worker", "kind"]
-    )
+    job_metrics.progress(page, job, status, spec.training.global_batch_size)
+    job_metrics.grid(page, job, status, redundant=spec.redundancy.mode is not RedundancyMode.NONE)
+    job_metrics.history(page, job, status)
+    page.add(JOB_RESTARTS, status.restarts, *job)
     for worker, account in status.memory:
         for kind, size in account.by_kind().items():
-            memory.add_metric([job, worker, kind], size)
-    yield memory
-    counters = {
-        "bamboo_preemptions": ("Workers lost or told to go.", status.preemptions),
-        "bamboo_notices": ("Preemptions announced in advance.", status.notices),
-        "bamboo_lost_samples": ("Samples of committed steps that did not go into them.", status.lost_samples),
-    }
-    for name, (text, count) in counters.items():
-        counter = CounterMetricFamily(name, text, labels=["job"])
-        counter.add_metric([job], count)
-        yield counter
-    pauses = SummaryMetricFamily("bamboo_takeover_pause_seconds", "Pause of each takeover.", labels=["job"])
-    pauses.add_metric([job], len(status.takeovers), sum(t.pause_ms for t in status.takeovers) / 1000)
-    yield pauses
+            page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)

@@ -11,21 +11,27 @@ from rich.console import Console
 
 from bamboo.events import Outcome
 from bamboo.local.metrics import MetricsError, MetricsView
+from bamboo.local.page import PageView
 from bamboo.local.pool import PoolError
 from bamboo.local.runner import SIGNALS, Options, run_job
 from bamboo.local.summary import Summary, compare, to_json, to_text
 from bamboo.local.view import QUIT_KEY, LiveView, PlainView, QuietView, View, Views
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo.page.serve import PageError
 from bamboo.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the user wants to see. json: nothing but one JSON object on standard output."""
+    """What the user wants to see. json: nothing but one JSON object on standard output.
+
+    page: the port of the job page, 0 for any; None for no page.
+    """
 
     json: bool = False
     quiet: bool = False
     metrics_port: int | None = None
+    page: int | None = None
 
 
 def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report, *, verify: bool) -> int:
@@ -38,7 +44,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Rep
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed:")
             calm = Options(heartbeat_timeout=options.heartbeat_timeout, undisturbed=True)
             check = _run(spec, manifest, calm, report)
-    except MetricsError as error:
+    except (MetricsError, PageError) as error:
         print(f"bamboo: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (PoolError, OSError) as error:
@@ -49,12 +55,24 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Rep
 
 def _run(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
     """NB: a signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
-    view = _view(spec.name, report, undisturbed=options.undisturbed)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return asyncio.run(run_job(spec, manifest, options, view))
+        return asyncio.run(_shown(spec, manifest, options, report))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+async def _shown(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
+    """The run, and its page beside it; the undisturbed run has none."""
+    if report.page is None or options.undisturbed:
+        return await run_job(spec, manifest, options, _view(spec, report, undisturbed=options.undisturbed))
+    page = PageView(spec, port=report.page)
+    async with page.serving() as url:
+        print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
+        view = Views(page, _view(spec, report, page=url))
+        summary = await run_job(spec, manifest, options, view)
+        page.finish(summary)
+    return summary
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
@@ -74,15 +92,19 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
     return EXIT_OK if equal else EXIT_FAILED
 
 
-def _view(job: str, report: Report, *, undisturbed: bool) -> View:
+def _view(spec: JobSpec, report: Report, *, undisturbed: bool = False, page: str = "") -> View:
     shown: View
+    job = spec.name
     if report.json or report.quiet:
         shown = QuietView()
     elif sys.stdout.isatty() and _has_keyboard():
-        shown = LiveView(f"{job}, undisturbed", Console(), keys=QUIT_KEY) if undisturbed else LiveView(job, Console())
+        if undisturbed:
+            shown = LiveView(f"{job}, undisturbed", Console(), keys=QUIT_KEY)
+        else:
+            shown = LiveView(job, Console(), page=page)
     else:
         shown = PlainView(_say)
-    return shown if report.metrics_port is None else Views(MetricsView(job, report.metrics_port), shown)
+    return shown if report.metrics_port is None else Views(MetricsView(spec, report.metrics_port), shown)
 
 
 def _has_keyboard() -> bool:

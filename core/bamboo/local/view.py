@@ -127,11 +127,18 @@ class LiveView:
     """A grid on a terminal. A worker's letter kills it, the capital letter gives it a notice, q stops the job."""
 
     def __init__(
-        self, job: str, console: Console, *, keys: str = ALL_KEYS, clock: Callable[[], float] = time.monotonic
+        self,
+        job: str,
+        console: Console,
+        *,
+        keys: str = ALL_KEYS,
+        page: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """keys: what the keys do, in words."""
+        """keys: what the keys do, in words. page: the URL of the job page, if there is one."""
         self._job = job
         self._keys = keys
+        self._page = page
         self._console = console
         self._clock = clock
         self._live = Live(console=console, auto_refresh=False)
@@ -159,14 +166,14 @@ class LiveView:
 
     def stop(self) -> None:
         self._keyboard.close()
-        self._keys = ""
+        self._keys = self._page = ""
         self._draw()
         self._live.stop()
 
     def _draw(self) -> None:
         self._drawn = self._clock()
         if self._status is not None:
-            picture = render(self._job, self._status, tuple(self._events), keys=self._keys)
+            picture = render(self._job, self._status, tuple(self._events), keys=self._keys, page=self._page)
             self._live.update(picture, refresh=True)
 
     def _key(self, key: str) -> None:
@@ -251,7 +258,9 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def render(job: str, status: Status, events: Sequence[tuple[float, Emit]], *, keys: str = ALL_KEYS) -> RenderableType:
+def render(
+    job: str, status: Status, events: Sequence[tuple[float, Emit]], *, keys: str = ALL_KEYS, page: str = ""
+) -> RenderableType:
     """The whole picture; events come with their time in seconds since the start."""
     parts: list[RenderableType] = [
         Text.assemble((job, "bold"), f"  {status.phase}, epoch {status.epoch}  ", (progress(status), "bold green"))
@@ -267,6 +276,8 @@ def render(job: str, status: Status, events: Sequence[tuple[float, Emit]], *, ke
         parts.append(Text(f"{at:7.1f}s {emit.reason}: {emit.message}", style=style, no_wrap=True, overflow="ellipsis"))
     if keys:
         parts.append(Text(keys, style="dim italic"))
+    if page:
+        parts.append(Text(f"page: {page}", style="dim italic", no_wrap=True, overflow="fold"))
     return Group(*parts)
 
 

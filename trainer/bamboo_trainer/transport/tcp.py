@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import Frame
+from bamboo_trainer.frames import Frame, Kind
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.inbound import Inbound
@@ -44,6 +44,8 @@ class TcpTransport:
         self._in, self._out = Standing(), Standing()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self.sent, self.resent = [0] * (max(Kind) + 1), [0] * (max(Kind) + 1)  # bytes, by kind of frame
+        self.broken = 0  # links to peers of the plan
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listener.getsockname()[1]
@@ -57,6 +59,7 @@ class TcpTransport:
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
         buffers = wire.encode_frame(frame)
+        size = sum(map(len, buffers))
         key = (peer, wire.lane_of(frame.address.kind))
         with self._changed:
             if self._closed or peer not in self._peers:
@@ -69,6 +72,9 @@ class TcpTransport:
                 link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands, rate)
                 self._outbound[key] = link
                 self._start(link.thread)
+            self.sent[frame.address.kind] += size
+            if frame.again:
+                self.resent[frame.address.kind] += size
         link.send(buffers)
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
@@ -149,6 +155,7 @@ class TcpTransport:
                 due = self._in.broke(*key)
             logger.info("%s link from %s ended: %s", key[1], key[0], reason)
             if due:
+                self.broken += 1
                 self._deliver(LinkDown(key[0]))
 
     def _out_broke(self, link: Outbound) -> None:
@@ -165,6 +172,7 @@ class TcpTransport:
                 decide = self._out.broke if broke else self._out.stands
                 due = decide(link.peer, link.lane)
             if due:
+                self.broken += broke
                 self._deliver(LinkDown(link.peer) if broke else LinkUp(link.peer))
 
     def _start(self, thread: threading.Thread) -> None:

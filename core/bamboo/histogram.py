@@ -1,0 +1,32 @@
+"""A histogram of plain numbers. Standard library only."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+STEP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)  # bounds for steps
+
+
+class Histogram:
+    """One thread observes; any thread may read, and is behind by one observation at most."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float], values: Iterable[float] = ()) -> None:
+        """bounds: upper ones, rising; above the last there is one more bucket."""
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        for value in values:
+            self.observe(value)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Each bucket's bound and how many values are not above it, as Prometheus writes them."""
+        found, sum_so_far = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], list(self.counts), strict=True):
+            sum_so_far += count
+            found.append((bound, sum_so_far))
+        return found

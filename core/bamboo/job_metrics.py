@@ -1,0 +1,73 @@
+"""A job's metrics, from what its coordinator says of it: the same for the operator and for `bamboo run`."""
+
+from collections import Counter
+
+from bamboo import metrics_table as table
+from bamboo.events import Status, Takeover, WorkerState
+from bamboo.metrics import Page
+from bamboo.state import State
+
+JobKey = tuple[str, str]  # namespace and name
+
+
+def progress(page: Page, job: JobKey, status: Status, batch: int) -> None:
+    """How far it is. batch: samples of a step. Nothing while a restarted coordinator does not know it."""
+    if status.phase == "Recovering":
+        return
+    page.add(table.JOB_STEP, status.step, *job)
+    page.add(table.JOB_WANTED_STEPS, status.steps, *job)
+    page.add(table.JOB_SAMPLES, status.step * batch - status.lost_samples, *job)
+    page.add(table.JOB_LOST_SAMPLES, status.lost_samples, *job)
+    page.add_known(table.JOB_LOSS, status.loss, *job)
+    page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
+    page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
+    page.add_known(table.JOB_REMAINING, status.eta_seconds, *job)
+    page.add(table.JOB_EPOCH, status.epoch, *job)
+
+
+def grid(page: Page, job: JobKey, status: Status | None, *, redundant: bool = True) -> None:
+    """Who takes part now; None: nobody. redundant: stages are meant to have a second copy."""
+    counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
+    for state in WorkerState:
+        page.add(table.JOB_WORKERS, counts[state], *job, state.value)
+    page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
+    page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
+    page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status and redundant else 0, *job)
+
+
+def history(page: Page, job: JobKey, status: Status) -> None:
+    """What it went through since the coordinator was made."""
+    page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
+    page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")
+    takeovers = status.takeovers
+    for notice in (True, False):
+        pauses = table.JOB_TAKEOVER_PAUSE.histogram(t.pause_ms / 1e3 for t in takeovers if t.notice is notice)
+        page.add_histogram(table.JOB_TAKEOVER_PAUSE, pauses, *job, str(notice).lower())
+    for phase in table.PHASES:
+        parts = table.JOB_TAKEOVER_PHASE.histogram(_milliseconds(t, phase) / 1e3 for t in takeovers)
+        page.add_histogram(table.JOB_TAKEOVER_PHASE, parts, *job, phase)
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
+    if status.most_memory is not None:
+        for kind, size in status.most_memory[1].by_kind().items():
+            page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
+
+
+def _milliseconds(takeover: Takeover, phase: str) -> float:
+    return {"decide": takeover.decide_ms, "reform": takeover.reform_ms, "recompute": takeover.recompute_ms}[phase]
+
+
+def useful_seconds(before: State, after: State) -> float:
+    """Worker-seconds that the steps were worth which were committed between these two states of one coordinator.
+
+    A step is worth its duration, but no more than the usual one before it, for each worker that owns a stage. So a
+    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated.
+    """
+    steps = after.step - before.step
+    if steps <= 0 or after.plan is None or after.step_seconds is before.step_seconds or not after.step_seconds:
+        return 0.0
+    latest = after.step_seconds[-1]
+    seconds = latest if before.usual_step is None else min(latest, before.usual_step)
+    owners = {a.owner for row in after.plan.pipelines for a in row}
+    return steps * seconds * len(owners)

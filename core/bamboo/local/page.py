@@ -1,0 +1,67 @@
+"""The job page of a local run, as one more view."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from bamboo.events import Emit, Status
+from bamboo.local.summary import Summary
+from bamboo.local.view import Wish
+from bamboo.page import document as d
+from bamboo.page.record import Clock, Record
+from bamboo.page.serve import LocalPage
+from bamboo.page.view import document, ended
+from bamboo.spec import JobSpec
+
+STARTING = d.State(name="Starting", tone="idle", sentence="The workers are being started.")
+PRICES = "The job's pools have prices, but a run on this machine pays none of them."
+
+
+class PageView:
+    """Keeps what the page shows, and serves it while `serving` is entered."""
+
+    def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
+        self._spec, self._port = spec, port
+        self._record = Record(clock)
+        self._status: Status | None = None
+        self._ended: d.State | None = None
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The page's URL. Raises PageError if it cannot be served."""
+        page = LocalPage(self.document, port=self._port)
+        url = await page.start()
+        try:
+            yield url
+        finally:
+            await page.stop()
+
+    def finish(self, summary: Summary) -> None:
+        self._ended = ended(summary.outcome, summary.message)
+
+    def document(self) -> d.Document:
+        now = self._record.now()
+        job = d.Job(
+            name=self._spec.name, namespace=self._spec.namespace, place="local",
+            mode=self._spec.redundancy.mode.value, began=self._record.since, since=self._record.since,
+        )  # fmt: skip
+        if self._status is None:
+            nothing = d.Progress(step=0, steps=self._spec.training.steps)
+            counts = d.Counts(preemptions=0, takeovers=0, notices=0, restarts=0)
+            return d.Document(now=now, job=job, state=self._ended or STARTING, progress=nothing, counts=counts)
+        cost = d.Cost(sentence=PRICES) if any(p.price_per_hour for p in self._spec.node_pools) else None
+        return document(job, self._spec, self._status, self._record, now=now, ended=self._ended, cost=cost)
+
+    # as a view of the run
+
+    def start(self, wish: Callable[[Wish], None]) -> None:
+        pass
+
+    def status(self, status: Status) -> None:
+        self._status = status
+        self._record.follow(status.step, status.loss, status.takeovers)
+
+    def emit(self, emit: Emit) -> None:
+        self._record.told(emit)
+
+    def stop(self) -> None:
+        pass

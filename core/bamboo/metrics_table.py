@@ -1,0 +1,267 @@
+"""Every metric that any part of Bamboo exports: the one table. docs/metrics.md is written from it."""
+
+from bamboo.histogram import STEP_SECONDS
+from bamboo.metrics import Exporter, Kind, Metric
+
+OPERATOR, RUN, WORKER = Exporter.OPERATOR, Exporter.RUN, Exporter.WORKER
+
+STATES = (
+    "Pending", "Running", "Degraded", "Saving", "Restoring", "Suspended", "Invalid", "Complete", "Failed",
+)  # fmt: skip
+PHASES = ("decide", "reform", "recompute")  # of a takeover
+
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+Buckets = tuple[float, ...]
+
+
+def _job(
+    name: str, kind: Kind, help: str, *labels: str, unit: str = "", run: bool = True, buckets: Buckets = ()
+) -> Metric:
+    """A job's metric; the operator exports all, `bamboo run` what makes sense there."""
+    by = (OPERATOR, RUN) if run else (OPERATOR,)
+    names, full = ("namespace", "job", *labels), f"bamboo_job_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=by, buckets=buckets)
+
+
+def _operator(name: str, kind: Kind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    full = f"bamboo_operator_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(OPERATOR,), buckets=buckets)
+
+
+def _worker(name: str, kind: Kind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    """NB: whose it is (namespace, job, pod) is for the scraper to say: a worker runs its user's code."""
+    full = f"bamboo_worker_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(WORKER,), buckets=buckets)
+
+
+# A job's progress
+
+JOB_STEP = _job("step", Kind.GAUGE, "Committed steps. A job that starts anew begins at 0.")
+JOB_WANTED_STEPS = _job("wanted_steps", Kind.GAUGE, "Steps that the job asks for.")
+JOB_SAMPLES = _job(
+    "samples_total", Kind.COUNTER, "Samples of committed steps that went into the model.", unit="samples"
+)
+JOB_LOST_SAMPLES = _job(
+    "lost_samples_total", Kind.COUNTER, "Samples of committed steps that did not go into them.", unit="samples"
+)
+JOB_LOSS = _job("loss", Kind.GAUGE, "Loss of the last committed step.")
+JOB_STEP_DURATION = _job(
+    "step_duration_seconds", Kind.GAUGE, "Usual duration of a step: the median of the last 20.", unit="seconds"
+)
+JOB_SAMPLES_PER_SECOND = _job(
+    "samples_per_second", Kind.GAUGE, "Samples trained in a second, at the usual duration of a step."
+)
+JOB_REMAINING = _job(
+    "remaining_seconds", Kind.GAUGE, "Time until the last step, at the usual duration of a step.", unit="seconds"
+)
+JOB_LAST_COMMIT = _job(
+    "last_commit_timestamp_seconds",
+    Kind.GAUGE,
+    "When the last step was committed; before the first one, since when the job is followed.",
+    unit="seconds",
+    run=False,
+)
+JOB_EPOCH = _job("epoch", Kind.GAUGE, "Epoch of the plan; every change of who runs what adds one.")
+
+# A job's condition
+
+JOB_STATE = _job(
+    "state", Kind.GAUGE, "1 for the state that the job is in, as in status.state; 0 for all others.", "state", run=False
+)
+JOB_CONDITION = _job(
+    "condition", Kind.GAUGE, "1 if that condition of the job's status is True, else 0.", "condition", run=False
+)
+JOB_RESTARTS = _job(
+    "restarts_total", Kind.COUNTER, "Workers that ended for reasons of their own and counted for backoffLimit."
+)
+JOB_UNPROTECTED_STAGES = _job(
+    "unprotected_stages", Kind.GAUGE, "Stages of all pipelines whose state no second worker has in step."
+)
+
+# A job's workers
+
+JOB_WORKERS = _job("workers", Kind.GAUGE, "Workers that have joined, by what they do.", "state")
+JOB_WANTED_WORKERS = _job(
+    "wanted_workers", Kind.GAUGE, "Workers that the job asks for, those on standby included.", run=False
+)
+JOB_READY_WORKERS = _job("ready_workers", Kind.GAUGE, "Workers that have loaded their task.")
+JOB_PODS = _job(
+    "pods", Kind.GAUGE, "Workers' pods that have not ended, by node pool and its capacity.", "pool", "capacity",
+    run=False,
+)  # fmt: skip
+JOB_PAID_PODS = _job(
+    "paid_pods", Kind.GAUGE, "Those of bamboo_job_pods that have a node, which is paid for.", "pool", "capacity",
+    run=False,
+)  # fmt: skip
+JOB_PIPELINES = _job("pipelines", Kind.GAUGE, "Pipelines of the plan.")
+JOB_WANTED_PIPELINES = _job("wanted_pipelines", Kind.GAUGE, "Pipelines that workers are asked for, at most.", run=False)
+JOB_DEGRADED_PIPELINES = _job(
+    "degraded_pipelines",
+    Kind.GAUGE,
+    "Pipelines in which a worker runs two stages, or a stage is held only once.",
+    run=False,
+)
+
+# What a job went through
+
+JOB_PREEMPTIONS = _job(
+    "preemptions_total", Kind.COUNTER, "Workers taken away; notice: true if that was announced, else false.", "notice"
+)
+JOB_SIGNALS = _job(
+    "signals_total",
+    Kind.COUNTER,
+    "Notices and losses of workers that the cluster showed, by the reason of the Kubernetes event.",
+    "source",
+    run=False,
+)
+JOB_TAKEOVER_PAUSE = _job(
+    "takeover_pause_seconds",
+    Kind.HISTOGRAM,
+    "Pause of each takeover, from the first sign of the loss until the lost work is repeated.",
+    "notice",
+    unit="seconds",
+    buckets=PAUSES,
+)
+JOB_TAKEOVER_PHASE = _job(
+    "takeover_phase_seconds",
+    Kind.HISTOGRAM,
+    "The same pause in three parts. decide: until the plan is made; reform: until it is in force at the new owner; "
+    "recompute: until the lost work is repeated.",
+    "phase",
+    unit="seconds",
+    buckets=PAUSES,
+)
+JOB_TAKEOVER_PASSES = _job(
+    "takeover_passes_total",
+    Kind.COUNTER,
+    "Microbatches' passes that takeovers needed. forward, backward: repeated; reused: had been computed in advance.",
+    "kind",
+)
+
+# What a job costs
+
+JOB_USEFUL = _job(
+    "useful_worker_seconds_total",
+    Kind.COUNTER,
+    "For each committed step: its duration, but no more than the usual one before it, times the workers that owned a "
+    "stage when it was committed.",
+    unit="seconds",
+    run=False,
+)
+JOB_PAID = _job(
+    "paid_worker_seconds_total",
+    Kind.COUNTER,
+    "Time times the workers' pods that have a node. Goodput is the useful part of it.",
+    unit="seconds",
+    run=False,
+)
+JOB_COST_PER_HOUR = _job(
+    "cost_per_hour", Kind.GAUGE, "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
+    run=False,
+)  # fmt: skip
+JOB_COST = _job("cost_total", Kind.COUNTER, "What the job has cost so far, by its pools' pricePerHour.", run=False)
+JOB_COST_PER_SAMPLES = _job(
+    "cost_per_million_samples", Kind.GAUGE, "Cost so far over samples so far, times a million.", run=False
+)
+JOB_LARGEST_MEMORY = _job(
+    "largest_memory_bytes",
+    Kind.GAUGE,
+    "The largest account that a worker has given of its memory so far, by kind.",
+    "kind",
+    unit="bytes",
+)
+RUN_WORKER_MEMORY = Metric(
+    name="bamboo_job_worker_memory_bytes", kind=Kind.GAUGE, unit="bytes", by=(RUN,),
+    labels=("namespace", "job", "worker", "kind"), help="What a local worker's memory is used for, by kind.",
+)  # fmt: skip
+
+# The operator
+
+OPERATOR_INFO = _operator("info", Kind.GAUGE, "Always 1; version: of the operator.", "version")
+OPERATOR_JOBS = _operator("jobs", Kind.GAUGE, "Jobs that are followed, by state.", "state")
+OPERATOR_PASSES = _operator(
+    "passes_total",
+    Kind.COUNTER,
+    "Passes over running jobs; result: ok, or failed if the API server refused a part.",
+    "result",
+)
+OPERATOR_PASS_DURATION = _operator(
+    "pass_duration_seconds", Kind.HISTOGRAM, "Duration of a pass, its API calls included.", unit="seconds",
+    buckets=LATENCIES,
+)  # fmt: skip
+OPERATOR_OLDEST_PASS = _operator(
+    "oldest_pass_age_seconds",
+    Kind.GAUGE,
+    "For how long the job that has waited longest has not been looked after.",
+    unit="seconds",
+)
+OPERATOR_API_REQUESTS = _operator(
+    "api_requests_total",
+    Kind.COUNTER,
+    "Calls to the API server, without the watches. code: of the answer, or error without one.",
+    *("verb", "resource", "code"),
+)
+OPERATOR_API_DURATION = _operator(
+    "api_request_duration_seconds", Kind.HISTOGRAM, "Duration of these calls.", "verb", "resource", unit="seconds",
+    buckets=LATENCIES,
+)  # fmt: skip
+OPERATOR_WATCH_EVENTS = _operator(
+    "watch_events_total", Kind.COUNTER, "What the API server told of, by kind of object: job, pod or node.", "kind"
+)
+OPERATOR_EVENTS = _operator("events_total", Kind.COUNTER, "Events that coordinators took in, by type.", "event")
+OPERATOR_QUEUED = _operator("queued_events", Kind.GAUGE, "Events that wait for their coordinator.")
+OPERATOR_LAG = _operator(
+    "lag_seconds",
+    Kind.HISTOGRAM,
+    "How much later than due coordinators' ticks were: what an event waits for.",
+    unit="seconds",
+    buckets=LATENCIES,
+)
+OPERATOR_CHANNELS = _operator("control_channels", Kind.GAUGE, "Workers that are connected.")
+OPERATOR_REFUSALS = _operator(
+    "refusals_total", Kind.COUNTER, "Callers at the workers' port that were sent away, by reason.", "reason"
+)
+
+# Workers
+
+WORKER_INFO = _worker(
+    "info", Kind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    *("worker", "device", "version"),
+)  # fmt: skip
+WORKER_STEP = _worker("step", Kind.GAUGE, "Step in progress.")
+WORKER_STAGES = _worker("stages", Kind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
+WORKER_STEP_DURATION = _worker(
+    "step_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time between two commits. Only the owner of the first stage of the first pipeline counts.",
+    unit="seconds",
+    buckets=STEP_SECONDS,
+)
+WORKER_TIME = _worker(
+    "time_seconds_total",
+    Kind.COUNTER,
+    "What its time went to. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "kind",
+    unit="seconds",
+)
+WORKER_SENT = _worker(
+    "sent_bytes_total",
+    Kind.COUNTER,
+    "Handed to the network, by what it is: activation, gradient, reduction, tied, sync (final gradients for "
+    "replicas), state (whole states for replicas) or control.",
+    "kind",
+    unit="bytes",
+)
+WORKER_RESENT = _worker(
+    "resent_bytes_total", Kind.COUNTER, "The part of it that had been sent before, from the log.", "kind", unit="bytes"
+)
+WORKER_BROKEN_LINKS = _worker("broken_links_total", Kind.COUNTER, "Times that a link to a peer in the plan broke.")
+WORKER_MEMORY = _worker(
+    "memory_bytes", Kind.GAUGE, "What its memory is used for: the larger of two accounts in a step, by kind.", "kind",
+    unit="bytes",
+)  # fmt: skip
+
+TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,181 @@
+"""The document that a job's page is drawn from: the only thing that server and browser share. Times are Unix seconds.
+
+What is not known is null; the sentences in `unknown` say why.
+"""
+
+from typing import Any
+
+import msgspec
+
+VERSION = 1  # of the document; a page that was loaded before an upgrade asks to be loaded anew
+Struct = msgspec.Struct
+
+
+class Job(Struct, frozen=True, kw_only=True, rename="camel"):
+    """place: local or cluster. began: when the job did. since: what is told here was seen since then."""
+
+    name: str
+    namespace: str
+    place: str
+    mode: str | None = None
+    began: float | None = None
+    since: float | None = None
+
+
+class State(Struct, frozen=True, kw_only=True, rename="camel"):
+    """tone: good, warn, bad or idle. over: nothing will change any more."""
+
+    name: str
+    tone: str
+    sentence: str
+    over: bool = False
+
+
+class Progress(Struct, frozen=True, kw_only=True, rename="camel"):
+    """samples: of one step. lost_samples: of committed steps, those that did not go into them."""
+
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    first_loss: float | None = None
+    samples: int | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    eta_seconds: float | None = None
+    lost_samples: int | None = None
+
+
+class Cell(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all."""
+
+    worker: str
+    label: str
+    state: str
+    protected: bool | None
+    cells: int = 1
+
+
+class Worker(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One that runs no stage."""
+
+    worker: str
+    label: str
+    state: str
+
+
+class Counts(Struct, frozen=True, kw_only=True, rename="camel"):
+    preemptions: int
+    takeovers: int
+    notices: int | None = None
+    restarts: int | None = None
+
+
+class Phases(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A takeover's pause in milliseconds, and what was done in it."""
+
+    victim: str
+    worker: str
+    pipeline: int
+    stage: int
+    pause: float
+    step: int | None = None
+    notice: bool | None = None
+    decide: float | None = None
+    reform: float | None = None
+    recompute: float | None = None
+    forwards: int | None = None
+    backwards: int | None = None
+    reused: int | None = None
+
+
+class Mark(Struct, frozen=True, kw_only=True, rename="camel"):
+    """kind: notice, loss or takeover."""
+
+    at: float
+    kind: str
+    message: str
+    takeover: Phases | None = None
+
+
+class Event(Struct, frozen=True, kw_only=True, rename="camel"):
+    at: float
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class Account(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a worker's memory is used for: bytes by kind."""
+
+    worker: str
+    label: str
+    total: int
+    kinds: dict[str, int]
+
+
+class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
+    """workers: those that are paid for now. price: of one for an hour, as the manifest has it."""
+
+    name: str
+    capacity: str
+    workers: int
+    price: str | None = None
+
+
+class Cost(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Amounts in the unit that the pools' prices are given in.
+
+    total: paid so far. compared: since then spent was paid, and on_demand would have been if every worker had come
+    from on_demand_pool. sentence: what is missing, if anything.
+    """
+
+    total: float | None = None
+    per_hour: float | None = None
+    pools: tuple[PoolCost, ...] = ()
+    on_demand_pool: str | None = None
+    on_demand_per_hour: float | None = None
+    compared_since: float | None = None
+    spent: float | None = None
+    on_demand: float | None = None
+    sentence: str = ""
+
+
+class Condition(Struct, frozen=True, kw_only=True, rename="camel"):
+    type: str
+    status: str
+    reason: str
+    message: str
+    at: float | None = None
+
+
+class Document(Struct, frozen=True, kw_only=True, rename="camel"):
+    """grid: [pipeline][stage]. points: [step, time, loss]; unknown: sentences."""
+
+    version: int = VERSION
+    now: float
+    job: Job
+    state: State
+    progress: Progress
+    counts: Counts
+    epoch: int | None = None
+    grid: tuple[tuple[Cell, ...], ...] = ()
+    others: tuple[Worker, ...] = ()
+    unprotected: tuple[str, ...] = ()
+    points: tuple[tuple[int, float, float | None], ...] = ()
+    marks: tuple[Mark, ...] = ()
+    events: tuple[Event, ...] = ()
+    memory: tuple[Account, ...] = ()
+    most_memory: Account | None = None
+    cost: Cost | None = None
+    conditions: tuple[Condition, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def encode(document: Document) -> bytes:
+    """As JSON. NB: a number that is not finite becomes null."""
+    return msgspec.json.encode(document)
+
+
+def plain(document: Document) -> Any:
+    """As the browser gets it."""
+    return msgspec.json.decode(encode(document))

@@ -1,0 +1,117 @@
+"""What a shell keeps of a job's past for its page: a bounded course of steps, what happened, what was said.
+
+It is fed by the shell after every event, which costs a comparison unless something is new; the coordinator knows
+nothing of it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from bamboo.events import Emit, Takeover
+
+MOST_POINTS = 400
+MOST_EVENTS = 100
+MOST_MARKS = 200
+Clock = Callable[[], float]
+
+
+def steady_clock() -> Clock:
+    """Seconds since 1970 that never jump: the difference of two readings is the time that passed."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """step: so many were committed at that time. loss: the mean over the steps since the point before."""
+
+    step: int
+    at: float
+    loss: float | None
+
+
+class Course:
+    """Step and loss over time in at most `most` points (an even number).
+
+    When it is full, every two neighbours become one, and from then on a point stands for twice as many steps: however
+    long the job runs, its whole course is there, and memory is bounded.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most, self._every = most, 1
+        self._points: list[Point] = []
+        self._open: list[Point] = []  # the newest steps, fewer than a point stands for
+
+    def add(self, step: int, at: float, loss: float | None) -> None:
+        self._open.append(Point(step, at, loss))
+        if len(self._open) < self._every:
+            return
+        self._points.append(_joined(self._open))
+        self._open = []
+        if len(self._points) >= self._most:
+            self._points = [_joined(self._points[i : i + 2]) for i in range(0, len(self._points), 2)]
+            self._every *= 2
+
+    def points(self) -> tuple[Point, ...]:
+        """Oldest first; the last one is always the newest step."""
+        return (*self._points, *([_joined(self._open)] if self._open else []))
+
+
+def _joined(points: Sequence[Point]) -> Point:
+    losses = [point.loss for point in points if point.loss is not None]
+    return Point(points[-1].step, points[-1].at, fmean(losses) if losses else None)
+
+
+class Kind(StrEnum):
+    """What the timeline tells of."""
+
+    NOTICE = "notice"
+    LOSS = "loss"
+    TAKEOVER = "takeover"
+
+
+MARKED = {"NoticeReceived": Kind.NOTICE, "WorkerLost": Kind.LOSS}  # by an Emit's reason
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to the job. takeover: of a mark of that kind."""
+
+    at: float
+    kind: Kind
+    message: str
+    takeover: Takeover | None = None
+
+
+class Record:
+    """One job's past, as far as its shell has seen it."""
+
+    def __init__(self, clock: Clock | None = None, *, most_points: int = MOST_POINTS) -> None:
+        self.now: Clock = clock or steady_clock()
+        self.since = self.now()
+        self.course = Course(most_points)
+        self.events: deque[tuple[float, Emit]] = deque(maxlen=MOST_EVENTS)
+        self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self._step: int | None = None
+        self._takeovers = 0
+
+    def follow(self, step: int, loss: float | None, takeovers: Sequence[Takeover]) -> None:
+        """step: committed so far. loss: of the last one. takeovers: all so far, in order."""
+        if step != self._step:
+            if step and self._step is not None:
+                self.course.add(step, self.now(), loss)
+            self._step = step
+        for takeover in takeovers[self._takeovers :]:
+            self.marks.append(Mark(self.now(), Kind.TAKEOVER, "", takeover))
+        self._takeovers = len(takeovers)
+
+    def told(self, emit: Emit) -> None:
+        """Everything that the user is told."""
+        at = self.now()
+        self.events.append((at, emit))
+        if (kind := MARKED.get(emit.reason)) is not None:
+            self.marks.append(Mark(at, kind, emit.message))

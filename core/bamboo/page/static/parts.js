@@ -1,0 +1,181 @@
+// The parts of the page but the curves: each draws what the document says, if that has changed.
+
+import { bar } from "./charts.js";
+import { byId, changed, dash, duration, el, icon, loss, milliseconds, moment, number, plural, rate, show, size, unseen } from "./dom.js";
+
+const MOST_MARKS = 60;
+const PHASES = ["decide", "reform", "recompute"];
+const KINDS = ["parameters", "optimizer", "replica", "gradients", "log", "activations", "redundant", "received"];
+
+export function drawParts(page) {
+  heading(page);
+  summary(page);
+  grid(page);
+  others(page);
+  timeline(page);
+  memory(page);
+  cost(page);
+  conditions(page);
+  events(page);
+}
+
+function heading({ job, state, epoch }) {
+  if (!changed("heading", job, state, epoch)) return;
+  document.title = `${job.name}: ${state.name}`;
+  byId("name").textContent = job.name;
+  const where = job.place === "local" ? "on this machine" : `namespace ${job.namespace}`;
+  byId("place").textContent = [where, job.mode && `redundancy ${job.mode}`, epoch && `epoch ${epoch}`].filter(Boolean).join(" · ");
+  byId("state").dataset.tone = state.tone;
+  byId("state-name").textContent = state.name;
+  byId("state-sentence").textContent = state.sentence;
+}
+
+function summary({ progress, counts, marks, cost: paid, unknown, state, job, now }) {
+  const { step, steps } = progress;
+  const bare = step === null || !steps;
+  const bar = byId("bar");
+  bar.max = bare ? 1 : steps;
+  bar.value = bare ? 0 : step;
+  byId("steps").textContent = bare ? "no step known yet" : `step ${number(step, 0)} of ${number(steps, 0)}, ${number(Math.floor((100 * step) / steps), 0)} %`;
+  if (changed("unknown", unknown) && show(byId("unknown"), unknown.length > 0)) {
+    byId("unknown").replaceChildren(...unknown.map((sentence) => el("li", {}, sentence)));
+  }
+  const pauses = marks.filter((mark) => mark.takeover).map((mark) => mark.takeover.pause);
+  const ran = job.began && !state.over ? `running for ${duration(now - job.began)}` : "";
+  const tiles = [
+    ["Loss", loss(progress.loss), progress.firstLoss === null ? "" : `from ${loss(progress.firstLoss)}`],
+    ["Samples/s", rate(progress.samplesPerSecond), progress.stepSeconds === null ? "" : `step ${milliseconds(progress.stepSeconds * 1000)}`],
+    ["Time left", state.over ? dash : duration(progress.etaSeconds), ran],
+    ["Preemptions", number(counts.preemptions, 0), counts.notices === null ? "" : `${number(counts.notices, 0)} with notice`],
+    ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
+    ["Lost samples", number(progress.lostSamples, 0), ""],
+  ];
+  if (paid && paid.total !== null) tiles.push(["Cost so far", money(paid.total), paid.perHour === null ? "" : `${money(paid.perHour)} an hour`]);
+  if (!changed("tiles", tiles)) return;
+  byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, value), el("small", {}, more)))));
+}
+
+function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+function grid({ grid: rows }) {
+  if (!changed("grid", rows)) return;
+  const wide = Math.max(0, ...rows.map((row) => row.length));
+  byId("grid-caption").textContent = rows.length
+    ? `Who runs which stage: ${plural(rows.length, "pipeline")} of ${plural(wide, "stage")}`
+    : "No worker has a stage yet";
+  const stages = [...Array(wide).keys()].map((stage) => el("th", { scope: "col" }, unseen("Stage "), el("span", { class: "wordy", "aria-hidden": "true" }, "stage "), String(stage)));
+  byId("grid-head").replaceChildren(...(rows.length ? [el("tr", {}, el("th", { scope: "col" }, unseen("Pipeline")), ...stages)] : []));
+  byId("grid-body").replaceChildren(
+    ...rows.map((row, pipeline) => el("tr", {}, el("th", { scope: "row" }, unseen("Pipeline "), el("span", { class: "wordy", "aria-hidden": "true" }, "pipeline "), String(pipeline)), ...row.map(cell))),
+  );
+}
+
+function cell({ worker, label, state, protected: held, cells }) {
+  const lines = [el("span", { class: "who", title: worker }, label), el("span", { class: "what" }, icon(state), state)];
+  if (cells > 1) lines.push(el("span", { class: "flag double" }, `${cells} stages`));
+  if (held === true) lines.push(el("span", { class: "flag" }, icon("held"), "protected"));
+  if (held === false) lines.push(el("span", { class: "flag bare" }, icon("bare"), "unprotected"));
+  return el("td", { "data-state": state }, el("div", { class: "cell" }, ...lines));
+}
+
+function others({ others: workers }) {
+  if (!changed("others", workers)) return;
+  show(byId("others"), workers.length > 0);
+  const each = workers.map(({ worker, label, state }) => el("span", { class: "chip", "data-state": state, title: worker }, icon(state), `${label} ${state}`));
+  byId("others").replaceChildren("Other workers: ", ...each.flatMap((chip) => [chip, " "]));
+}
+
+export function sentenceOf(mark) {
+  const taken = mark.takeover;
+  if (!taken) return mark.message;
+  return `${taken.worker} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${taken.victim}`;
+}
+
+function timeline({ marks }) {
+  if (!changed("timeline", marks)) return;
+  const most = Math.max(0, ...marks.map((mark) => (mark.takeover ? mark.takeover.pause : 0)));
+  const left = marks.length - MOST_MARKS;
+  byId("timeline-note").textContent = marks.length ? (left > 0 ? `The newest ${MOST_MARKS} of ${marks.length}.` : "") : "No worker has been lost or told to go.";
+  show(byId("timeline-scroll"), marks.length > 0);
+  byId("timeline-list").replaceChildren(...marks.slice(0, MOST_MARKS).map((mark) => el("li", { class: mark.kind }, icon(mark.kind), moment(mark.at), happening(mark, most))));
+}
+
+function happening(mark, most) {
+  const taken = mark.takeover;
+  const text = el("div", { class: "told" }, el("p", {}, sentenceOf(mark)));
+  if (!taken) return text;
+  const facts = [`pause ${milliseconds(taken.pause)}`];
+  if (taken.step !== null) facts.push(`step ${taken.step}`);
+  if (taken.notice) facts.push("with notice");
+  if (taken.forwards !== null && !taken.notice) facts.push(`${plural(taken.forwards, "forward")} and ${plural(taken.backwards, "backward")} repeated, ${taken.reused} done in advance`);
+  text.append(el("p", { class: "facts-line" }, facts.join(" · ")));
+  if (taken.decide === null) return text;
+  const parts = PHASES.map((name) => ({ name, value: taken[name], word: milliseconds(taken[name]) }));
+  text.append(...bar(parts, most));
+  text.append(el("p", { class: "key", "aria-hidden": "true" }, ...parts.flatMap(({ name, word }) => [el("span", { class: "pair" }, el("span", { class: `swatch ${name}` }), `${name} ${word}`), " "])));
+  return text;
+}
+
+function memory({ memory: accounts }) {
+  if (!changed("memory", accounts) || !show(byId("memory"), accounts.length > 0)) return;
+  const used = KINDS.filter((kind) => accounts.some((account) => account.kinds[kind]));
+  const most = Math.max(...accounts.map((account) => account.total));
+  byId("memory-caption").textContent = "What each worker's memory is used for, the larger of two moments in a step";
+  byId("memory-head").replaceChildren(
+    el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), kind))),
+  );
+  byId("memory-body").replaceChildren(
+    ...accounts.map(({ worker, label, total, kinds }) => {
+      const parts = used.map((name) => ({ name, value: kinds[name], word: size(kinds[name]) }));
+      const [picture] = bar(parts, most);
+      return el("tr", {}, el("th", { scope: "row", title: worker }, label), el("td", {}, size(total)), el("td", { class: "barred" }, picture), ...parts.map(({ word }) => el("td", {}, word)));
+    }),
+  );
+}
+
+const money = (value) => number(value, value !== 0 && Math.abs(value) < 1 ? 4 : 2);
+
+function cost({ cost: paid }) {
+  if (!changed("cost", paid) || !show(byId("cost"), paid !== null)) return;
+  const note = byId("cost-note");
+  note.textContent = paid.sentence;
+  show(note, paid.sentence !== "");
+  const facts = [];
+  if (paid.total !== null) facts.push(["Paid so far", money(paid.total)]);
+  if (paid.perHour !== null) facts.push(["Now, an hour", money(paid.perHour)]);
+  if (paid.onDemandPerHour !== null) facts.push([`The same workers at the price of pool ${paid.onDemandPool}, an hour`, money(paid.onDemandPerHour)]);
+  if (paid.onDemand !== null && paid.onDemand > 0) {
+    const saved = Math.round(100 * (1 - paid.spent / paid.onDemand));
+    const since = el("span", {}, "Paid since ", moment(paid.comparedSince), ", against on demand");
+    facts.push([since, `${money(paid.spent)} against ${money(paid.onDemand)}${saved > 0 ? `, ${saved} % less` : ""}`]);
+  }
+  byId("cost-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  show(byId("cost-table"), paid.pools.length > 0);
+  byId("cost-body").replaceChildren(...paid.pools.map(({ name, capacity, workers, price }) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, capacity), el("td", {}, String(workers)), el("td", {}, price ?? "not given"))));
+}
+
+function conditions({ conditions: all }) {
+  if (!changed("conditions", all) || !show(byId("conditions"), all.length > 0)) return;
+  byId("conditions-body").replaceChildren(
+    ...all.map(({ type, status, reason, message }) => el("tr", { "data-holds": status }, el("th", { scope: "row" }, type), el("td", {}, status), el("td", {}, reason), el("td", { class: "text" }, message))),
+  );
+}
+
+function events({ events: all }) {
+  if (!changed("events", all)) return;
+  byId("events-body").replaceChildren(
+    ...(all.length ? all : [{ at: null, reason: "", message: "Nothing has been told yet." }]).map(({ at, reason, message, warning }) =>
+      el(
+        "tr",
+        { role: "row", class: warning && "warning" },
+        el("td", { role: "cell" }, at === null ? "" : moment(at)),
+        el("th", { role: "rowheader", scope: "row" }, warning && icon("notice"), warning && unseen("Warning: "), reason),
+        el("td", { role: "cell", class: "text" }, message),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,399 @@
+"""The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from bamboo.names import EXIT_USAGE
+from bamboo.remote import flags
+from bamboo.remote.flags import INTERVAL, WAIT, Form
+
+if TYPE_CHECKING:
+    from bamboo.remote.session import Command, Target
+
+Place = tuple[str | None, str | None, str | None]  # namespace, context and kubeconfig, as the flags have them
+app = typer.Typer(rich_markup_mode=None)
+
+
+def _run(place: Place, command: "Command", *, quiet: bool = False) -> NoReturn:
+    from bamboo.remote.session import Where, run
+
+    namespace, context, kubeconfig = place
+    raise typer.Exit(run(Where(namespace=namespace, context=context, kubeconfig=kubeconfig), command, quiet=quiet))
+
+
+@app.command()
+def submit(
+    file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="If the job exists, merge the manifest into it instead of refusing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --apply: also fields that others have set, such as kubectl scale.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Let the API server check the manifest, and change nothing.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the job until it is over, and end as it does.")
+    ] = False,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Run the job on a cluster.
+
+    The manifest is checked first, by the rules of `bamboo validate`. A job that exists is not touched without --apply;
+    with it, fields that the manifest names are changed (server-side apply), and those that it does not name stay.
+    """
+    on_cluster(
+        file, (namespace, context, kubeconfig), apply=apply, force=force, dry_run=dry_run, watch=watch, quiet=quiet
+    )
+
+
+def on_cluster(
+    file: str, place: Place, *, apply: bool = False, force: bool = False,
+    dry_run: bool = False, watch: bool = False, quiet: bool = False,
+) -> NoReturn:  # fmt: skip
+    """`submit`, also for `bamboo run --on cluster`."""
+    from bamboo.remote import changing
+    from bamboo.remote.errors import RemoteError
+
+    if force and not apply:
+        _usage("--force: goes with --apply")
+    if dry_run and watch:
+        _usage("--dry-run makes no job that could be watched; leave out one of --dry-run and --watch")
+    try:
+        _, document = changing.read(file)
+    except RemoteError as error:
+        _usage(str(error))
+    _run(
+        place,
+        lambda s: changing.submit(
+            s, file, document, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
+        ),
+        quiet=quiet,
+    )
+
+
+@app.command("list")
+def list_jobs(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="JOB", help="Only these.", autocompletion=flags.complete_jobs, show_default=False),
+    ] = None,
+    everywhere: flags.Everywhere = False,
+    output: flags.Output = Form.TEXT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """List jobs, a line each. Also as `get`."""
+    from bamboo.remote import showing
+
+    targets = _targets(jobs or [])
+    if everywhere and (jobs or namespace):
+        _usage("--all-namespaces: goes with no JOB and no --namespace")
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: showing.jobs(s, targets, everywhere=everywhere, form=output),
+        quiet=quiet,
+    )
+
+
+app.command("get", hidden=True)(list_jobs)
+
+
+@app.command()
+def status(
+    job: flags.JobName,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it until the job is over, and end as it does.")
+    ] = False,
+    interval: flags.Interval = INTERVAL,
+    output: flags.Output = Form.TEXT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Show how a job gets on.
+
+    Who runs what, progress, workers and their nodes, cost, the last takeover, what is not protected, why workers do
+    not start, and the latest events. In the grid of pipelines and stages * marks a worker that runs several stages.
+    """
+    from bamboo.remote import showing
+
+    target = _targets([job])[0]
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: showing.status(s, target, form=output, watch=watch, interval=interval),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def top(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB", help="This job's workers.", autocompletion=flags.complete_jobs, show_default="all jobs"
+        ),
+    ] = None,
+    everywhere: flags.Everywhere = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end, as without a terminal.")] = False,
+    interval: flags.Interval = INTERVAL,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+) -> None:
+    """Show jobs, or one job's workers, again and again."""
+    from bamboo.remote import showing
+
+    target = _targets([job])[0] if job else None
+    if everywhere and (job or namespace):
+        _usage("--all-namespaces: goes with no JOB and no --namespace")
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: showing.top(s, target, everywhere=everywhere, once=once, interval=interval),
+    )
+
+
+@app.command()
+def events(
+    job: flags.JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    interval: flags.Interval = INTERVAL,
+    output: flags.Output = Form.TEXT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Tell what has happened to a job and its workers' pods, oldest first."""
+    from bamboo.remote import showing
+
+    target = _targets([job])[0]
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: showing.events(s, target, form=output, follow=follow, interval=interval),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def logs(
+    job: flags.JobName,
+    workers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKER", help="Such as w3.", show_default="all workers"),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until they end; without WORKER also with new workers.")
+    ] = False,
+    since: Annotated[
+        float | None, typer.Option("--since", parser=flags.seconds, metavar="TIME", help="Only newer lines: 30s, 5m.")
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail", metavar="N", min=-1, help="Only the last N lines of each worker; -1: all.",
+            show_default="all of one worker, 20 of several",
+        ),
+    ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Only of workers that have ended and whose pods are kept.")
+    ] = False,
+    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="The worker's name before each line.")] = True,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+) -> None:  # fmt: skip
+    """Print what workers print."""
+    from bamboo.remote import logs as reading
+
+    target, whole = _targets([job])[0], None if since is None else max(1, round(since))
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: reading.logs(
+            s, target, workers or [], follow=follow, since=whole, tail=tail, previous=previous, prefix=prefix
+        ),
+    )
+
+
+@app.command()
+def suspend(
+    job: flags.JobName,
+    yes: flags.Yes = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the workers are gone.")] = False,
+    timeout: flags.Timeout = WAIT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Stop a job and give its nodes back; `resume` goes on with it.
+
+    It goes on from its last checkpoint; without one it starts anew. What would be lost is said and asked first.
+    """
+    from bamboo.remote import changing
+
+    target = _targets([job])[0]
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: changing.suspend(s, target, yes=yes, wait=wait, timeout=timeout),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def resume(
+    job: flags.JobName,
+    wait: Annotated[bool, typer.Option("--wait", help="Until it trains.")] = False,
+    timeout: flags.Timeout = WAIT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Go on with a suspended job."""
+    from bamboo.remote import changing
+
+    target = _targets([job])[0]
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: changing.resume(s, target, wait=wait, timeout=timeout),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def delete(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB", help="Names, or files of manifests.", autocompletion=flags.complete_jobs,
+            show_default=False,
+        ),
+    ],
+    yes: flags.Yes = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the workers are gone.")] = True,
+    timeout: flags.Timeout = WAIT,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:  # fmt: skip
+    """Delete jobs with their workers. A job that is not over is asked about first."""
+    from bamboo.remote import changing
+
+    targets = _targets(jobs)
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: changing.delete(s, targets, yes=yes, wait=wait, timeout=timeout),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def preempt(
+    job: flags.JobName,
+    worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help="This worker, such as w3.")] = None,
+    stage: Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="The owner of this stage.")] = None,
+    pipeline: Annotated[
+        int | None, typer.Option("--pipeline", metavar="N", min=0, help="Of --stage.", show_default="0")
+    ] = None,
+    anyone: Annotated[bool, typer.Option("--random", help="Any worker that trains.")] = False,
+    notice: Annotated[
+        bool, typer.Option("--notice/--kill", help="With the pod's time to leave, or without any.")
+    ] = True,
+    node: Annotated[
+        bool, typer.Option("--node", help="The worker's whole node, with all of the job's workers.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the job is protected again.")] = True,
+    timeout: flags.Timeout = WAIT,
+    yes: flags.Yes = False,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Take a worker away, as a drill, and tell what came of it.
+
+    --notice deletes its pod; the worker has the pod's grace period to leave between two steps. --kill deletes the pod
+    by force: the worker counts as lost at once, and others take its stages over where they stand. --node taints the
+    node as its cloud would before it takes it back, and removes the taint at the end; with --kill it deletes the pods
+    of all of the job's workers on that node by force instead.
+    """
+    from bamboo.remote import drill
+    from bamboo.remote.errors import UsageError
+    from bamboo.remote.victims import Choice
+
+    target = _targets([job])[0]
+    try:
+        choice = Choice(worker=worker, stage=stage, pipeline=pipeline, random=anyone)
+    except UsageError as error:
+        _usage(str(error))
+    if node and notice and not wait:
+        _usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: drill.drill(s, target, choice, kill=not notice, node=node, wait=wait, timeout=timeout, yes=yes),
+        quiet=quiet,
+    )
+
+
+@app.command()
+def page(
+    job: flags.JobName,
+    port: Annotated[
+        int,
+        typer.Option("--port", metavar="PORT", min=0, max=65535, help="Of this machine.", show_default="a free one"),
+    ] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    service_account: Annotated[
+        str, typer.Option("--service-account", metavar="NAME", help="As whom to look; in the operator's namespace.")
+    ] = "bamboo-page",
+    operator_namespace: Annotated[
+        str | None,
+        typer.Option("--operator-namespace", metavar="NAME", help="Where the operator is.", show_default="found"),
+    ] = None,
+    namespace: flags.Namespace = None,
+    context: flags.Context = None,
+    kubeconfig: flags.Kubeconfig = None,
+    quiet: flags.Quiet = False,
+) -> None:
+    """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
+
+    The URL holds a token that is made for this, of the ServiceAccount that is named; it can look at job pages only.
+    """
+    from bamboo.remote import page as pages
+
+    target = _targets([job])[0]
+    _run(
+        (namespace, context, kubeconfig),
+        lambda s: pages.page(
+            s, target, operator_namespace=operator_namespace, account=service_account, port=port,
+            open_browser=open_browser,
+        ),
+        quiet=quiet,
+    )  # fmt: skip
+
+
+def _targets(given: list[str]) -> "list[Target]":
+    """A mistake ends the command."""
+    from bamboo.remote.errors import RemoteError
+    from bamboo.remote.session import target
+
+    try:
+        return [target(one) for one in given]
+    except RemoteError as error:
+        _usage(str(error))
+
+
+def _usage(message: str) -> NoReturn:
+    print(f"bamboo: {message}", file=sys.stderr)
+    raise typer.Exit(EXIT_USAGE)

@@ -1,0 +1,189 @@
+"""`preempt`: takes a worker away as a cloud would, and tells what came of it."""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bamboo.names import EXIT_OK, LABEL_JOB_NAME
+from bamboo.remote import victims, words
+from bamboo.remote.errors import ApiError, RemoteError
+from bamboo.remote.look import Looker
+from bamboo.remote.model import Job, Worker
+from bamboo.remote.render import Scene
+from bamboo.remote.session import Session, Target, confirm
+from bamboo.remote.victims import Choice
+from bamboo.remote.watching import Gone, Overdue
+
+LOOK_SECONDS = 0.5
+UNTAINT_TRIES = 10
+UNTAINT_SECONDS = 20.0
+
+
+async def drill(
+    session: Session, name: Target, choice: Choice, *, kill: bool, node: bool, wait: bool, timeout: float, yes: bool
+) -> int:
+    """kill: without notice. node: the victim's whole node, with all of the job's workers on it."""
+    looker = Looker(session.api, *session.of(name))
+    scene = await looker.scene()
+    job = scene.job
+    if not job.holds("Running"):
+        raise RemoteError(f"{job.name} does not train ({words.verdict(job)}); there is nothing to try")
+    if scene.missing and not scene.workers:
+        raise RemoteError(scene.missing[0])
+    chosen = victims.victim(job, scene.workers, choice, random.SystemRandom().choice)
+    lost = [w for w in scene.workers if w.alive and w.node == chosen.node] if node else [chosen]
+    if objection := victims.objections(job, lost, kill=kill):
+        confirm(objection, yes=yes)
+    if node and not kill:
+        return await _notice_to_node(session, looker, scene, lost, timeout=timeout, yes=yes)
+    began = time.monotonic()
+    for worker in lost:
+        await session.api.delete_pod(job.namespace, worker.name, worker.uid, 0 if kill else None)
+        session.say(_said(job, worker, kill))
+    return await _report(session, looker, job, lost, began, timeout) if wait else EXIT_OK
+
+
+def _said(job: Job, worker: Worker, kill: bool) -> str:
+    what = f"{words.places(worker.cells) or 'no stage'}, on {worker.node or 'no node'}"
+    if kill:
+        return f"{job.short(worker.name)} ({what}) is taken away without notice: its pod is deleted by force"
+    return f"{job.short(worker.name)} ({what}) gets notice: its pod is deleted, with {worker.grace_seconds} s of grace"
+
+
+# A whole node
+
+
+async def _notice_to_node(
+    session: Session, looker: Looker, scene: Scene, lost: Sequence[Worker], *, timeout: float, yes: bool
+) -> int:
+    """The taint is removed at the end, whatever comes in between."""
+    job, name = scene.job, lost[0].node
+    found = await session.api.node(name)
+    key = victims.taint_key(found)
+    await _mind_others(session, job, name, yes)
+    began = time.monotonic()
+    await session.api.set_taints(found, victims.with_taint(found, key))
+    try:
+        who = ", ".join(f"{job.short(w.name)} ({words.places(w.cells) or 'no stage'})" for w in lost)
+        session.say(f"node {name} gets notice (taint {key}): {who}")
+        return await _report(session, looker, job, lost, began, timeout)
+    finally:
+        await _untaint(session, name, key)
+
+
+async def _mind_others(session: Session, job: Job, node: str, yes: bool) -> None:
+    """Workers of other jobs on that node would have to leave as well."""
+    try:
+        pods = await session.api.workers_on(node)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        session.say(f"whether other jobs have workers on {node} is not known ({error})")
+        return
+    others = {(p["metadata"]["namespace"], p["metadata"]["labels"][LABEL_JOB_NAME]) for p in pods}
+    others -= {(job.namespace, job.name)}
+    if others:
+        told = ", ".join(f"{namespace}/{name}" for namespace, name in sorted(others))
+        confirm(f"the node {node} has workers of other jobs, too, which would have to leave it: {told}", yes=yes)
+
+
+async def _untaint(session: Session, name: str, key: str) -> None:
+    """NB: also after Ctrl-C, and though others write the node at the same time."""
+    try:
+        async with asyncio.timeout(UNTAINT_SECONDS):
+            for attempt in range(UNTAINT_TRIES):
+                found = await session.patiently(lambda: session.api.node(name))
+                left = victims.without_taint(found, key)
+                if left is None:
+                    return
+                try:
+                    await session.api.set_taints(found, left)
+                except ApiError as error:
+                    if error.status != 409 or attempt == UNTAINT_TRIES - 1:
+                        raise
+                else:
+                    session.say(f"node {name} is free again: the taint {key} is removed")
+                    return
+    except (RemoteError, TimeoutError, asyncio.CancelledError) as error:
+        if isinstance(error, ApiError) and error.status == 404:
+            return
+        message = f"the taint is still there; remove it: kubectl taint node {name} {key}-"
+        if isinstance(error, asyncio.CancelledError):
+            print(f"bamboo: {message}", file=sys.stderr)
+            raise
+        raise RemoteError(f"{message} ({error})" if str(error) else message) from None
+
+
+# What came of it
+
+
+async def _report(
+    session: Session, looker: Looker, before: Job, lost: Sequence[Worker], began: float, timeout: float
+) -> int:
+    """Follows the drill to its end: taken over, left, protected again."""
+    end = began + timeout
+    training = [w for w in lost if w.cells]
+    if training:
+        job = await _until(
+            session, looker, lambda job: victims.taken_over(job, before, training),
+            "its stages were not taken over", end, before.uid,
+        )  # fmt: skip
+        if job.ended:
+            return _over(session, job, began)
+        session.say(f"{_after(began)} {_takeover(job, training)}")
+    for worker in await _until_left(session, looker, lost, end):
+        session.say(f"{_after(began)} {worker} has left")
+    job = await _until(session, looker, lambda job: job.protected, "is not protected again", end, before.uid)
+    if job.ended:
+        return _over(session, job, began)
+    if training:
+        session.say(f"{_after(began)} every stage has a second copy again; a further loss costs no more than this one")
+    if not victims.whole(job):
+        degraded = job.condition("Degraded")
+        session.say(f"a replacement is still to come: {degraded.message if degraded else ''}")
+    return EXIT_OK
+
+
+def _takeover(job: Job, lost: Sequence[Worker]) -> str:
+    last = job.last_takeover
+    if last is None or last.victim not in {w.name for w in lost}:
+        return "its stages are run by others"
+    return words.takeover(job, last)
+
+
+def _over(session: Session, job: Job, began: float) -> int:
+    session.say(f"{_after(began)} the job is over: {words.verdict(job)}")
+    return job.exit_code or EXIT_OK
+
+
+def _after(began: float) -> str:
+    return f"after {time.monotonic() - began:.1f} s:"
+
+
+async def _until(
+    session: Session, looker: Looker, met: Callable[[Job], Any], otherwise: str, end: float, uid: str
+) -> Job:
+    """Until it is so or the job is over. Raises Overdue."""
+    while True:
+        job = await session.patiently(looker.job)
+        if job.uid != uid:
+            raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+        if met(job) or job.ended:
+            return job
+        if time.monotonic() > end:
+            why = words.why_waiting(job) or f"it is {job.state}"
+            raise Overdue(f"{job.name} {otherwise} in time; {why}")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _until_left(session: Session, looker: Looker, lost: Sequence[Worker], end: float) -> list[str]:
+    """Until their pods have ended; the short names of those that have, in time."""
+    while True:
+        scene = await session.patiently(looker.scene)
+        living = {w.uid for w in scene.workers if w.alive}
+        if not any(w.uid in living for w in lost) or time.monotonic() > end:
+            return [scene.job.short(w.name) for w in lost if w.uid not in living]
+        await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,137 @@
+"""`logs`: what workers print, each line with its worker's name; also of workers that come later."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from bamboo.names import EXIT_OK, TRAINER_CONTAINER
+from bamboo.remote.errors import ApiError, NoCluster, RemoteError
+from bamboo.remote.look import Looker
+from bamboo.remote.model import Worker
+from bamboo.remote.session import Session, Target, printable
+from bamboo.remote.victims import named
+
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI, by the worker's number
+LOOK_SECONDS = 2.0  # between two looks for workers that are new
+MANY_TAIL = 20  # lines of each of several workers, unless asked otherwise
+AT_ONCE = 64  # logs that are read at the same time
+
+
+async def logs(
+    session: Session, name: Target, wanted: Sequence[str], *, follow: bool, since: int | None, tail: int | None,
+    previous: bool, prefix: bool,
+) -> int:  # fmt: skip
+    """wanted: workers; all if none is named. previous: only workers that have ended. tail: -1 is everything."""
+    looker = Looker(session.api, *session.of(name))
+    scene = await looker.scene()
+    if scene.missing and not scene.workers:
+        raise RemoteError(scene.missing[0])
+    chosen = [named(scene.job, scene.workers, w) for w in wanted] or list(scene.workers)
+    chosen = [w for w in chosen if not previous or not w.alive]
+    if not chosen:
+        raise RemoteError(_nothing(scene.job.name, previous))
+    several = len(chosen) > 1 or (follow and not wanted)
+    lines = tail if tail is not None else MANY_TAIL if several else None
+    query = {"container": TRAINER_CONTAINER}
+    query |= {"sinceSeconds": str(since)} if since is not None else {}
+    query |= {"tailLines": str(lines)} if lines is not None and lines >= 0 else {}
+    printer = Printer(width=max(len(scene.job.short(w.name)) for w in chosen) if several and prefix else 0)
+    reader = Reader(session, looker, query, printer)
+    if follow and not previous:
+        await reader.follow(chosen, newcomers=not wanted)
+    else:
+        await reader.once([w for w in chosen if w.has_log], chosen)
+    return EXIT_OK
+
+
+def _nothing(job: str, previous: bool) -> str:
+    if previous:
+        return f"{job} has no workers that have ended and are kept; a failed worker's pod is kept for a while"
+    return f"{job} has no workers now"
+
+
+class Printer:
+    """width: of the names before the lines; 0: no names. Colours and control characters depend on the terminal."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._terminal = width, sys.stdout.isatty()
+
+    def line(self, name: str, number: int, text: str) -> None:
+        text = printable(text, colours=True) if self._terminal else text
+        if self._width:
+            before = f"{name:{self._width}} | "
+            if self._terminal:
+                before = f"\x1b[{COLOURS[number % len(COLOURS)]}m{before}\x1b[0m"
+            text = before + text
+        print(text, flush=True)
+
+
+class Reader:
+    def __init__(self, session: Session, looker: Looker, query: dict[str, str], printer: Printer) -> None:
+        self._session, self._looker, self._query, self._printer = session, looker, query, printer
+
+    async def once(self, workers: Sequence[Worker], asked: Sequence[Worker]) -> None:
+        """One worker after the other. Those that print nothing because they wait are named."""
+        for worker in asked:
+            if worker not in workers:
+                self._tell(worker, f"has not started: {worker.detail or worker.state}")
+        for worker in workers:
+            await self._read(worker, self._query)
+
+    async def follow(self, workers: Sequence[Worker], *, newcomers: bool) -> None:
+        """Until all of them have ended; with newcomers until the job is over."""
+        known, tasks = {w.uid for w in workers}, set[asyncio.Task[None]]()
+        waiting = list(workers)
+        try:
+            while True:
+                for worker in [w for w in waiting if w.has_log][: AT_ONCE - len(tasks)]:
+                    waiting.remove(worker)
+                    tasks.add(asyncio.create_task(self._read(worker, {**self._query, "follow": "true"})))
+                if tasks:
+                    done, tasks = await asyncio.wait(tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()  # raises what ended it
+                else:
+                    await asyncio.sleep(LOOK_SECONDS)
+                try:
+                    scene = await self._session.patiently(self._looker.scene)
+                except ApiError as error:
+                    if error.status != 404:
+                        raise
+                    return  # the job was deleted
+                there = {w.uid: w for w in scene.workers}
+                waiting = [there[w.uid] for w in waiting if w.uid in there]
+                if newcomers:
+                    waiting += [w for w in scene.workers if w.uid not in known]
+                    known |= there.keys()
+                if (
+                    not tasks
+                    and not [w for w in waiting if w.alive or w.has_log]
+                    and (not newcomers or scene.job.ended)
+                ):
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, worker: Worker, query: dict[str, str]) -> None:
+        namespace, name = self._looker.namespace, self._looker.name
+        short = worker.name.removeprefix(f"{name}-")
+        try:
+            async with contextlib.aclosing(self._session.api.log(namespace, worker.name, query)) as lines:
+                async for line in lines:
+                    self._printer.line(short, worker.number, line)
+        except ApiError as error:
+            if error.status not in (400, 404, 500, 502, 503):
+                raise
+            self._tell(worker, f"its log cannot be read: {error}")
+        except NoCluster as error:
+            if query.get("follow"):
+                self._tell(worker, f"its log breaks off: {error}")
+            else:
+                raise
+
+    def _tell(self, worker: Worker, what: str) -> None:
+        print(f"bamboo: {worker.name} {printable(what)}", file=sys.stderr, flush=True)

@@ -1,0 +1,243 @@
+"""What a person sees of jobs on a cluster: tables and pages for rich, legible at 80 columns. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bamboo.remote import words
+from bamboo.remote.model import Condition, Happening, Job, Worker
+
+STATE_STYLES = {
+    "Running": "green", "Complete": "green", "Saving": "green", "Degraded": "yellow", "Restoring": "yellow",
+    "Pending": "cyan", "Suspended": "cyan", "Failed": "bold red", "Invalid": "bold red",
+}  # fmt: skip
+WORKER_STYLES = {  # in the order of their interest
+    "leaving": "magenta", "pending": "yellow", "starting": "cyan", "waiting": "cyan", "spare": "cyan",
+    "training": "green", "failed": "red", "ended": "dim",
+}  # fmt: skip
+SHOWN_EVENTS = 8
+GRID_MARGIN = 12  # the column of pipelines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A job, as far as the user may see what belongs to it. missing: what could not be looked at, in words."""
+
+    job: Job
+    workers: tuple[Worker, ...] = ()
+    happenings: tuple[Happening, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
+    """A line for each job. namespaces: whether they differ."""
+    table = _plain_table(*(["NAMESPACE"] if namespaces else []), "NAME", "STATE")
+    _right(table, "STEP", "PIPELINES", "WORKERS", "PREEMPTIONS", "AGE")
+    if wide:
+        _right(table, "TAKEOVERS", "SAMPLES/S", "LOSS", "ETA", "COST", "EPOCH")
+    for job in found:
+        cells: list[str | Text] = [
+            *([job.namespace] if namespaces else []),
+            job.name,
+            state(job),
+            f"{job.step}/{job.steps}",
+            f"{job.pipelines_ready}/{job.pipelines}",
+            f"{job.workers_ready}/{job.workers_wanted}",
+            str(job.preemptions),
+            words.age(job.created, now),
+        ]
+        if wide:
+            running = job.ended is None
+            cells += [
+                str(job.takeovers),
+                _number(job.samples_per_second if running else None, 1),
+                _number(job.loss, 4),
+                words.duration(job.eta_seconds) if running and job.eta_seconds is not None else "-",
+                f"{job.cost or '-'}{' ' + job.currency if job.currency else ''}",
+                str(job.epoch),
+            ]
+        table.add_row(*cells)
+    return table
+
+
+def status(scene: Scene, now: datetime, width: int) -> RenderableType:
+    """Everything there is to say about a job."""
+    job = scene.job
+    parts: list[RenderableType] = [*head(scene, now), *grids(job, width)]
+    if scene.workers:
+        parts += ["", workers(scene, now, width)]
+    if job.conditions:
+        parts += ["", conditions(job.conditions, now)]
+    if scene.happenings:
+        parts += ["", *events(scene.happenings[-SHOWN_EVENTS:], now, job)]
+    return Group(*parts)
+
+
+def live(scene: Scene, now: datetime, width: int, height: int, keys: str = "") -> RenderableType:
+    """The same while it runs, in at most that many lines: of workers and events those that tell most."""
+    parts: list[RenderableType] = [*head(scene, now), *grids(scene.job, width)]
+    last = [Text(keys, style="dim italic")] if keys else []
+    room = height - _lines_of_head(scene, now, width) - _lines_of_grids(scene.job, width) - len(last)
+    told = min(SHOWN_EVENTS, len(scene.happenings), max(room // 2, 4))
+    listed, used = workers_within(scene, now, width, room - told)
+    room = max(0, room - used)
+    shown = scene.happenings[-min(SHOWN_EVENTS, room) :] if room else ()
+    return Group(*parts, *listed, *events(shown, now, scene.job, one_line=True), *last)
+
+
+def workers_within(scene: Scene, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
+    """The workers in that many lines, and how many it took: the most interesting ones."""
+    most = lines - 1 if len(scene.workers) < lines else lines - 2
+    if not scene.workers or most < 1:
+        return [], 0
+    ranked = sorted(scene.workers, key=lambda w: (list(WORKER_STYLES).index(w.state), w.number))
+    names = {w.name for w in ranked[:most]}
+    kept = replace(scene, workers=tuple(w for w in scene.workers if w.name in names))
+    table, hidden = workers(kept, now, width), len(scene.workers) - len(names)
+    if not hidden:
+        return [table], len(names) + 1
+    return [table, Text(f"and {words.count(hidden, 'more worker')}", style="dim")], len(names) + 2
+
+
+def head(scene: Scene, now: datetime) -> list[RenderableType]:
+    """What the job is, how it gets on, and what is wrong."""
+    job = scene.job
+    about = f"  {job.namespace}, epoch {job.epoch}, {words.age(job.created, now)} old"
+    lines: list[RenderableType] = [
+        Text.assemble((job.name, "bold"), "  ", state(job), (about, "dim")),
+        Text(words.progress(job), style="bold"),
+        Text(words.counts(job)),
+    ]
+    if told := words.cost(job):
+        lines.append(Text(f"cost {told}"))
+    if job.last_takeover is not None:
+        lines.append(Text(f"last takeover: {words.takeover(job, job.last_takeover)}"))
+    if end := job.ended:
+        lines.append(Text(f"{end.kind}: {end.message}", style="green" if end.kind == "Complete" else "bold red"))
+    elif waiting := words.why_waiting(job):
+        lines.append(Text(waiting, style="yellow"))
+    if stale := words.stale(job, now):
+        lines.append(Text(stale, style="yellow"))
+    if job.holds("Degraded") and (degraded := job.condition("Degraded")):
+        lines.append(Text(f"degraded for {words.age(degraded.since, now)}: {degraded.message}", style="yellow"))
+    lines += [Text(f"not shown: {what}", style="dim") for what in scene.missing]
+    return lines
+
+
+def state(job: Job) -> Text:
+    return Text(job.state, style=STATE_STYLES.get(job.state, ""))
+
+
+def grids(job: Job, width: int) -> list[RenderableType]:
+    """Who runs what: as many tables of stages, one below the other, as the width demands."""
+    if not job.plan:
+        return []
+    marked = job.doubled
+    found: list[RenderableType] = []
+    for first, last in _blocks(job, width):
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column("pipeline", justify="right")
+        for stage in range(first, last):
+            table.add_column(f"stage {stage}", no_wrap=True)
+        for number, row in enumerate(job.plan):
+            cells = (Text(_cell(job, w, marked), style="yellow" if w in marked else "green") for w in row[first:last])
+            table.add_row(str(number), *cells)
+        found += ["", table]
+    if marked:
+        found.append(Text("* runs more than one stage until a replacement is ready", style="yellow"))
+    return found
+
+
+def _cell(job: Job, worker: str, marked: set[str]) -> str:
+    return job.short(worker) + ("*" if worker in marked else "")
+
+
+def _blocks(job: Job, width: int) -> list[tuple[int, int]]:
+    """The stages of each table."""
+    stages = max(len(row) for row in job.plan)
+    longest = max(len(_cell(job, w, job.doubled)) for row in job.plan for w in row)
+    each = max(longest, len(f"stage {stages - 1}")) + 3
+    fit = max(1, (width - GRID_MARGIN) // each)
+    return [(first, min(stages, first + fit)) for first in range(0, stages, fit)]
+
+
+def workers(scene: Scene, now: datetime, width: int) -> Table:
+    """A line for each worker. Where there is room, the node pool as well."""
+    pools = width >= 100
+    table = _plain_table("WORKER", "STATE", "RUNS", "NODE", "ZONE", "CAPACITY", *(["POOL"] if pools else []))
+    table.add_column("AGE", justify="right", no_wrap=True)
+    table.columns[3].overflow = "ellipsis"
+    for worker in scene.workers:
+        said = Text(worker.state, style=WORKER_STYLES.get(worker.state, ""))
+        if worker.detail and worker.state in ("failed", "ended"):
+            said.append(f" ({worker.detail})")
+        table.add_row(
+            scene.job.short(worker.name), said, _runs(worker), worker.node or "-", worker.zone or "-",
+            worker.capacity or "-", *([worker.pool or "-"] if pools else []), words.age(worker.created, now),
+        )  # fmt: skip
+    return table
+
+
+def _runs(worker: Worker) -> str:
+    """pipeline/stage, as the grid counts them."""
+    return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
+
+
+def conditions(found: Iterable[Condition], now: datetime) -> Table:
+    """All of them; sentences only of those that are not as they are when all is well."""
+    table = _plain_table("CONDITION", "HOLDS")
+    table.add_column("FOR", justify="right", no_wrap=True)
+    table.add_column("WHY", overflow="fold")
+    for condition in found:
+        why = condition.reason if condition.usual else f"{condition.reason}: {condition.message}"
+        style = "" if condition.usual or condition.kind == "Complete" else "yellow"
+        table.add_row(
+            condition.kind, Text(str(condition.holds), style=style), words.age(condition.since, now), Text(why)
+        )
+    return table
+
+
+def events(
+    found: Iterable[Happening], now: datetime, job: Job, *, one_line: bool = False, times: bool = False
+) -> list[RenderableType]:
+    """times: when it was, in UTC, instead of how long ago."""
+    shown = []
+    for one in found:
+        at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{words.age(one.at, now):>4}"
+        about = "" if one.about == job.name or one.message.startswith(one.about) else f"{job.short(one.about)}: "
+        often = f" (x{one.count})" if one.count > 1 else ""
+        line = Text(f"{at} {one.reason}: {about}{one.message}{often}", style="yellow" if one.warning else "")
+        if one_line:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        shown.append(line)
+    return list(shown)
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _right(table: Table, *columns: str) -> None:
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _lines_of_head(scene: Scene, now: datetime, width: int) -> int:
+    return sum(1 + max(0, len(str(line)) - 1) // max(1, width) for line in head(scene, now))
+
+
+def _lines_of_grids(job: Job, width: int) -> int:
+    if not job.plan:
+        return 0
+    return len(_blocks(job, width)) * (len(job.plan) + 3) + (1 if job.doubled else 0)

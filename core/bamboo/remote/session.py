@@ -1,0 +1,187 @@
+"""One command's life: the way to the cluster, the user's questions and answers, Ctrl-C, and what ends it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from bamboo.fields import ManifestError
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo.remote import kubeconfig
+from bamboo.remote.api import Api
+from bamboo.remote.errors import ApiError, NoCluster, RemoteError, UsageError
+from bamboo.yamlfile import load_document
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is away for that long
+PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """What the common flags say."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A job by the name that was given, and in the namespace if one was."""
+
+    name: str
+    namespace: str | None = None
+
+
+class Session:
+    """namespace: the one that the command is about."""
+
+    def __init__(self, api: Api, namespace: str, *, quiet: bool = False) -> None:
+        self.api, self.namespace, self.quiet = api, namespace, quiet
+        self.console = console()
+
+    def of(self, target: Target) -> tuple[str, str]:
+        """Namespace and name of a job."""
+        return target.namespace or self.namespace, target.name
+
+    def say(self, text: str) -> None:
+        """What a person wants to know; not with --quiet."""
+        if not self.quiet:
+            print(text, flush=True)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Again and again while the cluster is away, for a while."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await call()
+            except (NoCluster, ApiError) as error:
+                if (isinstance(error, ApiError) and not error.may_pass) or time.monotonic() > end:
+                    raise
+                await asyncio.sleep(2.0)
+
+
+Command = Callable[[Session], Coroutine[Any, Any, int]]
+
+
+def run(where: Where, command: Command, *, quiet: bool = False) -> int:
+    """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
+    try:
+        access = kubeconfig.load(where.kubeconfig, where.context)
+        namespace = where.namespace or access.namespace
+        if not NAME.fullmatch(namespace):
+            raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
+        return asyncio.run(_run(access, namespace, command, quiet))
+    except RemoteError as error:
+        print(f"bamboo: {printable(str(error))}", file=sys.stderr)
+        return error.code
+    except BrokenPipeError:  # such as: bamboo logs JOB | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+async def _run(access: kubeconfig.Access, namespace: str, command: Command, quiet: bool) -> int:
+    async def work() -> int:
+        async with Api(access) as api:
+            return await command(Session(api, namespace, quiet=quiet))
+
+    task = asyncio.create_task(work())
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def target(given: str) -> Target:
+    """From a name, TYPE/NAME as kubectl prints it, or a manifest's file."""
+    if given.endswith((".yaml", ".yml", ".json")) or Path(given).is_file():
+        try:
+            metadata = load_document(given).get("metadata")
+        except ManifestError as error:
+            raise UsageError(str(error)) from None
+        metadata = metadata if isinstance(metadata, dict) else {}
+        name, namespace = metadata.get("name"), metadata.get("namespace")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise UsageError(f"{given}: metadata.name: expected the name of a job")
+        return Target(name=name, namespace=namespace if isinstance(namespace, str) else None)
+    name = next((given.removeprefix(kind) for kind in KINDS if given.startswith(kind)), given)
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{given}: expected the name of a job or the file of a manifest")
+    return Target(name=name)
+
+
+def console() -> Console:
+    """Standard output: as wide as the terminal; a pipe gets everything."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return Console(highlight=False)
+    return Console(highlight=False, width=PIPE_WIDTH)
+
+
+def on_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Asks on a terminal, else wants --yes. Raises a RemoteError if the answer is no."""
+    if yes:
+        return
+    if not on_a_terminal():
+        raise UsageError(f"{consequence}; give --yes if that is meant")
+    with _interruptible():
+        try:
+            answer = input(f"{consequence}. Go on? [y/N] ")
+        except EOFError:
+            answer = ""
+        except KeyboardInterrupt:
+            print()
+            raise
+    if answer.strip().lower() not in ("y", "yes"):
+        raise Declined("nothing was done")
+
+
+class Declined(RemoteError):
+    """The user has thought better of it."""
+
+    code = EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """NB: asyncio's own handling of Ctrl-C waits until the loop runs again, which it does not while a person thinks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    """Without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
+    parts = _COLOUR.split(text)
+    kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
+    clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]
+    return "".join(c + k for c, k in zip(clean, [*kept, ""], strict=True))

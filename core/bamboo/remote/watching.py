@@ -1,0 +1,164 @@
+"""Follows a job until it is over: live on a terminal, else as lines."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from bamboo.local.view import Keyboard
+from bamboo.names import EXIT_FAILED, EXIT_OK
+from bamboo.remote import words
+from bamboo.remote.errors import ApiError, RemoteError
+from bamboo.remote.look import Looker, News
+from bamboo.remote.model import Job
+from bamboo.remote.render import Scene, events, live
+from bamboo.remote.session import Session, on_a_terminal
+
+INTERVAL_SECONDS = 2.0
+KEYS = "q leaves; the job goes on"
+Draw = Callable[[int, int, str], RenderableType]  # for a width, a height, and what the keys do
+
+
+class Gone(RemoteError):
+    """The job was deleted while it was watched."""
+
+    code = EXIT_FAILED
+
+
+class Screen(Protocol):
+    def __enter__(self) -> "Screen": ...
+    def __exit__(self, *_: object) -> None: ...
+    def show(self, scene: Scene) -> None: ...
+
+
+class LiveScreen:
+    """A picture that changes; the last one stays. quit: set when q is pressed. first: what is there before any."""
+
+    def __init__(self, console: Console, quit: asyncio.Event, first: str = "looking ...") -> None:
+        self._console, self._quit = console, quit
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._keyboard = Keyboard(self._key)
+        self._picture: Draw = lambda width, height, keys: Text(first, style="dim")
+
+    def __enter__(self) -> "LiveScreen":
+        self._keyboard.open()
+        self._live.start()
+        self.draw(self._picture)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.draw(self._picture, keys="")
+        self._live.stop()
+        self._keyboard.close()
+
+    def show(self, scene: Scene) -> None:
+        self.draw(lambda width, height, keys: live(scene, datetime.now(UTC), width, height, keys))
+
+    def draw(self, picture: Draw, keys: str = KEYS) -> None:
+        self._picture, size = picture, self._console.size
+        self._live.update(picture(size.width, size.height - 1, keys), refresh=True)
+
+    def _key(self, key: str) -> None:
+        if key == "q":
+            self._quit.set()
+
+
+class LineScreen:
+    """Lines for logs and pipes: each event, each change of state, and the progress when it is written anew."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._news, self._told = say, News(), ""
+
+    def __enter__(self) -> "LineScreen":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, scene: Scene) -> None:
+        now = datetime.now(UTC)
+        for line in events(self._news.of(scene.happenings), now, scene.job, times=True):
+            self._say(str(line))
+        told = f"{scene.job.state}, {words.progress(scene.job)}"
+        if told != self._told:
+            self._told = told
+            self._say(told)
+
+
+def screen(session: Session, quit: asyncio.Event) -> Screen:
+    if on_a_terminal() and not session.quiet:
+        return LiveScreen(session.console, quit)
+    return LineScreen(session.say)
+
+
+async def until_over(session: Session, namespace: str, name: str, interval: float = INTERVAL_SECONDS) -> int:
+    """Shows the job until it is over; its outcome as an exit code. Leaving by a key is no failure."""
+    looker, quit = Looker(session.api, namespace, name), asyncio.Event()
+    uid, scene = None, None
+    with screen(session, quit) as shown:
+        while not quit.is_set():
+            scene = await session.patiently(partial(_scene, looker, uid))
+            uid = scene.job.uid
+            shown.show(scene)
+            if scene.job.ended:
+                break
+            await pause(quit, interval)
+    if scene is None:
+        return EXIT_OK
+    code = scene.job.exit_code
+    if code is None:
+        session.say(f"the job goes on; bamboo status {name} --watch shows it again")
+        return EXIT_OK
+    if not isinstance(shown, LiveScreen):
+        session.say(words.verdict(scene.job))
+    return code
+
+
+async def _scene(looker: Looker, uid: str | None) -> Scene:
+    """NB: a job of the same name that was made in the meantime is another job."""
+    try:
+        scene = await looker.scene()
+    except ApiError as error:
+        if uid is None or error.status != 404:
+            raise
+        raise Gone(f"job {looker.name} was deleted") from None
+    if uid is not None and scene.job.uid != uid:
+        raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+    return scene
+
+
+async def pause(quit: asyncio.Event, seconds: float) -> None:
+    """Shorter if the user wants to leave."""
+    try:
+        async with asyncio.timeout(seconds):
+            await quit.wait()
+    except TimeoutError:
+        pass
+
+
+class Overdue(RemoteError):
+    """What was waited for did not come in time."""
+
+
+async def until(
+    session: Session, looker: Looker, met: Callable[[Job], bool], what: str, seconds: float, interval: float = 0.5
+) -> Job:
+    """Waits for the job to be so. Raises Overdue, which says how it is instead; Gone if it is deleted."""
+    end, uid = time.monotonic() + seconds, None
+    while True:
+        job = await session.patiently(looker.job)
+        if uid is not None and job.uid != uid:
+            raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+        uid = job.uid
+        if met(job):
+            return job
+        if time.monotonic() > end:
+            why = words.why_waiting(job)
+            raise Overdue(f"{job.name} {what} within {seconds:.0f} s; it is {job.state}" + (f": {why}" if why else ""))
+        await asyncio.sleep(interval)

@@ -1,0 +1,136 @@
+"""A job in words: ages, progress, money, what would follow. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from bamboo.local.view import duration as duration
+from bamboo.remote.model import Cell, Job, Takeover
+
+STALE_SECONDS = 60.0  # progress is written every 15 s
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """As kubectl has it: 45s, 12m, 5h, 3d."""
+    if since is None:
+        return "-"
+    seconds = max(0, int((now - since).total_seconds()))
+    for size, unit, most in ((1, "s", 120), (60, "m", 120 * 60), (3600, "h", 48 * 3600)):
+        if seconds < most:
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
+def count(number: int, thing: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def progress(job: Job) -> str:
+    """One line: step, loss, speed, time left."""
+    parts = [f"step {job.step}/{job.steps}"]
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.4f}")
+    if job.ended is None and job.holds("Running"):
+        if job.samples_per_second is not None:
+            parts.append(f"{job.samples_per_second:.1f} samples/s")
+        if job.eta_seconds is not None:
+            parts.append(f"ETA {duration(job.eta_seconds)}")
+    return ", ".join(parts)
+
+
+def counts(job: Job) -> str:
+    """One line: pipelines, workers, what has happened to them."""
+    parts = []
+    if job.workers_wanted:
+        where = [f"{number} {kind}" for number, kind in ((job.spot, "spot"), (job.on_demand, "on demand")) if number]
+        parts.append(f"{job.pipelines_ready} of {count(job.pipelines, 'pipeline')}")
+        workers = f"{job.workers_ready} of {count(job.workers_wanted, 'worker')} ready"
+        parts.append(f"{workers} ({', '.join(where)})" if where else workers)
+    parts += [count(job.preemptions, "preemption"), count(job.takeovers, "takeover")]
+    if job.restarts:
+        parts.append(count(job.restarts, "failure"))
+    if job.checkpoint_step is not None:
+        parts.append(f"checkpoint at step {job.checkpoint_step}")
+    return ", ".join(parts)
+
+
+def cost(job: Job) -> str:
+    """What it costs; empty if no price is known."""
+    unit = f" {job.currency}" if job.currency else ""
+    told = [f"{job.cost}{unit} so far"] if job.cost is not None else []
+    told += [f"{job.cost_per_hour}{unit} an hour"] if job.cost_per_hour is not None and job.ended is None else []
+    return ", ".join(told)
+
+
+def takeover(job: Job, taken: Takeover) -> str:
+    return (
+        f"{job.short(taken.worker)} took {place((taken.pipeline, taken.stage))} over from {job.short(taken.victim)};"
+        f" the stage stood still for {pause(taken.seconds)}"
+    )
+
+
+def pause(seconds: float) -> str:
+    """19 ms, 1.25 s."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else "less than 1 ms"
+
+
+def place(cell: Cell) -> str:
+    return f"stage {cell[1]} of pipeline {cell[0]}"
+
+
+def places(cells: Sequence[Cell]) -> str:
+    return " and ".join(place(cell) for cell in cells)
+
+
+def suspending(job: Job) -> str | None:
+    """What is lost by suspending the job now; None if nothing is."""
+    if job.ended or job.suspend or not job.step:
+        return None
+    if not job.checkpoints:
+        return f"{job.name} saves no checkpoints: it will start anew, which loses its {count(job.step, 'step')}"
+    if job.checkpoint_step is None:
+        return f"{job.name} has no checkpoint yet: it will start anew, which loses its {count(job.step, 'step')}"
+    lost = job.step - job.checkpoint_step
+    return f"{job.name} will go on from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
+
+
+def deleting(job: Job) -> str | None:
+    """What is lost by deleting the job now."""
+    if job.ended:
+        return None
+    return f"{job.name} is not over ({job.state}, {progress(job)}); what it has learned is lost"
+
+
+def verdict(job: Job) -> str:
+    """How it ended, or why it does not train."""
+    end = job.ended
+    if end is not None:
+        return f"{end.kind}: {end.message}" if end.message else f"{end.kind}: {end.reason}"
+    accepted = job.condition("Accepted")
+    if accepted is not None and not accepted.holds:
+        return f"not accepted: {accepted.message}"
+    return job.state
+
+
+def stale(job: Job, now: datetime) -> str | None:
+    """Says so if there has been no news of a running job for a while."""
+    if job.ended or job.suspend or not job.holds("Running") or job.reported is None:
+        return None
+    if (now - job.reported).total_seconds() < STALE_SECONDS:
+        return None
+    return f"no progress has been reported for {age(job.reported, now)}: a step takes long, or no operator is running"
+
+
+def why_waiting(job: Job) -> str | None:
+    """Why it does not train, if it is meant to; None if all is well."""
+    if job.ended or job.suspend:
+        return None
+    for kind in ("Accepted", "WorkersReady"):
+        found = job.condition(kind)
+        if found is not None and not found.holds:
+            return found.message
+    if not job.conditions:
+        return "no operator has seen this job yet: is bamboo-operator running, and does it watch this namespace?"
+    return None

@@ -1,0 +1,118 @@
+"""What jobs cost, and what part of it was useful."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from parts import SOME_JOBS as J
+from parts import Query, build, graph, number
+
+NAME = "{{namespace}}/{{job}}"
+BY_JOB = "sum by (namespace, job)"
+
+
+def make() -> Dashboard:
+    return build(
+        "bamboo-cost",
+        "Bamboo / Cost",
+        "Cost by the prices of the node pools, in their currency; jobs whose pools have no price cost nothing here.",
+        [("In this time", _sums()), ("Cost", _cost()), ("Use", _use())],
+    )
+
+
+def _sums() -> list[object]:
+    useful = f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[$__range]))"
+    paid = f"sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[$__range]))"
+    cost = f"sum(increase(bamboo_job_cost_total{{{J}}}[$__range]))"
+    samples = f"sum(increase(bamboo_job_samples_total{{{J}}}[$__range]))"
+    return [
+        number("Cost", "Of the jobs chosen, in the time shown.", "none", cost),
+        number("Cost an hour, now", "Of all pods that have a node.", "none", f"sum(bamboo_job_cost_per_hour{{{J}}})"),
+        number(
+            "Cost of a million samples, in this time",
+            "Cost over samples, in the time shown.",
+            "none",
+            f"1e6 * {cost} / {samples}",
+        ),
+        number(
+            "Goodput", "Useful part of the paid worker time, in the time shown.", "percentunit", f"{useful} / {paid}"
+        ),
+        number("Paid worker hours", "Pods with a node, times time.", "h", f"{paid} / 3600"),
+        number(
+            "Spot",
+            "Part of the pods with a node that are on spot capacity.",
+            "percentunit",
+            f'sum(bamboo_job_paid_pods{{{J}, capacity="Spot"}}) / sum(bamboo_job_paid_pods{{{J}}})',
+        ),
+    ]
+
+
+def _cost() -> list[object]:
+    return [
+        graph(
+            "Cost an hour by job",
+            "What the pods that have a node cost.",
+            "none",
+            Query(f"bamboo_job_cost_per_hour{{{J}}}", NAME),
+            stacked=True,
+        ),
+        graph("Cost so far by job", "Since each job began.", "none", Query(f"bamboo_job_cost_total{{{J}}}", NAME)),
+        graph(
+            "Cost of a million samples",
+            "In the last hour; and over the whole job so far.",
+            "none",
+            Query(
+                f"1e6 * {BY_JOB} (increase(bamboo_job_cost_total{{{J}}}[1h]))"
+                f" / ({BY_JOB} (increase(bamboo_job_samples_total{{{J}}}[1h])) > 0)",
+                f"{NAME}, last hour",
+            ),
+            Query(f"bamboo_job_cost_per_million_samples{{{J}}}", f"{NAME}, so far"),
+        ),
+        graph(
+            "Cost an hour of what was not useful",
+            "The rest of goodput, in money: standby, starting, waiting, pauses and what was repeated.",
+            "none",
+            Query(
+                f"{BY_JOB} (bamboo_job_cost_per_hour{{{J}}})"
+                f" * (1 - {BY_JOB} (rate(bamboo_job_useful_worker_seconds_total{{{J}}}[$__rate_interval]))"
+                f" / {BY_JOB} (rate(bamboo_job_paid_worker_seconds_total{{{J}}}[$__rate_interval])))",
+                NAME,
+            ),
+        ),
+    ]
+
+
+def _use() -> list[object]:
+    return [
+        graph(
+            "Goodput by job",
+            "Useful part of the paid worker time.",
+            "percentunit",
+            Query(
+                f"{BY_JOB} (rate(bamboo_job_useful_worker_seconds_total{{{J}}}[$__rate_interval]))"
+                f" / {BY_JOB} (rate(bamboo_job_paid_worker_seconds_total{{{J}}}[$__rate_interval]))",
+                NAME,
+            ),
+            most=1,
+        ),
+        graph(
+            "Paid pods by capacity",
+            "Workers' pods that have a node.",
+            "none",
+            Query(f"sum by (capacity) (bamboo_job_paid_pods{{{J}}})", "{{capacity}}"),
+            stacked=True,
+        ),
+        graph(
+            "Jobs in a fallback pool",
+            "1 while a worker is in a pool that is used only when others do not deliver.",
+            "none",
+            Query(f'bamboo_job_condition{{{J}, condition="FallbackActive"}}', NAME),
+        ),
+        graph(
+            "Workers that own no stage",
+            "Ready and paid for, on standby or being filled.",
+            "none",
+            Query(
+                f'sum by (namespace, job, state) (bamboo_job_workers{{{J}, state=~"standby|syncing|starting"}})',
+                f"{NAME}, {{{{state}}}}",
+            ),
+            stacked=True,
+        ),
+    ]

@@ -1,0 +1,202 @@
+"""All jobs at a glance, and the operator that runs them."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from parts import SOME_NAMESPACES as N
+from parts import Query, build, graph, listing, number
+
+BY_JOB = "sum by (namespace, job)"
+OPERATOR = "and on (instance) bamboo_operator_info"
+
+
+def make() -> Dashboard:
+    return build(
+        "bamboo-fleet",
+        "Bamboo / Fleet",
+        "All BambooJobs: what runs, what it costs, what was taken away; and the operator.",
+        [("Jobs", _jobs()), ("Disturbances", _disturbances()), ("Operator", _operator())],
+        job=False,
+    )
+
+
+def _jobs() -> list[object]:
+    running = f'bamboo_job_state{{{N}, state=~"Running|Degraded"}}'
+    return [
+        number("Jobs that train", "Jobs in state Running or Degraded.", "none", f"sum({running})"),
+        number(
+            "Jobs in trouble",
+            "Jobs that have failed, whose manifest is not valid, or that train degraded.",
+            "none",
+            f'sum(bamboo_job_state{{{N}, state=~"Failed|Invalid|Degraded"}})',
+            steps=[(None, "green"), (1, "orange")],
+        ),
+        number(
+            "Workers that train",
+            "Workers that own a stage.",
+            "none",
+            f'sum(bamboo_job_workers{{{N}, state="training"}})',
+        ),
+        number(
+            "Samples a second",
+            "Of all jobs together.",
+            "short",
+            f"sum(rate(bamboo_job_samples_total{{{N}}}[$__rate_interval]))",
+        ),
+        number(
+            "Cost an hour",
+            "Of all pods that have a node, by their pools' prices.",
+            "none",
+            f"sum(bamboo_job_cost_per_hour{{{N}}})",
+        ),
+        number(
+            "Goodput",
+            "Useful part of the paid worker time in the last hour.",
+            "percentunit",
+            f"sum(increase(bamboo_job_useful_worker_seconds_total{{{N}}}[1h]))"
+            f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{N}}}[1h]))",
+        ),
+        listing(
+            "Jobs",
+            "Every job that the operator follows.",
+            [
+                ("State", "none", f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1"),
+                ("Step", "none", f"max by (namespace, job) (bamboo_job_step{{{N}}})"),
+                (
+                    "Progress",
+                    "percentunit",
+                    f"max by (namespace, job) (bamboo_job_step{{{N}}} / bamboo_job_wanted_steps{{{N}}})",
+                ),
+                ("Samples/s", "short", f"max by (namespace, job) (bamboo_job_samples_per_second{{{N}}})"),
+                ("Workers ready", "none", f"max by (namespace, job) (bamboo_job_ready_workers{{{N}}})"),
+                ("Workers wanted", "none", f"max by (namespace, job) (bamboo_job_wanted_workers{{{N}}})"),
+                ("Unprotected stages", "none", f"max by (namespace, job) (bamboo_job_unprotected_stages{{{N}}})"),
+                ("Preemptions", "none", f"{BY_JOB} (bamboo_job_preemptions_total{{{N}}})"),
+                ("Cost", "none", f"max by (namespace, job) (bamboo_job_cost_total{{{N}}})"),
+            ],
+        ),
+        graph(
+            "Jobs by state",
+            "As in status.state.",
+            "none",
+            Query("sum by (state) (bamboo_operator_jobs) > 0", "{{state}}"),
+            stacked=True,
+        ),
+        graph(
+            "Samples a second by job",
+            "Samples of committed steps.",
+            "short",
+            Query(f"{BY_JOB} (rate(bamboo_job_samples_total{{{N}}}[$__rate_interval]))", "{{namespace}}/{{job}}"),
+        ),
+    ]
+
+
+def _disturbances() -> list[object]:
+    return [
+        graph(
+            "Preemptions by job",
+            "Workers taken away, announced or not, in an hour.",
+            "none",
+            Query(f"{BY_JOB} (increase(bamboo_job_preemptions_total{{{N}}}[1h]))", "{{namespace}}/{{job}}"),
+        ),
+        graph(
+            "Pods by capacity",
+            "Workers' pods that have not ended.",
+            "none",
+            Query(f"sum by (capacity) (bamboo_job_pods{{{N}}})", "{{capacity}}"),
+            stacked=True,
+        ),
+        graph(
+            "Workers missing",
+            "Workers that a job asks for and that are not ready.",
+            "none",
+            Query(
+                f"{BY_JOB} (bamboo_job_wanted_workers{{{N}}}) - {BY_JOB} (bamboo_job_ready_workers{{{N}}})",
+                "{{namespace}}/{{job}}",
+            ),
+        ),
+        graph(
+            "Unprotected stages",
+            "Stages whose state only one worker holds: its loss now would cost the job, or a pipeline.",
+            "none",
+            Query(f"{BY_JOB} (bamboo_job_unprotected_stages{{{N}}})", "{{namespace}}/{{job}}"),
+        ),
+    ]
+
+
+def _operator() -> list[object]:
+    def p99(name: str, by: str = "") -> str:
+        return f"histogram_quantile(0.99, sum by (le{by}) (rate({name}_bucket[$__rate_interval])))"
+
+    return [
+        graph(
+            "Passes",
+            "Passes over running jobs a second, by result.",
+            "ops",
+            Query("sum by (result) (rate(bamboo_operator_passes_total[$__rate_interval]))", "{{result}}"),
+        ),
+        graph(
+            "Duration of a pass, p99",
+            "With its calls to the API server.",
+            "s",
+            Query(p99("bamboo_operator_pass_duration_seconds"), "pass"),
+        ),
+        graph(
+            "Delay of events",
+            "lag: how late coordinators' ticks are, which is what an event waits for. "
+            "oldest pass: for how long the job that waited longest was not looked after.",
+            "s",
+            Query(p99("bamboo_operator_lag_seconds"), "lag, p99"),
+            Query("max(bamboo_operator_oldest_pass_age_seconds)", "oldest pass"),
+        ),
+        graph(
+            "Events",
+            "Events that coordinators took in, a second, by type.",
+            "ops",
+            Query("sum by (event) (rate(bamboo_operator_events_total[$__rate_interval]))", "{{event}}"),
+        ),
+        graph(
+            "Calls to the API server",
+            "Without the watches; by verb, resource and code.",
+            "reqps",
+            Query(
+                "sum by (verb, resource, code) (rate(bamboo_operator_api_requests_total[$__rate_interval]))",
+                "{{verb}} {{resource}} {{code}}",
+            ),
+        ),
+        graph(
+            "Latency of the API server, p99",
+            "Of these calls.",
+            "s",
+            Query(p99("bamboo_operator_api_request_duration_seconds", ", verb, resource"), "{{verb}} {{resource}}"),
+        ),
+        graph(
+            "What the API server told of",
+            "Events of the watches, a second, by kind of object.",
+            "ops",
+            Query("sum by (kind) (rate(bamboo_operator_watch_events_total[$__rate_interval]))", "{{kind}}"),
+        ),
+        graph(
+            "Workers connected, events waiting",
+            "Control channels, and events that wait for their coordinator.",
+            "none",
+            Query("sum(bamboo_operator_control_channels)", "connected workers"),
+            Query("sum(bamboo_operator_queued_events)", "waiting events"),
+        ),
+        graph(
+            "Callers sent away",
+            "Who knocked at the workers' port and was not let in, in an hour, by reason.",
+            "none",
+            Query("sum by (reason) (increase(bamboo_operator_refusals_total[1h]))", "{{reason}}"),
+        ),
+        graph(
+            "Memory",
+            "Resident memory of the operator.",
+            "bytes",
+            Query(f"process_resident_memory_bytes {OPERATOR}", "{{instance}}"),
+        ),
+        graph(
+            "Processor",
+            "Cores that the operator uses. Above 0.8 of one, events wait: it is one thread.",
+            "none",
+            Query(f"rate(process_cpu_seconds_total[$__rate_interval]) {OPERATOR}", "{{instance}}"),
+        ),
+    ]

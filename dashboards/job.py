@@ -1,0 +1,213 @@
+"""One job: progress, workers, what their time and memory go to."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from parts import ONE_JOB as J
+from parts import Query, build, graph, number, words
+
+REDUNDANT = "redundant_forward|redundant_backward|rehearsal"
+BUBBLE = f"idle|{REDUNDANT}"
+
+
+def make() -> Dashboard:
+    return build(
+        "bamboo-job",
+        "Bamboo / Job",
+        "One BambooJob: how far it is, who runs it, what its workers' time, network and memory go to.",
+        [
+            ("Now", _now()),
+            ("Progress", _progress()),
+            ("Workers", _workers()),
+            ("Time", _time()),
+            ("Network and memory", _resources()),
+        ],
+        several=False,
+    )
+
+
+def _now() -> list[object]:
+    return [
+        words("State", "As in status.state.", Query(f"bamboo_job_state{{{J}}} == 1", "{{state}}"), width=4),
+        number(
+            "Progress",
+            "Committed steps of those that the job asks for.",
+            "percentunit",
+            f"bamboo_job_step{{{J}}} / bamboo_job_wanted_steps{{{J}}}",
+        ),
+        number("Time left", "At the usual duration of a step.", "s", f"bamboo_job_remaining_seconds{{{J}}}"),
+        number("Loss now", "Of the last committed step.", "none", f"bamboo_job_loss{{{J}}}"),
+        number(
+            "Samples a second, now",
+            "At the usual duration of a step.",
+            "short",
+            f"bamboo_job_samples_per_second{{{J}}}",
+        ),
+        number(
+            "Goodput",
+            "Useful part of the paid worker time in the last hour.",
+            "percentunit",
+            f"increase(bamboo_job_useful_worker_seconds_total{{{J}}}[1h])"
+            f" / increase(bamboo_job_paid_worker_seconds_total{{{J}}}[1h])",
+            steps=[(None, "red"), (0.5, "orange"), (0.8, "green")],
+        ),
+        words(
+            "Conditions that hold",
+            "As in status.conditions.",
+            Query(f"bamboo_job_condition{{{J}}} == 1", "{{condition}}"),
+            width=12,
+        ),
+        number(
+            "Unprotected stages",
+            "Stages whose state only one worker holds.",
+            "none",
+            f"bamboo_job_unprotected_stages{{{J}}}",
+            steps=[(None, "green"), (1, "orange")],
+        ),
+        number(
+            "Preemptions", "Since the operator follows the job.", "none", f"sum(bamboo_job_preemptions_total{{{J}}})"
+        ),
+        number("Cost so far", "By the prices of the node pools.", "none", f"bamboo_job_cost_total{{{J}}}"),
+    ]
+
+
+def _progress() -> list[object]:
+    def steps(quantile: float) -> str:
+        buckets = f"bamboo_worker_step_duration_seconds_bucket{{{J}}}"
+        return f"histogram_quantile({quantile}, sum by (le) (rate({buckets}[$__rate_interval])))"
+
+    return [
+        graph("Loss", "Of the last committed step.", "none", Query(f"bamboo_job_loss{{{J}}}", "loss")),
+        graph(
+            "Duration of a step",
+            "usual: median of the last 20 steps, as the coordinator counts; p50 and p99: of all, from the workers.",
+            "s",
+            Query(f"bamboo_job_step_duration_seconds{{{J}}}", "usual"),
+            Query(steps(0.5), "p50"),
+            Query(steps(0.99), "p99"),
+        ),
+        graph(
+            "Samples a second",
+            "Samples of committed steps.",
+            "short",
+            Query(f"rate(bamboo_job_samples_total{{{J}}}[$__rate_interval])", "samples"),
+        ),
+        graph("Steps", "Committed ones.", "none", Query(f"bamboo_job_step{{{J}}}", "step")),
+    ]
+
+
+def _workers() -> list[object]:
+    return [
+        graph(
+            "Workers by what they do",
+            "Workers that have joined.",
+            "none",
+            Query(f"bamboo_job_workers{{{J}}}", "{{state}}"),
+            stacked=True,
+        ),
+        graph(
+            "Workers wanted and ready",
+            "A gap is filled as soon as nodes can be had.",
+            "none",
+            Query(f"bamboo_job_wanted_workers{{{J}}}", "wanted"),
+            Query(f"bamboo_job_ready_workers{{{J}}}", "ready"),
+        ),
+        graph(
+            "Pipelines",
+            "Those of the plan, and what is wrong with them.",
+            "none",
+            Query(f"bamboo_job_wanted_pipelines{{{J}}}", "wanted"),
+            Query(f"bamboo_job_pipelines{{{J}}}", "in the plan"),
+            Query(f"bamboo_job_degraded_pipelines{{{J}}}", "degraded"),
+            Query(f"bamboo_job_unprotected_stages{{{J}}}", "unprotected stages"),
+        ),
+        graph(
+            "Pods by pool",
+            "Workers' pods that have not ended.",
+            "none",
+            Query(f"bamboo_job_pods{{{J}}}", "{{pool}} ({{capacity}})"),
+            stacked=True,
+        ),
+    ]
+
+
+def _time() -> list[object]:
+    rate = f"rate(bamboo_worker_time_seconds_total{{{J}"
+    workers = f"count(bamboo_worker_info{{{J}}})"
+    every = f'sum({rate}, kind=~"{BUBBLE}"}}[$__rate_interval]))'
+    return [
+        graph(
+            "Where the time goes",
+            "Share of all workers' time, by kind. What is missing to 100 % is the engine itself: frames, plans.",
+            "percentunit",
+            Query(f"sum by (kind) ({rate}}}[$__rate_interval])) / on () group_left () {workers}", "{{kind}}"),
+            stacked=True,
+            most=1,
+        ),
+        graph(
+            "Bubble, and how much of it is filled",
+            "bubble: share of the workers' time in which they would be idle without redundant work. "
+            "filled: the share of the bubble that redundant work takes.",
+            "percentunit",
+            Query(f"{every} / {workers}", "bubble"),
+            Query(f'sum({rate}, kind=~"{REDUNDANT}"}}[$__rate_interval])) / {every}', "filled"),
+            most=1,
+        ),
+        graph(
+            "Redundant work",
+            "Seconds a second, all workers together.",
+            "s",
+            Query(f'sum by (kind) ({rate}, kind=~"{REDUNDANT}|replica_update"}}[$__rate_interval]))', "{{kind}}"),
+            stacked=True,
+        ),
+        graph(
+            "Idle time by worker",
+            "Seconds a second. A worker that idles more than others has too small a stage.",
+            "percentunit",
+            Query(f'sum by (pod) ({rate}, kind="idle"}}[$__rate_interval]))', "{{pod}}"),
+            most=1,
+        ),
+    ]
+
+
+def _resources() -> list[object]:
+    return [
+        graph(
+            "Sent by kind",
+            "All workers together. sync and state keep replicas in step; reduction joins pipelines.",
+            "Bps",
+            Query(f"sum by (kind) (rate(bamboo_worker_sent_bytes_total{{{J}}}[$__rate_interval]))", "{{kind}}"),
+            stacked=True,
+        ),
+        graph(
+            "Sent again",
+            "What went out of the logs once more.",
+            "Bps",
+            Query(
+                f"sum by (kind) (rate(bamboo_worker_resent_bytes_total{{{J}}}[$__rate_interval]))", "again: {{kind}}"
+            ),
+        ),
+        graph(
+            "Memory by kind, worker with most",
+            "Of each kind the largest account that a worker gives now.",
+            "bytes",
+            Query(f"max by (kind) (bamboo_worker_memory_bytes{{{J}}})", "{{kind}}"),
+        ),
+        graph(
+            "Memory by worker",
+            "Sum of a worker's account.",
+            "bytes",
+            Query(f"sum by (pod) (bamboo_worker_memory_bytes{{{J}}})", "{{pod}}"),
+        ),
+        graph(
+            "Largest account so far",
+            "Of the worker that has needed most since the coordinator was made.",
+            "bytes",
+            Query(f"bamboo_job_largest_memory_bytes{{{J}}}", "{{kind}}"),
+            stacked=True,
+        ),
+        graph(
+            "Links that broke",
+            "Links between workers of the plan, in an hour. Some go with every preemption.",
+            "none",
+            Query(f"sum(increase(bamboo_worker_broken_links_total{{{J}}}[1h]))", "links"),
+        ),
+    ]

@@ -1,0 +1,159 @@
+"""What all dashboards are made of. Every panel has a unit, a title and a description, and asks $datasource."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as d
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models import prometheus as prometheus_models
+
+HEIGHT = 8
+SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+ONE_JOB = 'namespace="$namespace", job="$job"'
+SOME_JOBS = 'namespace=~"$namespace", job=~"$job"'
+SOME_NAMESPACES = 'namespace=~"$namespace"'
+JOBS = '{__name__=~"bamboo_job_state|bamboo_job_step"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """legend: Grafana's format, such as {{job}}."""
+
+    expr: str
+    legend: str = ""
+
+
+Panels = Sequence[Any]
+
+
+def _targets(builder: Any, queries: Sequence[Query], *, instant: bool) -> None:
+    for index, query in enumerate(queries):
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + index)).datasource(SOURCE)
+        target = target.legend_format(query.legend or "__auto")
+        builder.with_target(target.instant() if instant else target.range())
+
+
+def graph(
+    title: str, text: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False, most: float | None = None
+) -> timeseries.Panel:
+    """Lines over time; stacked areas for parts of a whole. most: the axis' upper end."""
+    legend = (
+        common_builders.VizLegendOptions()
+        .display_mode(common.LegendDisplayMode.TABLE)
+        .placement(common.LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs(["mean", "max", "lastNotNull"])
+    )
+    tooltip = (
+        common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+    )
+    panel = timeseries.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(HEIGHT)
+    panel = panel.legend(legend).tooltip(tooltip).min(0).show_points(common.VisibilityMode.NEVER)
+    panel = panel.fill_opacity(40 if stacked else 8).line_width(1)
+    if stacked:
+        panel = panel.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    if most is not None:
+        panel = panel.max(most)
+    _targets(panel, queries, instant=False)
+    return panel
+
+
+def number(
+    title: str, text: str, unit: str, query: str, *, width: int = 4, steps: Sequence[tuple[float | None, str]] = ()
+) -> stat.Panel:
+    """One number. steps: from which value on it has which colour; the first has none."""
+    reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = stat.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(4)
+    panel = panel.reduce_options(reduce).color_mode(common.BigValueColorMode.VALUE)
+    panel = panel.graph_mode(common.BigValueGraphMode.NONE).no_value("none")
+    colours = [dashboard.Threshold(value=value, color=colour) for value, colour in steps or ((None, "text"),)]
+    panel = panel.thresholds(d.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(colours))
+    _targets(panel, [Query(query)], instant=True)
+    return panel
+
+
+def words(title: str, text: str, *queries: Query, width: int = 8) -> stat.Panel:
+    """The name of the series that is there, such as a state."""
+    reduce = common_builders.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = stat.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(4)
+    panel = panel.reduce_options(reduce).text_mode(common.BigValueTextMode.NAME).no_value("none")
+    panel = panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.VALUE)
+    _targets(panel, queries, instant=True)
+    return panel
+
+
+def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> heatmap.Panel:
+    """A histogram over time; the query gives increases by le."""
+    panel = heatmap.Panel().title(title).description(text).unit(unit).datasource(SOURCE).span(width).height(HEIGHT)
+    panel = panel.calculate(False).y_axis(heatmap.YAxisConfig().unit(unit))
+    target = prometheus.Dataquery().expr(expr).ref_id("A").datasource(SOURCE).range().legend_format("{{le}}")
+    return panel.with_target(target.format(prometheus_models.PromQueryFormat.HEATMAP))
+
+
+def listing(title: str, text: str, columns: Sequence[tuple[str, str, str]], *, width: int = 24) -> table.Panel:
+    """A row for each job. columns: heading, unit and query, which gives one series a job."""
+    panel = table.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(10)
+    for index, (_, _, expr) in enumerate(columns):
+        target = prometheus.Dataquery().expr(expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).instant()
+        panel = panel.with_target(target.format(prometheus_models.PromQueryFormat.TABLE))
+    merge = dashboard.DataTransformerConfig(id_val="merge", options={})
+    names = {f"Value #{chr(ord('A') + index)}": heading for index, (heading, _, _) in enumerate(columns)}
+    organize = dashboard.DataTransformerConfig(
+        id_val="organize", options={"excludeByName": {"Time": True}, "renameByName": names}
+    )
+    panel = panel.transformations([merge, organize])
+    for heading, unit, _ in columns:
+        panel = panel.override_by_name(heading, [dashboard.DynamicConfigValue(id_val="unit", value=unit)])
+    return panel
+
+
+def _variables(*, job: bool, several: bool) -> list[Any]:
+    source = d.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    found: list[Any] = [source]
+    wanted = [("namespace", "Namespace", f"label_values({JOBS}, namespace)")]
+    if job:
+        matcher = JOBS[:-1] + ', namespace=~"$namespace"}'
+        wanted.append(("job", "Job", f"label_values({matcher}, job)"))
+    for name, label, query in wanted:
+        variable = d.QueryVariable(name).label(label).query(query).datasource(SOURCE)
+        variable = variable.refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        variable = variable.sort(dashboard.VariableSort.ALPHABETICAL_ASC)
+        if several:
+            everything = dashboard.VariableOption(text="All", value="$__all", selected=True)
+            variable = variable.multi(True).include_all(True).all_value(".*").current(everything)
+        found.append(variable)
+    return found
+
+
+def _annotation(name: str, colour: str, expr: str, title: str) -> d.AnnotationQuery:
+    note = d.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(colour)
+    return note.expr(expr).title_format(title).step("30s").hide(False)
+
+
+def build(
+    uid: str, title: str, text: str, rows: Sequence[tuple[str, Panels]], *, job: bool = True, several: bool = True
+) -> dashboard.Dashboard:
+    """rows: heading and panels. job, several: which variables there are, and whether they take several values."""
+    selector = ONE_JOB if job and not several else SOME_JOBS if job else SOME_NAMESPACES
+    board = d.Dashboard(title).uid(uid).description(text).tags(["bamboo"]).readonly().timezone("browser")
+    board = board.refresh("30s").time("now-3h", "now").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+    for variable in _variables(job=job, several=several):
+        board = board.with_variable(variable)
+    lost = f"sum by (namespace, job) (increase(bamboo_job_preemptions_total{{{selector}}}[1m])) > 0"
+    board = board.annotation(_annotation("Preemptions", "red", lost, "{{job}}: workers taken away"))
+    moved = f"changes(bamboo_job_epoch{{{selector}}}[1m]) > 0"
+    board = board.annotation(_annotation("Epochs", "blue", moved, "{{job}}: new plan"))
+    link = d.DashboardLink("Bamboo").type(dashboard.DashboardLinkType.DASHBOARDS).tags(["bamboo"])
+    board = board.link(link.as_dropdown(True).include_vars(True).keep_time(True))
+    count = 0
+    for heading, panels in rows:
+        count += 1
+        board = board.with_row(d.Row(heading).id(count))
+        for panel in panels:
+            count += 1
+            board = board.with_panel(panel.id(count))
+    return board.build()

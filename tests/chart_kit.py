@@ -1,0 +1,76 @@
+"""Sets of values for the chart, and what tests look for in what it renders."""
+
+import runpy
+from typing import Any
+
+from bamboo.manifest import parse_manifest
+from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
+from helm_kit import ROOT, Json, one
+from manifest_kit import minimal
+
+GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "charts" / "generate.py"))
+PROMETHEUS, CERT_MANAGER = "monitoring.coreos.com/v1", "cert-manager.io/v1"
+FOREIGN = (PROMETHEUS, CERT_MANAGER)  # kinds whose schemas are not Kubernetes' own
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+SETS: dict[str, Json] = {
+    "default": {},
+    "everything": {
+        "watchNamespaces": ["team-a", "team-b"],
+        "image": {"repository": "registry.example/x/bamboo-operator", "digest": DIGEST, "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "workers": {"image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"}, "metadata": "aws"},
+        "tls": {"dnsNames": ["bamboo.example"], "ipAddresses": ["10.0.0.1", "fd00::1"]},
+        "verbose": True,
+        "extraArgs": ["--verbose"],
+        "env": [{"name": "A", "value": "b"}],
+        "serviceAccount": {"name": "other", "annotations": {"a": "b"}},
+        "priorityClasses": {"create": True},
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+        ],
+        "podAnnotations": {"note": "x"},
+        "podLabels": {"team": "a", "app.kubernetes.io/name": "not-this"},
+        "service": {"annotations": {"a": "b"}},
+        "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Bamboo"}, "namespace": "grafana"},
+        "podDisruptionBudget": {"enabled": True},
+    },
+    "nothing": {
+        "crds": {"install": False},
+        "key": {"existingSecret": "mine"},
+        "tls": {"mode": "Off"},
+        "serviceAccount": {"create": False},
+        "rbac": {"create": False, "userRoles": False},
+        "nodeSelector": {"kubernetes.io/os": None},
+        "tolerations": [],
+        "affinity": None,
+        "networkPolicy": {"enabled": False, "workers": False},
+    },
+    "cert-manager": {"tls": {"mode": "CertManager", "ipAddresses": ["10.0.0.1"]}},
+    "own issuer": {
+        "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}
+    },
+    "own certificate": {"tls": {"mode": "Secret", "existingSecret": "own"}},
+    "off without quotes": {"tls": {"mode": False}, "workers": {"metadata": False}},
+    "OpenShift": {
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "workers": {"runAsUser": -1},
+    },
+}
+
+
+def container(objects: list[Json]) -> Json:
+    found: Json = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def rules_of(documents: list[Json], kind: str) -> list[Json]:
+    return [rule for document in documents if document["kind"] == kind for rule in document["rules"]]
+
+
+def worker() -> Json:
+    settings = OperatorSettings(coordinator_url="ws://x:1", image="x")
+    pod: Json = worker_pod(parse_manifest(minimal()), JobMeta(uid="u"), 0, None, settings)
+    return pod

@@ -1,0 +1,131 @@
+"""A release of the chart on the test cluster, whose operator really runs, as a process; and what it has left behind.
+
+The test cluster has no Services and no DNS. So the operator gets an address of its own on loopback, under which its
+workers reach it; health and metrics are at its pod's address, where the kubelet probes them.
+"""
+
+import base64
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bamboo.names import WORKERS_PORT
+from cluster.client import ApiError, Client, Json
+from cluster.handle import Cluster
+from helm_kit import Helm, old_chart
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
+POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+WAIT = ("--wait", "--timeout", "90s")
+
+
+class Release:
+    """values: given at every install and upgrade, besides those that are given there."""
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str = "bamboo", major: str = "4") -> None:
+        self.cluster, self.api, self.namespace, self.name = cluster, cluster.api, namespace, name
+        self.helm = Helm(folder, cluster.kubeconfig, major)
+        self.chart = old_chart(folder)
+        # Helm 4 applies on the server, which in 1.20 takes it less well
+        self._flags = ("--namespace", namespace, *(("--server-side=false",) if major == "4" else ()))
+        address = f"127.253.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
+        self.url = f"wss://{address}:{WORKERS_PORT}"
+        self.values: Json = {
+            "listenAddress": address, "url": self.url, "tls": {"ipAddresses": [address]}, "env": [POD_IP],
+            "extraArgs": ["--web-listen=$(POD_IP):8080"],
+        }  # fmt: skip
+
+    def install(self, **values: Any) -> str:
+        return self._apply("install", values)
+
+    def upgrade(self, **values: Any) -> str:
+        return self._apply("upgrade", values)
+
+    def _apply(self, verb: str, values: Mapping[str, Any]) -> str:
+        flags = (*self._flags, *(("--create-namespace",) if verb == "install" else ()), *WAIT)
+        return self.helm.run(verb, self.name, str(self.chart), *flags, values=merged(self.values, values))
+
+    def rollback(self, revision: int) -> None:
+        self.helm.run("rollback", self.name, str(revision), *self._flags, *WAIT)
+
+    def uninstall(self) -> str:
+        return self.helm.run("uninstall", self.name, "--namespace", self.namespace, *WAIT)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}-operator"
+
+    def secret(self, suffix: str) -> dict[str, bytes]:
+        found = self.api.get(f"/api/v1/namespaces/{self.namespace}/secrets/{self.full_name}-{suffix}")
+        return {name: base64.b64decode(value) for name, value in found["data"].items()}
+
+    def pod(self) -> Json:
+        """The operator's only pod."""
+        pods = f"/api/v1/namespaces/{self.namespace}/pods"
+        (found,) = self.api.get(pods, labelSelector=f"app.kubernetes.io/instance={self.name}")["items"]
+        pod: Json = found
+        return pod
+
+    def said(self) -> str:
+        """What the operator has logged."""
+        return self.cluster.logs(self.namespace, self.pod()["metadata"]["name"])
+
+    def leftovers(self) -> list[str]:
+        """What there is of the release, of any kind."""
+        selectors = (f"app.kubernetes.io/instance={self.name}", f"owner=helm,name={self.name}")
+        return [found for selector in selectors for found in labelled(self.api, selector)]
+
+    def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
+        """Until nothing else of the release is left."""
+        until_none(lambda: [name for name in self.leftovers() if not allowed(name)])
+
+
+@contextmanager
+def no_crd(api: Client) -> Iterator[None]:
+    """Before and after, there is none: other tests have their own."""
+    remove_crd(api)
+    try:
+        yield
+    finally:
+        remove_crd(api)
+
+
+def remove_crd(api: Client) -> None:
+    api.delete(CRD)
+    api.wait(CRD, lambda found: not found, 60)
+
+
+def until_none(left: Callable[[], list[str]], seconds: float = 30) -> None:
+    """What is owned by others goes a little later than they do."""
+    end = time.monotonic() + seconds
+    while found := left():
+        assert time.monotonic() < end, f"after {seconds} s there still are {found}"
+        time.sleep(0.5)
+
+
+def labelled(api: Client, selector: str) -> list[str]:
+    """KIND NAMESPACE/NAME of all objects with that label, whatever the server has."""
+    versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
+    found = []
+    for version in versions:
+        for resource in api.get(version)["resources"]:
+            if "list" not in resource["verbs"] or "/" in resource["name"]:
+                continue
+            with suppress(ApiError):
+                items = api.get(f"{version}/{resource['name']}", labelSelector=selector)["items"]
+                found += [
+                    f"{resource['kind']} {o['metadata'].get('namespace', '')}/{o['metadata']['name']}" for o in items
+                ]
+    return sorted(set(found))
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
+    """As Helm merges values: maps deeply, the rest by the latter."""
+    result = dict(one)
+    for key, value in other.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result

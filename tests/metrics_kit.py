@@ -1,0 +1,37 @@
+"""Checks of what an exporter serves, against the table of metrics."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bamboo.metrics import Exporter, Kind, Metric
+from bamboo.metrics_table import TABLE
+
+STANDARD = "process_"  # prometheus-client's own
+SOMETIMES = {
+    "bamboo_operator_api_requests_total", "bamboo_operator_api_request_duration_seconds", "bamboo_job_signals_total",
+    "bamboo_operator_refusals_total", "bamboo_job_largest_memory_bytes", "bamboo_job_restarts_total",
+}  # fmt: skip
+
+
+def declared(exporter: Exporter) -> dict[str, Metric]:
+    """By the name that a page gives to the family."""
+    return {_family(metric): metric for metric in TABLE if exporter in metric.by}
+
+
+def _family(metric: Metric) -> str:
+    return metric.name.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.name
+
+
+def check_page(exporter: Exporter, text: str, *, complete: bool) -> None:
+    """Names, kinds, help texts and labels are those of the table. complete: nothing is missing but what may be."""
+    known = declared(exporter)
+    found = [family for family in text_string_to_metric_families(text) if not family.name.startswith(STANDARD)]
+    assert {family.name for family in found} <= known.keys()
+    for family in found:
+        metric = known[family.name]
+        assert (family.type, family.documentation) == (metric.kind.value, metric.help)
+        for sample in family.samples:
+            extra = {"le"} if sample.name.endswith("_bucket") else set()
+            assert set(sample.labels) == {*metric.labels, *extra}, sample
+    if complete:
+        missing = {metric.name for metric in known.values()} - {known[family.name].name for family in found}
+        assert missing <= SOMETIMES, missing

@@ -1,0 +1,213 @@
+"""What the chart renders, and that it is what the rest of the repository says."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+import bamboo_operator.__main__ as operator_main
+from bamboo import names
+from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, worker
+from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
+
+pytest_plugins = ["chart_fixtures"]
+
+VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
+
+
+def test_copies_in_the_chart_are_not_stale() -> None:
+    assert GENERATOR["present"]() == GENERATOR["copies"](), "run `make chart`"
+
+
+def test_versions_agree() -> None:
+    described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    for part in ("core", "operator", "trainer"):
+        assert f'version = "{described["appVersion"]}"' in (ROOT / part / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("major", ["3", "4"])
+def test_helm_has_nothing_against_it(homes: Path, major: str) -> None:
+    lint = Helm(homes, major=major)
+    for values in SETS.values():
+        assert "0 chart(s) failed" in lint.run("lint", "--strict", str(CHART), values=values | {"monitoring": {}})
+
+
+def test_both_helms_render_the_same(homes: Path, chart: Helm) -> None:
+    fixed = {"key": {"existingSecret": "x"}, "tls": {"mode": "Secret", "existingSecret": "x"}}
+    for name in ("everything", "nothing"):
+        values = SETS[name] | fixed
+        assert Helm(homes, major="3").template(values, apis=FOREIGN) == chart.template(values, apis=FOREIGN)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_every_object(rendered: dict[str, list[Json]], version: str) -> None:
+    for name in SETS if version == VERSIONS[-1] else ("default", "everything"):
+        own = [document for document in rendered[name] if document["apiVersion"] not in FOREIGN]
+        assert [mistake for document in own for mistake in mistakes(document, version)] == [], name
+
+
+def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
+    found = sorted((document["kind"], document["metadata"]["name"]) for document in rendered["default"])
+    assert found == [
+        ("ClusterRole", "bamboo-operator"),
+        ("ClusterRole", "bamboo-operator-jobs-edit"),
+        ("ClusterRole", "bamboo-operator-jobs-view"),
+        ("ClusterRoleBinding", "bamboo-operator"),
+        ("CustomResourceDefinition", "bamboojobs.bamboo.dev"),
+        ("Deployment", "bamboo-operator"),
+        ("NetworkPolicy", "bamboo-operator"),
+        ("Secret", "bamboo-operator-ca"),
+        ("Secret", "bamboo-operator-key"),
+        ("Secret", "bamboo-operator-tls"),
+        ("Service", "bamboo-operator"),
+        ("ServiceAccount", "bamboo-operator"),
+    ]
+    assert sorted(document["kind"] for document in rendered["nothing"]) == ["Deployment", "Service"]
+
+
+def test_every_object_is_labelled_and_placed(rendered: dict[str, list[Json]]) -> None:
+    cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
+    for name, documents in rendered.items():
+        for document in documents:
+            metadata = document["metadata"]
+            assert metadata["labels"]["app.kubernetes.io/instance"] == "bamboo", (name, metadata)
+            assert ("namespace" in metadata) == (document["kind"] not in cluster_wide), (name, metadata)
+
+
+@pytest.mark.parametrize("release", ["b", "my-bamboo", "bamboo-operator", "r" * 53, "bamboo" + "x" * 47])
+def test_names_stay_valid(chart: Helm, release: str) -> None:
+    documents = chart.template(SETS["everything"], release=release, apis=FOREIGN)
+    for document in documents:
+        longest = 253 if document["kind"] == "ConfigMap" else 63
+        name = document["metadata"]["name"]
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name)
+        assert len(name) <= longest
+    assert "bamboo" in one(documents, "Deployment")["metadata"]["name"]
+
+
+def test_the_crd_is_the_repositorys(rendered: dict[str, list[Json]]) -> None:
+    crd = yaml.safe_load((ROOT / "crds" / "bamboojob.yaml").read_text())
+    found = one(rendered["default"], "CustomResourceDefinition")
+    assert found["spec"] == crd["spec"]
+    assert (found["apiVersion"], found["metadata"]["name"]) == (crd["apiVersion"], crd["metadata"]["name"])
+    assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_crd_need_not_be_kept(chart: Helm) -> None:
+    crd = one(chart.template({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "annotations" not in crd["metadata"]
+
+
+# The pod
+
+
+def test_there_is_one_operator_at_a_time(rendered: dict[str, list[Json]]) -> None:
+    spec = one(rendered["default"], "Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_operator_knows_its_arguments(rendered: dict[str, list[Json]]) -> None:
+    application = typer.Typer()
+    application.command()(operator_main.command)
+    known = {option for p in typer.main.get_command(application).params for option in [*p.opts, *p.secondary_opts]}
+    for documents in rendered.values():
+        found = container(documents)
+        assert found["command"] == ["python", "-m", "bamboo_operator"]
+        assert {argument.partition("=")[0] for argument in found["args"]} <= known
+
+
+def test_arguments(rendered: dict[str, list[Json]]) -> None:
+    assert container(rendered["default"])["args"] == [
+        f"--listen=0.0.0.0:{names.WORKERS_PORT}",
+        f"--web-listen=0.0.0.0:{names.WEB_PORT}",
+        f"--url=wss://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}",
+        "--image=bamboo-trainer:0.1.0",
+        "--run-as-user=65532",
+        "--metadata=off",
+        "--key-file=/var/run/secrets/bamboo.dev/operator/key",
+        "--tls-cert=/var/run/secrets/bamboo.dev/tls/tls.crt",
+        "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
+        "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
+        "--network-policy",
+    ]
+    everything = container(rendered["everything"])["args"]
+    assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws"} <= set(everything)
+    assert everything[-1] == SETS["everything"]["extraArgs"][0]
+    plain = container(rendered["off without quotes"])["args"]
+    assert f"--url=ws://bamboo-operator.bamboo-system.svc:{names.WORKERS_PORT}" in plain
+    assert "--metadata=off" in plain
+    assert not any("--tls" in argument for argument in plain)
+    assert "--no-network-policy" in container(rendered["nothing"])["args"]
+    assert "--run-as-user=-1" in container(rendered["OpenShift"])["args"]
+
+
+def test_images(rendered: dict[str, list[Json]]) -> None:
+    assert container(rendered["default"])["image"] == "bamboo-operator:0.1.0"
+    assert container(rendered["everything"])["image"] == f"registry.example/x/bamboo-operator@{DIGEST}"
+    assert "--image=registry.example:5000/bamboo-trainer:2" in container(rendered["everything"])["args"]
+
+
+def test_it_stays_away_from_spot_nodes_if_it_can(rendered: dict[str, list[Json]]) -> None:
+    """By the labels that the operator's own presets look for."""
+    affinity = one(rendered["default"], "Deployment")["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    avoided = {(e["key"], value) for e in term["preference"]["matchExpressions"] for value in e["values"]}
+    assert ("karpenter.sh/capacity-type", "spot") in avoided
+    assert ("eks.amazonaws.com/capacityType", "SPOT") in avoided
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
+
+
+def test_all_that_selects_the_pod_finds_it(rendered: dict[str, list[Json]]) -> None:
+    for documents in rendered.values():
+        template = one(documents, "Deployment")["spec"]["template"]
+        labels, ports = (
+            template["metadata"]["labels"],
+            {p["name"]: p["containerPort"] for p in container(documents)["ports"]},
+        )
+        assert ports == {"workers": names.WORKERS_PORT, "web": names.WEB_PORT}
+        for document in documents:
+            selector = {
+                "Deployment": ("selector", "matchLabels"), "PodDisruptionBudget": ("selector", "matchLabels"),
+                "NetworkPolicy": ("podSelector", "matchLabels"), "Service": ("selector",),
+            }.get(document["kind"])  # fmt: skip
+            found = document["spec"] if selector else {}
+            for key in selector or ():
+                found = found[key]
+            assert found.items() <= labels.items(), document["kind"]
+        service = one(documents, "Service")["spec"]
+        assert {(p["name"], p["port"], p["targetPort"]) for p in service["ports"]} == {
+            ("workers", names.WORKERS_PORT, "workers"), ("web", names.WEB_PORT, "web")
+        }  # fmt: skip
+
+
+def test_monitors_find_what_they_measure(rendered: dict[str, list[Json]]) -> None:
+    documents, pod = rendered["everything"], worker()
+    service, monitor = one(documents, "Service"), one(documents, "ServiceMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+    workers = one(documents, "PodMonitor")["spec"]
+    assert workers["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert ports[workers["podMetricsEndpoints"][0]["port"]] == names.METRICS_PORT
+    assert workers["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+    for document in (monitor, one(documents, "PodMonitor")):
+        assert document["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]) -> None:
+    """Prometheus' own braces, too."""
+    files = GENERATOR["present"]()
+    documents = rendered["everything"]
+    rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
+    assert rules == [yaml.safe_load(files[name]) for name in ("alerts.yaml",) if name in files]
+    found: Json = {}
+    for document in documents:
+        if document["kind"] == "ConfigMap":
+            assert document["metadata"]["namespace"] == "grafana"
+            assert document["metadata"]["labels"]["grafana_dashboard"] == "1"
+            found |= {name: json.loads(text) for name, text in document["data"].items()}
+    boards = {path: text for path, text in files.items() if path.startswith("dashboards/")}
+    assert found == {f"bamboo-{Path(path).name}": json.loads(text) for path, text in boards.items()}

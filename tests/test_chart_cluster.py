@@ -1,0 +1,222 @@
+"""The chart on a real API server by a real Helm: installed, upgraded, rolled back, uninstalled; the operator runs."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from chart_release import CRD, Release, no_crd
+from cluster.client import Json
+from cluster.handle import Cluster
+from helm_kit import HelmError, Missing, helm
+from operator_jobs import small
+from operator_process import Job
+
+pytest_plugins = ["cluster_kit"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+Install = Callable[..., Release]
+
+
+@pytest.fixture
+def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Install]:
+    """Makes releases, not installed yet, of names of their own; on a cluster without the CRD."""
+    if cluster.folder is None:
+        pytest.skip("these tests delete the CRD: they are for the test cluster only")
+    try:
+        helm()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    made: list[Release] = []
+
+    def make(major: str = "4", where: str = namespace) -> Release:
+        folder = tmp_path / f"release-{len(made)}"
+        folder.mkdir()
+        made.append(Release(cluster, where, folder, f"bamboo-{secrets.token_hex(3)}", major))
+        return made[-1]
+
+    with no_crd(cluster.api):
+        try:
+            yield make
+        finally:
+            for one in made:
+                try:
+                    print(one.said())
+                    one.uninstall()
+                except (HelmError, ValueError):
+                    pass  # it is not installed (any more)
+
+
+def arguments(release: Release) -> list[str]:
+    found: list[str] = release.pod()["spec"]["containers"][0]["args"]
+    return found
+
+
+def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: str) -> None:
+    bamboo = release()
+    said = bamboo.install()
+    assert "kubectl get bamboojobs --watch" in said
+    pod = bamboo.pod()
+    assert pod["spec"]["nodeName"] == "on-demand-a", "it runs on a spot node"
+    key, authority, certificate = bamboo.secret("key"), bamboo.secret("ca"), bamboo.secret("tls")
+    assert len(key["key"]) == 32
+
+    job = Job(cluster.api, namespace, small("trains-on"))
+    job.step(5)
+
+    # an upgrade: another operator, nothing else is new; the job trains on
+    bamboo.upgrade(verbose=True)
+    assert bamboo.pod()["metadata"]["uid"] != pod["metadata"]["uid"]
+    assert "--verbose" in arguments(bamboo)
+    assert (bamboo.secret("key"), bamboo.secret("ca"), bamboo.secret("tls")) == (key, authority, certificate)
+    step = job.status()["training"]["step"]
+    job.step(step + 5)
+    assert job.status()["preemptions"] == 0
+
+    # other names: another certificate, of the same authority
+    names = {"tls": {"dnsNames": ["bamboo.example"]}}
+    bamboo.upgrade(verbose=True, **names)
+    assert (bamboo.secret("key"), bamboo.secret("ca")) == (key, authority)
+    assert bamboo.secret("tls")["tls.crt"] != certificate["tls.crt"]
+    assert bamboo.secret("tls")["ca.crt"] == certificate["ca.crt"]
+
+    bamboo.rollback(1)
+    assert "--verbose" not in arguments(bamboo)
+    assert (bamboo.secret("key"), bamboo.secret("tls")) == (key, certificate)
+    step = job.status()["training"]["step"]
+    job.step(step + 5)
+    assert job.status()["preemptions"] == 0
+    assert "Traceback" not in bamboo.said()
+
+    # it goes, and leaves jobs alone
+    assert "kept due to the resource policy" in bamboo.uninstall()
+    bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)
+    assert any("bamboojobs.bamboo.dev" in name for name in bamboo.leftovers())
+    assert {pod["status"]["phase"] for pod in job.pods().values()} == {"Running"}
+
+    # and comes back; with another key, so that running jobs are better ended first
+    job.delete()
+    job.until_gone()
+    bamboo.install()
+    assert bamboo.secret("key") != key
+    Job(cluster.api, namespace, small("anew", steps=20)).until("Complete")
+
+
+def test_it_renews_the_certificate_in_time(release: Install, cluster: Cluster, namespace: str) -> None:
+    bamboo = release()
+    bamboo.install()
+    authority, certificate = bamboo.secret("ca"), bamboo.secret("tls")
+    path = f"/api/v1/namespaces/{namespace}/secrets/{bamboo.full_name}-tls"
+    due = cluster.api.get(path)["metadata"]["annotations"]["bamboo.dev/renew-after"]
+    cluster.api.patch(path, {"metadata": {"annotations": {"bamboo.dev/renew-after": "1000000000"}}})
+    bamboo.upgrade()
+    assert bamboo.secret("ca") == authority
+    assert bamboo.secret("tls")["tls.crt"] != certificate["tls.crt"]
+    assert int(cluster.api.get(path)["metadata"]["annotations"]["bamboo.dev/renew-after"]) >= int(due)
+
+
+def test_in_watched_namespaces_only(release: Install, cluster: Cluster, namespace: str) -> None:
+    """The operator's rights end there, and it needs no others."""
+    other = f"{namespace}-other"
+    cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
+    try:
+        bamboo = release(where=other)
+        bamboo.install(watchNamespaces=[namespace])
+        Job(cluster.api, namespace, small("watched", steps=20)).until("Complete")
+        unseen = Job(cluster.api, other, small("unseen", steps=20))
+        assert unseen.status() == {}
+        assert unseen.pods() == {}
+        account = f"system:serviceaccount:{other}:{bamboo.full_name}"
+        assert may(cluster, account, "create", "pods", namespace)
+        assert may(cluster, account, "list", "nodes", None)
+        assert not may(cluster, account, "create", "pods", other)
+        assert not may(cluster, account, "get", "secrets", other)
+        assert "Traceback" not in bamboo.said()
+    finally:
+        cluster.api.delete(f"/api/v1/namespaces/{other}")
+
+
+def may(cluster: Cluster, user: str, verb: str, resource: str, namespace: str | None, group: str = "") -> bool:
+    attributes = {"verb": verb, "resource": resource, "group": group} | ({"namespace": namespace} if namespace else {})
+    review = {"spec": {"user": user, "resourceAttributes": attributes}}
+    answer = cluster.api.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    allowed: bool = answer["status"]["allowed"]
+    return allowed
+
+
+def test_users_of_a_namespace_get_rights_on_its_jobs(release: Install, cluster: Cluster, namespace: str) -> None:
+    bamboo = release("3")
+    bamboo.install(workers={"metadata": "off"})
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
+    for role in ("view", "edit"):
+        subject = {"kind": "User", "name": f"{role}er", "apiGroup": "rbac.authorization.k8s.io"}
+        reference = {"kind": "ClusterRole", "name": role, "apiGroup": "rbac.authorization.k8s.io"}
+        binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
+        cluster.api.request("POST", rbac, binding)
+    cluster.api.wait("/apis/rbac.authorization.k8s.io/v1/clusterroles/edit", lambda role: "bamboojobs" in str(role))
+    rights = [
+        (user, verb)
+        for user in ("viewer", "editer")
+        for verb in ("get", "create", "delete")
+        if may(cluster, user, verb, "bamboojobs", namespace, "bamboo.dev")
+    ]
+    assert rights == [("viewer", "get"), ("editer", "get"), ("editer", "create"), ("editer", "delete")]
+    assert not may(cluster, "viewer", "get", "bamboojobs", "default", "bamboo.dev")
+
+
+def test_the_crd_is_upgraded_and_may_go_with_the_release(release: Install, cluster: Cluster) -> None:
+    bamboo = release("3")
+    crd = bamboo.chart / "files" / "bamboojob.yaml"
+    newest = crd.read_text()
+    document: Json = yaml.safe_load(newest)
+    document["spec"]["names"]["shortNames"] = ["old"]
+    crd.write_text(yaml.safe_dump(document, sort_keys=False))
+    bamboo.install(crds={"keep": False})
+    assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["old"]
+    crd.write_text(newest)
+    bamboo.upgrade(crds={"keep": False})
+    assert cluster.api.get(CRD)["spec"]["names"]["shortNames"] == ["bj"]
+    bamboo.uninstall()
+    bamboo.until_gone()
+    cluster.api.wait(CRD, lambda found: not found)
+
+
+MONITORING = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}
+
+
+@pytest.fixture
+def prometheus_operator(cluster: Cluster) -> Iterator[None]:
+    """Its kinds, which is what a chart sees of it."""
+    made = []
+    for kind, plural in MONITORING.items():
+        name = f"{plural}.monitoring.coreos.com"
+        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        spec = {
+            "group": "monitoring.coreos.com", "scope": "Namespaced", "names": {"kind": kind, "plural": plural},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        }  # fmt: skip
+        kept = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+        cluster.api.create({**kept, "metadata": {"name": name}})
+        made.append(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    for path in made:
+        cluster.api.wait(path, lambda crd: "Established" in str(crd.get("status")))
+    yield
+    for path in made:
+        cluster.api.delete(path)
+        cluster.api.wait(path, lambda found: not found)
+
+
+def test_what_watches_it_is_made_where_there_is_something_to_read_it(
+    release: Install, cluster: Cluster, namespace: str, prometheus_operator: None
+) -> None:
+    bamboo = release()
+    bamboo.install(monitoring={"enabled": True}, dashboards={"enabled": True})
+    for kind, plural in MONITORING.items():
+        found = cluster.api.get(f"/apis/monitoring.coreos.com/v1/namespaces/{namespace}/{plural}")["items"]
+        assert [one["kind"] for one in found] == [kind]
+    maps = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps", labelSelector="grafana_dashboard=1")["items"]
+    assert maps
+    bamboo.uninstall()
+    bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)

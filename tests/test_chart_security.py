@@ -1,0 +1,186 @@
+"""Who may do what with the chart installed: rights, the pod's bounds, the network, keys and certificates."""
+
+import base64
+import json
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bamboo import names
+from chart_kit import container, rules_of, worker
+from helm_kit import ROOT, Helm, Json, one
+
+pytest_plugins = ["chart_fixtures"]
+
+RBAC: list[Json] = list(yaml.safe_load_all((ROOT / "operator" / "rbac.yaml").read_text()))
+NOT_IN_A_NAMESPACE = {"nodes", "namespaces", "tokenreviews", "subjectaccessreviews", "customresourcedefinitions"}
+
+
+def test_rights_are_those_that_the_tests_run_under(rendered: dict[str, list[Json]]) -> None:
+    assert one(rendered["default"], "ClusterRole", "bamboo-operator")["rules"] == rules_of(RBAC, "ClusterRole")
+    binding = one(rendered["default"], "ClusterRoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "bamboo-operator", "namespace": "bamboo-system"}]
+    assert binding["roleRef"]["name"] == "bamboo-operator"
+
+
+def test_in_watched_namespaces_the_operator_has_no_more_than_it_needs(rendered: dict[str, list[Json]]) -> None:
+    documents = rendered["everything"]
+    everywhere = one(documents, "ClusterRole", "bamboo-operator")["rules"]
+    roles = [document for document in documents if document["kind"] == "Role"]
+    assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
+    assert roles[0]["rules"] == roles[1]["rules"]
+    assert sorted(map(str, everywhere + roles[0]["rules"])) == sorted(map(str, rules_of(RBAC, "ClusterRole")))
+    assert {resource for rule in everywhere for resource in rule["resources"]} == NOT_IN_A_NAMESPACE
+    for binding in (document for document in documents if document["kind"] == "RoleBinding"):
+        assert binding["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "Role",
+            "name": "bamboo-operator",
+        }
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "other", "namespace": "bamboo-system"}]
+
+
+def test_no_right_is_a_wildcard_or_reads_secrets(rendered: dict[str, list[Json]]) -> None:
+    for documents in rendered.values():
+        for rule in [*rules_of(documents, "ClusterRole"), *rules_of(documents, "Role")]:
+            assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert "secrets" not in rule["resources"]
+
+
+def test_users_get_their_rights_with_the_clusters_own_roles(rendered: dict[str, list[Json]]) -> None:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    found = {}
+    for role in ("view", "edit"):
+        document = one(rendered["default"], "ClusterRole", f"bamboo-operator-jobs-{role}")
+        labels = {key.removeprefix(prefix) for key in document["metadata"]["labels"] if key.startswith(prefix)}
+        found[role] = labels, {verb for rule in document["rules"] for verb in rule["verbs"]}
+    assert found["view"] == ({"view"}, {"get", "list", "watch"})
+    assert found["edit"][0] == {"edit", "admin"}
+    assert {"create", "patch", "delete"} <= found["edit"][1]
+
+
+def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:
+    """The Pod Security Standard of that name, and more."""
+    for name, documents in rendered.items():
+        pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+        own = pod["containers"][0]["securityContext"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"].get("runAsUser", 1) != 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert own == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys(), name
+        assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret"}
+        assert not any("hostPort" in port for port in pod["containers"][0]["ports"])
+
+
+def test_workers_and_only_they_reach_the_operator(rendered: dict[str, list[Json]]) -> None:
+    pod = worker()
+    for name, where in (("default", {}), ("everything", None)):
+        spec = one(rendered[name], "NetworkPolicy")["spec"]
+        workers, web = spec["ingress"]
+        assert workers["ports"] == [{"port": "workers", "protocol": "TCP"}]
+        (peer,) = workers["from"]
+        (expression,) = peer["podSelector"]["matchExpressions"]
+        assert expression == {"key": names.LABEL_JOB_NAME, "operator": "Exists"}
+        assert expression["key"] in pod["metadata"]["labels"]
+        assert peer["namespaceSelector"] == where if where is not None else "team-b" in str(peer["namespaceSelector"])
+        assert web["ports"] == [{"port": "web", "protocol": "TCP"}]
+        assert spec["policyTypes"] == (["Ingress", "Egress"] if "egress" in spec else ["Ingress"])
+
+
+# Secrets
+
+
+def test_secrets_are_in_secrets_only(rendered: dict[str, list[Json]]) -> None:
+    documents = rendered["everything"]
+    private = [value for document in documents if document["kind"] == "Secret"
+               for name, value in document["data"].items() if name in ("key", "tls.key")]  # fmt: skip
+    assert len(private) == 3
+    shown = json.dumps([document for document in documents if document["kind"] != "Secret"])
+    for value in private:
+        plain = base64.b64decode(value)
+        assert value not in shown
+        assert plain.hex() not in shown
+        assert plain.decode("latin-1")[:40] not in shown
+
+
+def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[str, list[Json]]) -> None:
+    both = [one(documents, "Secret", "bamboo-operator-key") for documents in (rendered["default"], chart.template())]
+    found = [base64.b64decode(document["data"]["key"]) for document in both]
+    assert found[0] != found[1]
+    assert [len(key) for key in found] == [32, 32]
+
+
+NAMES = ["bamboo-operator", "bamboo-operator.bamboo-system.svc", "bamboo-operator.bamboo-system.svc.cluster.local"]
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [*((name, True) for name in NAMES), ("bamboo.example", True), ("10.0.0.1", True), ("fd00::1", True),
+     ("elsewhere.bamboo-system.svc", False), ("10.0.0.2", False)],
+)  # fmt: skip
+def test_workers_trust_the_certificate_under_its_names_only(
+    rendered: dict[str, list[Json]], tmp_path: Path, name: str, good: bool
+) -> None:
+    data = one(rendered["everything"], "Secret", "bamboo-operator-tls")["data"]
+    for file, value in data.items():
+        (tmp_path / file).write_bytes(base64.b64decode(value))
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    if good:
+        assert shake_hands(server, client, name) == ""
+    else:
+        assert "certificate is not valid for" in shake_hands(server, client, name)
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str:
+    """Why the client does not trust the server; empty if it does."""
+    here, there = socket.socketpair()
+    for end in (here, there):
+        end.settimeout(10)
+
+    def serve() -> None:
+        try:
+            server.wrap_socket(there, server_side=True).close()
+        except OSError:
+            there.close()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    try:
+        client.wrap_socket(here, server_hostname=name).close()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    finally:
+        here.close()
+        serving.join(10)
+    return ""
+
+
+def test_the_certificates_authority_is_no_ones_but_helms(rendered: dict[str, list[Json]]) -> None:
+    """No pod mounts it."""
+    pod = one(rendered["default"], "Deployment")["spec"]["template"]["spec"]
+    mounted = [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+    assert mounted == ["bamboo-operator-key", "bamboo-operator-tls"]
+    assert not any("tls.key" in str(entry) for entry in container(rendered["default"])["env"])
+
+
+def test_cert_manager_makes_the_certificate(rendered: dict[str, list[Json]]) -> None:
+    documents = rendered["cert-manager"]
+    made = one(documents, "Certificate", "bamboo-operator-tls")["spec"]
+    assert made["issuerRef"] == {"name": "bamboo-operator-ca", "kind": "Issuer"}
+    assert one(documents, "Issuer", "bamboo-operator-ca")["spec"]["ca"]["secretName"] == "bamboo-operator-ca"
+    assert set(NAMES) <= set(made["dnsNames"])
+    pod = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert made["secretName"] in [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+    own = one(rendered["own issuer"], "Certificate")["spec"]
+    assert own["issuerRef"] == {"name": "x", "kind": "ClusterIssuer"}
+    assert not [document for document in rendered["own issuer"] if document["kind"] == "Issuer"]

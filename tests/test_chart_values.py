@@ -1,0 +1,93 @@
+"""The chart's values: each one documented, and what is wrong with them is said."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from chart_kit import GENERATOR
+from helm_kit import CHART, ROOT, Helm, HelmError, Json
+
+pytest_plugins = ["chart_fixtures"]
+
+VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text())
+
+
+def test_the_page_is_not_stale() -> None:
+    page = (ROOT / "docs" / "chart.md").read_text()
+    assert GENERATOR["page"](page, (CHART / "values.yaml").read_text()) == page, "run `make chart`"
+
+
+def test_every_value_is_documented() -> None:
+    documented = dict(GENERATOR["documented"]((CHART / "values.yaml").read_text()))
+    assert all(re.fullmatch(r"\S.*\.", comment) for comment in documented.values())
+    for path, properties in sections(SCHEMA):
+        for name in properties:
+            assert f"{path}.{name}".lstrip(".") in documented or (path, name) in UNDOCUMENTED
+    assert all(any(path == f"{at}.{name}".lstrip(".") for at, found in sections(SCHEMA) for name in found)
+               for path in documented)  # fmt: skip
+
+
+UNDOCUMENTED = {
+    ("", "global"),  # that of a parent chart
+    *(("tls.certManager.issuerRef", name) for name in ("name", "kind", "group")),
+}
+
+
+def sections(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
+    """The objects of the schema whose fields are named, by their paths."""
+    if "properties" in schema:
+        assert schema["additionalProperties"] is False, path
+        yield path, schema["properties"]
+        for name, inner in schema["properties"].items():
+            yield from sections(inner, f"{path}.{name}".lstrip("."))
+
+
+def test_the_schema_takes_the_defaults() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.Draft7Validator(SCHEMA).validate(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"unknown": 1}, r"additional propert.*'?unknown"),
+        ({"image": {"tagg": "x"}}, r"image.*additional propert.*'?tagg"),
+        ({"image": {"repository": "Upper"}}, r"image.repository.*does not match"),
+        ({"image": {"digest": "sha256:abc"}}, r"image.digest.*does not match"),
+        ({"image": {"pullPolicy": "Sometimes"}}, r"image.pullPolicy.*must be one of"),
+        ({"tls": {"mode": "SSL"}}, r"tls.mode.*must be one of.*SelfSigned"),
+        ({"tls": {"mode": "Secret"}}, r"tls.existingSecret: expected the name of a Secret"),
+        ({"tls": {"mode": "CertManager"}}, r"tls.mode: CertManager needs cert-manager"),
+        ({"tls": {"ipAddresses": ["here"]}}, r"tls.ipAddresses.0.*does not match"),
+        ({"tls": {"selfSigned": {"days": 0}}}, r"tls.selfSigned.days.*(minimum|greater than)"),
+        ({"url": "http://x:1"}, r"url.*does not match"),
+        ({"url": "ws://x:1"}, r"url: expected wss://HOST:PORT, for tls.mode is SelfSigned"),
+        ({"url": "wss://x:1", "tls": {"mode": "Off"}}, r"url: expected ws://HOST:PORT, for tls.mode is Off"),
+        ({"watchNamespaces": "team-a"}, r"watchNamespaces.*(got string, want array|Expected: array)"),
+        ({"watchNamespaces": ["Team"]}, r"watchNamespaces.0.*does not match"),
+        ({"watchNamespaces": ["a", "a"]}, r"watchNamespaces.*(unique|equal)"),
+        ({"workers": {"metadata": "ibm"}}, r"workers.metadata.*must be one of"),
+        ({"workers": {"runAsUser": "root"}}, r"workers.runAsUser.*(got string, want integer|Expected: integer)"),
+        ({"monitoring": {"enabled": True}}, r"monitoring.enabled: needs the Prometheus operator"),
+        ({"monitoring": {"interval": "often"}}, r"monitoring.interval.*does not match"),
+        ({"podDisruptionBudget": {"maxUnavailable": 2}}, r"podDisruptionBudget.maxUnavailable.*(maximum|less than)"),
+        ({"priorityClassName": "x", "priorityClasses": {"create": True}}, r"priorityClassName: expected nothing"),
+    ],
+)
+@pytest.mark.parametrize("major", ["3", "4"])
+def test_what_is_wrong_is_said(homes: Path, major: str, values: Json, said: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        Helm(homes, major=major).template(values)
+    text = str(refused.value).replace("at '/", "at '").replace("/", ".")  # Helm 4 writes paths with slashes
+    assert re.search(said.replace("//", ".."), text, re.IGNORECASE | re.DOTALL), refused.value
+
+
+def test_kubernetes_before_1_29_is_refused(chart: Helm) -> None:
+    with pytest.raises(HelmError, match=r"requires kubeVersion: >=1\.29"):
+        chart.template(kubernetes="1.28.0")

@@ -1,0 +1,22 @@
+"""docs/cli.md is what the commands say of themselves now."""
+
+import runpy
+from typing import Any
+
+from bamboo.cli import app
+from crd_kit import ROOT
+
+GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_cli.py"))
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+
+
+def test_the_page_is_not_stale() -> None:
+    assert GENERATOR["page"]() == PAGE, "run `make docs`"
+
+
+def test_every_command_is_on_it() -> None:
+    names = [command.name or str(command.callback and command.callback.__name__) for command in app.registered_commands]
+    shown = {name for name, command in zip(names, app.registered_commands, strict=True) if not command.hidden}
+    assert shown | {"trace"} == {*GENERATOR["HERE"], *GENERATOR["CLUSTER"]}
+    for name in shown:
+        assert f"\n### bamboo {name}\n" in PAGE

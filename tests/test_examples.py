@@ -1,0 +1,68 @@
+"""What lies in examples/ is valid, and the model of one's own that docs/models.md explains trains, bit-equal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bamboo_trainer import reference
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage import TrainingConfig
+from bamboo_trainer.user_code import TaskError
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+BAMBOO = [sys.executable, "-m", "bamboo"]
+STEPS = 5
+
+
+def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*BAMBOO, *arguments], capture_output=True, text=True, timeout=100, cwd=folder, env=environment
+    )
+
+
+def shorter(example: str, folder: Path, **training: Any) -> str:
+    document = yaml.safe_load((EXAMPLES / example).read_text())
+    document["spec"]["training"] |= training
+    job = folder / example
+    job.write_text(yaml.safe_dump(document))
+    return str(job)
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.yaml")))
+def test_every_example_is_valid(example: str) -> None:
+    done = bamboo("validate", example)
+    assert done.returncode == 0, done.stderr
+    assert "is valid" in done.stdout
+
+
+def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:
+    job = shorter("own-model.yaml", tmp_path, steps=STEPS, globalBatchSize=32, microBatchSize=8)
+    done = bamboo("run", job, "--preempt", "at:2:1", "--verify", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (STEPS, 1, True)
+
+
+def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with pytest.raises(TaskError, match=r"task\.config: unknown key 'widht'"):
+        load_task("own_model:build", {"widht": 64})
+    with pytest.raises(TaskError, match="width must be a multiple of 4"):
+        load_task("own_model:build", {"width": 63})
+
+
+def test_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, in plain PyTorch, as the page advises."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    task = load_task("own_model:build", {"width": 32, "blocks": 1, "length": 6, "dropout": 0.0})
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=32)
+    losses, _ = reference.train(task, config, 40)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])

@@ -1,0 +1,276 @@
+"""The table of metrics, pages made from it, and what a job's metrics say."""
+
+import re
+import socket
+import urllib.request
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from bamboo import metrics_table as table
+from bamboo.events import Takeover, WorkerState
+from bamboo.histogram import Histogram
+from bamboo.job_metrics import useful_seconds
+from bamboo.local.metrics import MetricsError, MetricsView, fill
+from bamboo.memory import Memory
+from bamboo.metrics import Exporter, Kind, Metric, Page, PageCollector
+from bamboo.server import Unauthorized, Unavailable
+from bamboo.spec import JobSpec
+from bamboo_operator.counts import Counts, Meter, resource_of
+from bamboo_operator.doors import Doors
+from bamboo_operator.facts import Facts
+from bamboo_operator.looks import Look
+from bamboo_operator.metrics import job_page
+from metrics_kit import check_page
+from operator_kit import NOW, job, said
+from prometheus_kit import promtool
+from world import World
+
+UNITS = {"seconds": ("_seconds", "_seconds_total"), "bytes": ("_bytes", "_bytes_total"), "samples": ("_samples_total",)}
+TAKEOVERS = tuple(
+    Takeover(
+        epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=notice, decide_ms=1.0, reform_ms=20.0,
+        recompute_ms=79.0, forwards=2, backwards=3, reused=1,
+    )
+    for notice in (True, False, False)
+)  # fmt: skip
+JOB = ("default", "tiny")
+POOLS = [
+    {"name": "spot", "capacity": "Spot", "pricePerHour": "0.50"},
+    {"name": "sure", "capacity": "OnDemand", "pricePerHour": "2.00", "afterSeconds": 60},
+]
+
+
+def exposed(page: Page) -> str:
+    registry = CollectorRegistry()
+    registry.register(PageCollector(page._exporter, lambda new: new._families.update(page._families)))
+    return generate_latest(registry).decode()
+
+
+def values(page: Page, metric: Metric) -> dict[tuple[str, ...], float]:
+    """By the metric's own labels; of a histogram its count."""
+    name = f"{metric.name}_count" if metric.kind is Kind.HISTOGRAM else metric.name
+    own = [label for label in metric.labels if label not in ("namespace", "job")]
+    samples = [sample for family in page.families() for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels[label] for label in own): sample.value for sample in samples}
+
+
+# The table
+
+
+def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
+    names = [metric.name for metric in table.TABLE]
+    assert len(names) == len(set(names))
+    for metric in table.TABLE:
+        assert re.fullmatch(r"bamboo_(operator|job|worker)_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER), metric.name
+        assert metric.name.endswith(UNITS.get(metric.unit, ("",))), metric.name
+        assert bool(metric.buckets) is (metric.kind is Kind.HISTOGRAM), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert metric.help.endswith("."), metric.name
+        assert metric.by
+        ours = metric.labels[:2] == ("namespace", "job")
+        assert ours is metric.name.startswith("bamboo_job_"), metric.name
+        assert not {"le", "quantile", "instance", "pod"} & set(metric.labels), metric.name
+
+
+def test_what_is_not_declared_cannot_be_exported() -> None:
+    page = Page(Exporter.WORKER)
+    with pytest.raises(AssertionError, match="not declared for worker"):
+        page.add(table.JOB_STEP, 1, *JOB)
+    with pytest.raises(AssertionError, match="has the labels"):
+        page.add(table.WORKER_STAGES, 1)
+    with pytest.raises(AssertionError):
+        page.add(table.WORKER_STEP_DURATION, 1)
+    with pytest.raises(AssertionError):
+        page.add_histogram(table.WORKER_STEP_DURATION, Histogram((1.0,)))
+
+
+@given(st.lists(st.floats(0, 100)), st.lists(st.floats(0.1, 90), min_size=1, unique=True).map(sorted))
+def test_a_histogram_counts_every_value_once(observed: list[float], bounds: list[float]) -> None:
+    found = Histogram(bounds, observed)
+    assert [count for _, count in found.cumulative()] == [
+        *(sum(value <= bound for value in observed) for bound in bounds),
+        len(observed),
+    ]
+    assert found.total == pytest.approx(sum(observed))
+
+
+def test_promtool_has_nothing_against_the_names() -> None:
+    page = Page(Exporter.RUN)
+    fill(page, JOB, said(takeovers=TAKEOVERS, memory=(("w0", Memory(log=7)),)), job())
+    assert promtool("check", "metrics", stdin=exposed(page)) == ""
+    page = Page(Exporter.OPERATOR)
+    job_page(page, look(), Meter(Counts()))
+    assert promtool("check", "metrics", stdin=exposed(page)) == ""
+
+
+# A job
+
+
+def look(**more: object) -> Look:
+    spec = job(nodePools=POOLS)
+    facts = Facts(now=NOW, generation=1, spec=spec, pods={"spot": 2, "sure": 1}, paid={"spot": 2}, cost=Decimal("0.25"))
+    known = {"namespace": "default", "name": "tiny", "spec": spec, "facts": facts, "status": said(), **more}
+    return Look(**known)  # type: ignore[arg-type]
+
+
+def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
+    status = said(
+        takeovers=TAKEOVERS, preemptions=3, notices=1, lost_samples=4, restarts=2, unprotected=("pipeline 0 stage 1",),
+        workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
+        memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
+    )  # fmt: skip
+    page, spec = Page(Exporter.RUN), job()
+    fill(page, JOB, status, spec)
+    check_page(Exporter.RUN, exposed(page), complete=True)
+    assert values(page, table.JOB_SAMPLES) == {(): 3 * spec.training.global_batch_size - 4}
+    assert values(page, table.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
+    assert values(page, table.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
+    assert values(page, table.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}
+    assert values(page, table.JOB_TAKEOVER_PASSES) == {("forward",): 6, ("backward",): 9, ("reused",): 3}
+    assert values(page, table.JOB_WORKERS)["training",] == 2
+    assert values(page, table.JOB_READY_WORKERS) == {(): 2}
+    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, table.JOB_LARGEST_MEMORY)["log",] == 9
+    assert values(page, table.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
+    text = exposed(page)
+    assert (
+        'bamboo_job_takeover_pause_seconds_bucket{job="tiny",le="0.1",namespace="default",notice="false"} 2.0' in text
+    )
+    sums = re.findall(r"^bamboo_job_takeover_phase_seconds_sum.*phase=\"(\w+)\"} (\S+)", text, re.MULTILINE)
+    assert {phase: float(value) for phase, value in sums} == pytest.approx(
+        {"decide": 0.003, "reform": 0.06, "recompute": 0.237}
+    )
+
+
+def test_a_job_without_redundancy_is_not_called_unprotected() -> None:
+    page = Page(Exporter.RUN)
+    fill(page, JOB, said(unprotected=("pipeline 0 stage 0",)), job(redundancy={"mode": "None"}))
+    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 0}
+
+
+def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
+    page, meter = Page(Exporter.OPERATOR), Meter(Counts())
+    meter.useful, meter.paid, meter.committed = 30.0, 40.0, 1000.0
+    meter.signals["NodeDeleted"] += 1
+    assert job_page(page, look(), meter) == "Running"
+    assert {state for state, value in values(page, table.JOB_STATE).items() if value} == {("Running",)}
+    assert values(page, table.JOB_CONDITION)["FallbackActive",] == 1
+    assert values(page, table.JOB_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 1}
+    assert values(page, table.JOB_PAID_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 0}
+    assert values(page, table.JOB_COST_PER_HOUR) == {(): 1.0}
+    assert values(page, table.JOB_COST) == {(): 0.25}
+    samples = values(page, table.JOB_SAMPLES)[()]
+    assert values(page, table.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}
+    assert values(page, table.JOB_SIGNALS) == {("NodeDeleted",): 1}
+    assert values(page, table.JOB_PAID) == {(): 40.0}
+    assert values(page, table.JOB_LAST_COMMIT) == {(): 1000.0}
+
+
+def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
+    """A counter that fell to 0 and came back would count everything twice."""
+    page = Page(Exporter.OPERATOR)
+    job_page(page, look(status=said(phase="Recovering", step=0)), Meter(Counts()))
+    for metric in (table.JOB_STEP, table.JOB_SAMPLES, table.JOB_COST_PER_SAMPLES):
+        assert values(page, metric) == {}
+
+
+def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
+    spec = job(nodePools=POOLS, suspend=True)
+    page = Page(Exporter.OPERATOR)
+    facts = Facts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
+    assert job_page(page, look(spec=spec, facts=facts), Meter(Counts())) == "Suspended"
+    assert set(values(page, table.JOB_WORKERS).values()) == {0}
+    assert values(page, table.JOB_PODS)["spot", "Spot"] == 0
+    assert values(page, table.JOB_COST_PER_HOUR) == {(): 0}
+
+
+def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
+    page = Page(Exporter.OPERATOR)
+    facts = Facts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
+    found = Look(namespace="default", name="bad", spec=None, facts=facts)
+    assert job_page(page, found, Meter(Counts())) == "Invalid"
+    assert values(page, table.JOB_WANTED_WORKERS) == {(): 0}
+    check_page(Exporter.OPERATOR, exposed(page), complete=False)
+
+
+# Goodput
+
+
+def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:
+    world = World(stages=2, pipelines=2, standby=1)
+    world.settle()
+    steps = (0.1,) * 30
+    before = replace(world.state, step=30, step_seconds=steps)
+
+    def worth(seconds: float, count: int = 1) -> float:
+        return useful_seconds(before, replace(before, step=30 + count, step_seconds=(*steps, seconds)))
+
+    assert worth(0.08) == pytest.approx(0.08 * 4)
+    assert worth(5.0) == pytest.approx(0.1 * 4)  # the rest was a pause
+    assert useful_seconds(before, before) == 0
+    assert useful_seconds(before, replace(before, step=31)) == 0  # nobody said how long it took
+    first = replace(before, step=0, step_seconds=())
+    assert useful_seconds(first, replace(first, step=1, step_seconds=(0.2,))) == pytest.approx(0.2 * 4)
+    assert useful_seconds(replace(before, plan=None), replace(before, plan=None, step=31, step_seconds=(0.1,))) == 0
+
+
+# Serving
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MetricsError, match=f"--metrics-port {port}: Address already in use"):
+            MetricsView(job(), port).start(lambda wish: None)
+
+
+def test_metrics_of_a_run_are_served_from_start_to_stop() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    spec: JobSpec = job()
+    view = MetricsView(spec, port)
+    view.start(lambda wish: None)
+    view.status(said())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    assert 'bamboo_job_step{job="tiny",namespace="default"} 3.0' in text
+    check_page(Exporter.RUN, text, complete=False)
+    view.stop()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port))
+
+
+async def test_who_is_sent_away_is_counted_by_reason() -> None:
+    doors, answers = Doors(), iter([Unauthorized("no token", "NoToken"), Unavailable("later"), Unauthorized("no")])
+
+    async def authenticate(request: object) -> str:
+        raise next(answers)
+
+    check: Any = doors.counted(authenticate)
+    for error in (Unauthorized, Unavailable, Unauthorized):
+        with pytest.raises(error):
+            await check(None)
+    assert doors.refusals == {"NoToken": 1, "NotChecked": 1, "Unauthorized": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("/api/v1/namespaces/a/pods", "pods"),
+        ("/api/v1/namespaces/a/pods/x-w1", "pods"),
+        ("/api/v1/namespaces/namespaces/pods/pods", "pods"),
+        ("/apis/bamboo.dev/v1alpha1/namespaces/a/bamboojobs/x/status", "bamboojobs/status"),
+        ("/apis/authentication.k8s.io/v1/tokenreviews", "tokenreviews"),
+        ("/apis/networking.k8s.io/v1/namespaces/a/networkpolicies", "networkpolicies"),
+    ],
+)
+def test_calls_are_told_apart_by_resource_and_not_by_name(path: str, resource: str) -> None:
+    assert resource_of(path) == resource

@@ -1,0 +1,192 @@
+"""The job page in a real browser: what is drawn, what a screen reader hears, what is said when something is wrong."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from bamboo.events import Emit, Outcome, Takeover, WorkerState
+from bamboo.memory import Memory
+from bamboo.page import document as d
+from bamboo.page.record import Record, steady_clock
+from bamboo.page.serve import LocalPage, add_page, answer, refusal
+from bamboo.page.view import document, ended
+from chromium_kit import MISSING, browser, chromium
+from operator_kit import job, said
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
+
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+SPIRALS = """
+apiVersion: bamboo.dev/v1alpha1
+kind: BambooJob
+metadata: {name: spirals}
+spec:
+  task: {entrypoint: "bamboo_trainer.models.mlp:build", config: {width: 32, blocks: 4, learningRate: 0.05}}
+  training: {steps: 400, globalBatchSize: 64, microBatchSize: 16, maxGradientNorm: 1.0}
+  topology: {stages: 3}
+  standby: {workers: 1}
+"""
+
+
+DRAWN = "!document.getElementById('main').hidden"
+
+
+def page(*, over: bool = False) -> d.Document:
+    """A job with everything that a page can show."""
+    record = Record()
+    record.follow(0, None, ())
+    taken = Takeover(
+        epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=2, notice=False,
+        decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
+    )  # fmt: skip
+    for step in range(1, 6):
+        record.follow(step, 6.0 - step, (taken,) if step > 2 else ())
+    record.told(Emit("WorkerLost", HOSTILE, True))
+    status = said(
+        grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
+        workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
+        step=5, takeovers=(taken,), preemptions=1, memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
+        unprotected=("pipeline 0 stage 1",),
+    )  # fmt: skip
+    now = steady_clock()()
+    pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
+    cost = d.Cost(
+        total=12.5, per_hour=3.0, pools=pools, on_demand_pool="fallback", on_demand_per_hour=10.5, spent=3.0,
+        on_demand=10.5, compared_since=now - 3600,
+    )  # fmt: skip
+    about = d.Job(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
+    state = ended(Outcome.COMPLETE, "all steps are done") if over else None
+    return document(about, job(), status, record, now=now, cost=cost, ended=state)
+
+
+@asynccontextmanager
+async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
+    """The address of a page that shows the newest of these: a document, or a status that is answered instead."""
+
+    async def state(_: web.Request) -> web.Response:
+        newest = found[-1]
+        return refusal(newest, "It is not to be.") if isinstance(newest, int) else answer(newest)
+
+    app = web.Application()
+    add_page(app, "/jobs/team/tiny/", state)
+    runner = web.AppRunner(app, shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/jobs/team/tiny/"
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
+    async with served([page()]) as url, browser() as tab:
+        await tab.size(1280, 900)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        assert await tab.value("location.href") == url, "the token stays in sight"
+        tree = await tab.tree()
+        roles = [role for role, _ in tree]
+        assert ("heading", HOSTILE) in tree
+        assert ("heading", "Degraded") in tree or ("heading", "Recovering") in tree
+        assert ("columnheader", "Stage 1") in tree
+        assert ("rowheader", "Pipeline 0") in tree
+        assert any(role == "cell" and "w0 training 2 stages unprotected" in name for role, name in tree), tree
+        assert any(role == "cell" and "w9 lost" in name for role, name in tree)
+        assert any(role == "image" and re.match(r"Loss: 1\.0000 at step 5; lowest", name) for role, name in tree)
+        assert ("progressbar", "Steps done") in tree
+        assert {"main", "banner", "table", "list", "region", "time"} <= {*roles, "banner"}
+        text = await tab.value("document.body.innerText")
+        for part in (
+            HOSTILE, "w0 took over stage 1 of pipeline 0 from w1", "pause 100 ms", "decide 1.0 ms", "recompute 79 ms",
+            "2 forwards and 3 backwards repeated", "w4 standby", "9.0 MiB", "12.50", "3.00 against 10.50, 71 % less",
+        ):  # fmt: skip
+            assert part in text, (part, text)
+        assert await tab.value("document.querySelectorAll('main img, main script, [onerror]').length") == 0
+        assert not (await tab.value("document.title")).startswith("taken")
+        assert all(request.startswith(url) for request in tab.requests), tab.requests
+        for width in (1280, 390, 320):
+            await tab.size(width, 844, phone=width < 500)
+            await asyncio.sleep(0.3)
+            assert await tab.value("document.documentElement.scrollWidth") <= width, "it does not fit the screen"
+        assert tab.errors == []
+
+
+async def test_what_is_said_when_something_is_wrong() -> None:
+    found: list[d.Document | int] = [page()]
+    async with served(found) as url, browser() as tab:
+        await tab.goto(url)
+        assert "needs the token" in await tab.text("#trouble")
+        assert await tab.value("document.activeElement.id") == "token"
+        await tab.value("document.getElementById('token').value = 'secret'")
+        await tab.value("document.querySelector('#ask button').click()")
+        await tab.until(DRAWN)
+        await tab.until("document.getElementById('trouble').hidden")
+        found.append(503)
+        await tab.until("document.getElementById('trouble').innerText.includes('What is shown is as of then')")
+        assert re.fullmatch(r"no connection since \d\d:\d\d:\d\d", await tab.text("#connection-text"))
+        assert "role=alert" in await tab.value("'role=' + document.getElementById('trouble').getAttribute('role')")
+        found.append(page(over=True))
+        await tab.until("document.getElementById('connection-text').innerText === 'ended'")
+        assert await tab.value("document.getElementById('trouble').hidden")
+        assert "Complete" in await tab.text("#announcer")
+        found.append(401)
+        await tab.goto(url)
+        await tab.until("!document.getElementById('ask').hidden")
+        assert "paste another" in await tab.text("#trouble")
+        assert await tab.value("sessionStorage.length") == 0
+
+
+async def test_the_token_of_another_run_is_not_enough() -> None:
+    served_page = LocalPage(page)
+    url = await served_page.start()
+    try:
+        async with browser() as tab:
+            await tab.goto(url + "x")
+            await tab.until("!document.getElementById('ask').hidden")
+            assert "not that of this run" in await tab.text("#trouble")
+            await tab.goto("about:blank")
+            await tab.goto(url)
+            await tab.until(DRAWN)
+    finally:
+        await served_page.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
+    """From the URL that is printed to the end of the job, which the page still learns of."""
+    path = tmp_path / "job.yaml"
+    path.write_text(SPIRALS)
+    command = ["-m", "bamboo", "run", str(path), "--preempt", "at:30:1", "--preempt", "at:120:0:notice"]
+    run = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    assert run.stdout is not None
+    try:
+        url = (await run.stdout.readline()).decode().removeprefix("page: ").strip()
+        said_by_run = asyncio.create_task(run.stdout.read())
+        async with browser() as tab:
+            await tab.size(390, 844, phone=True)
+            await tab.goto(url)
+            await tab.until("document.querySelectorAll('#timeline-list li.takeover').length === 2", 120)
+            assert await tab.value("document.querySelectorAll('#grid-body td').length") == 3
+            assert await tab.value("document.querySelectorAll('#plot-loss path.curve').length") == 1
+            timeline = await tab.text("#timeline-list")
+            assert "is lost: " in timeline
+            assert "with notice" in timeline
+            assert await tab.value("document.documentElement.scrollWidth") == 390
+            await tab.until("document.getElementById('state-name').innerText === 'Complete'", 90)
+            assert await tab.text("#connection-text") == "ended"
+            assert "step 400 of 400" in await tab.text("#steps")
+            assert tab.errors == []
+            assert all(request.startswith(url.partition("#")[0]) for request in tab.requests)
+        assert await asyncio.wait_for(run.wait(), 20) == 0
+        assert b"Complete" in await said_by_run
+    finally:
+        if run.returncode is None:
+            run.kill()
+            await run.wait()

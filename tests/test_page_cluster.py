@@ -1,0 +1,118 @@
+"""The operator's job page on a real control plane: real tokens, real rights, a job that really trains."""
+
+import contextlib
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bamboo.names import PAGE_AUDIENCE, TOKEN_AUDIENCE
+from bamboo_operator.looks import RESTARTED
+from cluster.handle import Cluster
+from operator_jobs import small
+from operator_process import Job, Operator
+
+pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def account(cluster: Cluster, namespace: str, name: str) -> None:
+    cluster.api.create(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
+    )
+
+
+def may_get_jobs(cluster: Cluster, namespace: str, name: str) -> None:
+    rules = [{"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get"]}]
+    reference = {"apiGroup": RBAC, "kind": "Role", "name": "viewer"}
+    subjects = [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    common = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": "viewer", "namespace": namespace}}
+    cluster.api.create({**common, "kind": "Role", "rules": rules})
+    cluster.api.create({**common, "kind": "RoleBinding", "roleRef": reference, "subjects": subjects})
+
+
+def token(cluster: Cluster, namespace: str, name: str, audience: str = PAGE_AUDIENCE) -> str:
+    """As `kubectl create token` makes it."""
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [audience], "expirationSeconds": 600},
+    }
+    made = cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", request)
+    return str(made["status"]["token"])
+
+
+def ask(operator: Operator, namespace: str, job: str, bearer: str) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{operator.web_port}/jobs/{namespace}/{job}/state"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {bearer}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def until(
+    operator: Operator, namespace: str, bearer: str, condition: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any]:
+    """Until the page is such; the page. The operator may be away for a while."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            status, page = ask(operator, namespace, "page", bearer)
+            if status == 200 and condition(page):
+                return page
+        time.sleep(0.2)
+    raise AssertionError(f"the page was not as expected: {page}")
+
+
+def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace: str, operator: Operator) -> None:
+    account(installed, namespace, "viewer")
+    account(installed, namespace, "stranger")
+    may_get_jobs(installed, namespace, "viewer")
+    good = token(installed, namespace, "viewer")
+    job = Job(installed.api, namespace, small("page"))
+    job.step(20, 120)
+
+    status, page = ask(operator, namespace, "page", good)
+    assert (status, page["state"]["name"], page["job"]["place"]) == (200, "Running", "cluster")
+    assert [[cell["state"] for cell in row] for row in page["grid"]] == [["training", "training"]]
+    assert all(cell["worker"] == f"page-{cell['label']}" for row in page["grid"] for cell in row)
+    assert len(page["points"]) >= 10
+    assert {condition["type"] for condition in page["conditions"]} >= {"Accepted", "Running"}
+    assert (page["cost"]["pools"][0]["name"], page["cost"]["perHour"]) == ("spot", 1.8)
+    assert "WorkerJoined" in {event["reason"] for event in page["events"]}
+    assert page["unknown"] == []
+
+    installed.signal(namespace, page["grid"][0][1]["worker"], signal.SIGKILL)
+    page = until(operator, namespace, good, lambda page: any(mark["kind"] == "takeover" for mark in page["marks"]))
+    assert {mark["kind"] for mark in page["marks"]} == {"loss", "takeover"}
+    assert page["counts"]["takeovers"] == 1
+
+    stranger = token(installed, namespace, "stranger")
+    status, answer = ask(operator, namespace, "page", stranger)
+    assert (status, "may not get" in answer["error"]) == (403, True)
+    assert ask(operator, namespace, "page", token(installed, namespace, "viewer", TOKEN_AUDIENCE))[0] == 401
+    assert ask(operator, namespace, "page", good[:-4] + "AAAA")[0] == 401
+    assert ask(operator, namespace, "nobody", good)[0] == 404
+
+    operator.kill()
+    operator.start()
+    page = until(operator, namespace, good, lambda page: page["points"])
+    assert (page["counts"]["takeovers"], page["marks"]) == (1, [])
+    assert page["unknown"] == [RESTARTED]
+    assert page["points"][0][0] > 20, "what was before is not known"
+    assert page["progress"]["step"] > 20
+
+    job.edit({"suspend": True})
+    job.until("Suspended")
+    status, page = ask(operator, namespace, "page", good)
+    assert (status, page["state"]["name"], page["state"]["over"]) == (200, "Suspended", False)
