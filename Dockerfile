@@ -74,13 +74,10 @@ FROM python AS operator
 COPY LICENSE /licenses/LICENSE
 COPY --from=operator-packages /opt/bamboo /opt/bamboo
 COPY --from=operator-own /own/opt/bamboo /opt/bamboo
-ARG VERSION=0.1.0
-ARG REVISION=""
 LABEL org.opencontainers.image.title="bamboo-operator" \
       org.opencontainers.image.description="Bamboo's Kubernetes operator: runs BambooJobs on spot nodes" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.version="0.1.0"
 USER 65532:65532
 EXPOSE 8765 8080
 ENTRYPOINT ["bamboo-operator"]
@@ -90,13 +87,10 @@ COPY LICENSE /licenses/LICENSE
 COPY --from=trainer-packages /opt/bamboo /opt/bamboo
 COPY constraints.txt /opt/bamboo/
 COPY --from=trainer-own /own/opt/bamboo /opt/bamboo
-ARG VERSION=0.1.0
-ARG REVISION=""
 LABEL org.opencontainers.image.title="bamboo-trainer" \
       org.opencontainers.image.description="Bamboo's trainer: pipeline engine, redundancy and takeover on PyTorch" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.version="0.1.0"
 USER 65532:65532
 EXPOSE 8080
 ENTRYPOINT ["python", "-m", "bamboo_trainer"]

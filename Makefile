@@ -62,8 +62,7 @@ cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status 
 
 image: ## build the images bamboo-operator and bamboo-trainer with docker, podman or buildah; IMAGE_ARGS=
 	for target in operator trainer; do \
-	    $(IMAGE_TOOL) build $(IMAGE_ARGS) --target $$target --build-arg "VERSION=$(IMAGE_TAG)" \
-	        -t "bamboo-$$target:$(IMAGE_TAG)" .; \
+	    $(IMAGE_TOOL) build $(IMAGE_ARGS) --target $$target -t "bamboo-$$target:$(IMAGE_TAG)" .; \
 	done
 
 kind: $(STAMP) image ## images and chart on a cluster of kind, and the cluster tests there; needs docker, kind and helm

@@ -57,8 +57,8 @@ def _jobs() -> list[object]:
         listing(
             "Jobs",
             "Every job that the operator follows.",
+            f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1",
             [
-                ("State", "none", f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1"),
                 ("Step", "none", f"max by (namespace, job) (bamboo_job_step{{{N}}})"),
                 (
                     "Progress",

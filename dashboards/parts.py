@@ -94,16 +94,20 @@ def warm(title: str, text: str, unit: str, expr: str, *, width: int = 12) -> hea
     return panel.with_target(target.format(prometheus_models.PromQueryFormat.HEATMAP))
 
 
-def listing(title: str, text: str, columns: Sequence[tuple[str, str, str]], *, width: int = 24) -> table.Panel:
-    """A row for each job. columns: heading, unit and query, which gives one series a job."""
+def listing(
+    title: str, text: str, state: str, columns: Sequence[tuple[str, str, str]], *, width: int = 24
+) -> table.Panel:
+    """A row for each job. state: a query whose label of that name is shown. columns: heading, unit and query."""
     panel = table.Panel().title(title).description(text).unit("none").datasource(SOURCE).span(width).height(10)
-    for index, (_, _, expr) in enumerate(columns):
+    for index, expr in enumerate([state, *(column[2] for column in columns)]):
         target = prometheus.Dataquery().expr(expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).instant()
         panel = panel.with_target(target.format(prometheus_models.PromQueryFormat.TABLE))
+    names = {"namespace": "Namespace", "job": "Job", "state": "State"}
+    names |= {f"Value #{chr(ord('B') + index)}": heading for index, (heading, _, _) in enumerate(columns)}
+    hidden = {"Time": True, "Value #A": True}
     merge = dashboard.DataTransformerConfig(id_val="merge", options={})
-    names = {f"Value #{chr(ord('A') + index)}": heading for index, (heading, _, _) in enumerate(columns)}
     organize = dashboard.DataTransformerConfig(
-        id_val="organize", options={"excludeByName": {"Time": True}, "renameByName": names}
+        id_val="organize", options={"excludeByName": hidden, "renameByName": names}
     )
     panel = panel.transformations([merge, organize])
     for heading, unit, _ in columns:

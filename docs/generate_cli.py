@@ -34,7 +34,7 @@ Errors are sentences on standard error that begin with `bamboo: `.
 
 As kubectl does: `--kubeconfig`, else the files of `$KUBECONFIG`, else `~/.kube/config`, else, inside a pod, its
 ServiceAccount. `--context` chooses from them, `--namespace` overrides the context's namespace. Certificates, tokens,
-token files, users with passwords, impersonation, proxies (`proxy-url`) and credential plugins (`exec`, as EKS, GKE and
+token files, users with passwords, impersonation, proxies (`proxy-url`, or `HTTPS_PROXY` and `NO_PROXY`) and credential plugins (`exec`, as EKS, GKE and
 AKS use) are understood; a plugin is run again when its token expires or is refused. The old `auth-provider` is not.
 
 Rights that a person needs, in the job's namespace:
@@ -84,10 +84,7 @@ def page() -> str:
 
 
 def help_of(*words: str) -> str:
-    os.environ["COLUMNS"] = WIDTH
-    done = CliRunner().invoke(
-        app, [*words, "--help"], prog_name="bamboo", env={"TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"}
-    )
+    done = CliRunner().invoke(app, [*words, "--help"], prog_name="bamboo", env={"COLUMNS": WIDTH})
     assert done.exit_code == 0, done.output
     return "\n".join(line.rstrip() for line in done.output.strip("\n").splitlines())
 

@@ -42,7 +42,7 @@ SETS: dict[str, Json] = {
         "key": {"existingSecret": "mine"},
         "tls": {"mode": "Off"},
         "serviceAccount": {"create": False},
-        "rbac": {"create": False, "userRoles": False},
+        "rbac": {"create": False, "userRoles": False, "pageAccount": False},
         "nodeSelector": {"kubernetes.io/os": None},
         "tolerations": [],
         "affinity": None,

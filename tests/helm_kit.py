@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -118,7 +119,9 @@ class Helm:
             file = self.home / "values.yaml"
             file.write_text(yaml.safe_dump(dict(values)))
             command += ["--values", str(file)]
+        began = time.monotonic()
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=seconds)
+        print(f"$ helm {' '.join(arguments)}  # {time.monotonic() - began:.1f} s")
         if done.returncode:
             raise HelmError((done.stderr or done.stdout).strip())
         return done.stdout

@@ -172,7 +172,7 @@ def _wheels(store: Store) -> Path:
 
 def _build(store: Store, target: str, base: str, wheels: Path) -> str:
     tag = f"localhost/bamboo-{target}:test"
-    arguments = {"PYTHON_IMAGE": base, "PIP_ARGS": "--no-index", "REVISION": "test"}
+    arguments = {"PYTHON_IMAGE": base, "PIP_ARGS": "--no-index"}
     options = [item for name, value in arguments.items() for item in ("--build-arg", f"{name}={value}")]
     call(store.build(ROOT, wheels, "--layers", *options, "--target", target, "--tag", tag), BUILD_SECONDS)
     return tag

@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -35,9 +36,8 @@ def binary(name: str) -> str:
 def _fetch(cache: Path) -> None:
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         pytest.skip(MISSING)
-    work = cache.with_suffix(".unfinished")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="prometheus-", dir=cache.parent))
     try:
         download = ["apt-get", "download", "-o", "APT::Sandbox::User=", "prometheus"]
         done = subprocess.run(download, cwd=work, capture_output=True, text=True, timeout=100, check=False)

@@ -55,7 +55,9 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
         ("ClusterRole", "bamboo-operator"),
         ("ClusterRole", "bamboo-operator-jobs-edit"),
         ("ClusterRole", "bamboo-operator-jobs-view"),
+        ("ClusterRole", "bamboo-operator-page"),
         ("ClusterRoleBinding", "bamboo-operator"),
+        ("ClusterRoleBinding", "bamboo-operator-page"),
         ("CustomResourceDefinition", "bamboojobs.bamboo.dev"),
         ("Deployment", "bamboo-operator"),
         ("NetworkPolicy", "bamboo-operator"),
@@ -64,6 +66,7 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
         ("Secret", "bamboo-operator-tls"),
         ("Service", "bamboo-operator"),
         ("ServiceAccount", "bamboo-operator"),
+        ("ServiceAccount", "bamboo-page"),
     ]
     assert sorted(document["kind"] for document in rendered["nothing"]) == ["Deployment", "Service"]
 

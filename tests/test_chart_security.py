@@ -22,7 +22,7 @@ NOT_IN_A_NAMESPACE = {"nodes", "namespaces", "tokenreviews", "subjectaccessrevie
 
 def test_rights_are_those_that_the_tests_run_under(rendered: dict[str, list[Json]]) -> None:
     assert one(rendered["default"], "ClusterRole", "bamboo-operator")["rules"] == rules_of(RBAC, "ClusterRole")
-    binding = one(rendered["default"], "ClusterRoleBinding")
+    binding = one(rendered["default"], "ClusterRoleBinding", "bamboo-operator")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "bamboo-operator", "namespace": "bamboo-system"}]
     assert binding["roleRef"]["name"] == "bamboo-operator"
 
@@ -35,13 +35,25 @@ def test_in_watched_namespaces_the_operator_has_no_more_than_it_needs(rendered: 
     assert roles[0]["rules"] == roles[1]["rules"]
     assert sorted(map(str, everywhere + roles[0]["rules"])) == sorted(map(str, rules_of(RBAC, "ClusterRole")))
     assert {resource for rule in everywhere for resource in rule["resources"]} == NOT_IN_A_NAMESPACE
-    for binding in (document for document in documents if document["kind"] == "RoleBinding"):
+    bindings = [document for document in documents if document["kind"] == "RoleBinding"]
+    for binding in (b for b in bindings if b["metadata"]["name"] == "bamboo-operator"):
         assert binding["roleRef"] == {
             "apiGroup": "rbac.authorization.k8s.io",
             "kind": "Role",
             "name": "bamboo-operator",
         }
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "other", "namespace": "bamboo-system"}]
+
+
+def test_pages_are_looked_at_by_somebody_who_may_do_nothing_else(rendered: dict[str, list[Json]]) -> None:
+    for name, kind, count in (("default", "ClusterRoleBinding", 1), ("everything", "RoleBinding", 2)):
+        role = one(rendered[name], "ClusterRole", "bamboo-operator-page")
+        assert role["rules"] == [{"apiGroups": ["bamboo.dev"], "resources": ["bamboojobs"], "verbs": ["get"]}]
+        found = [b for b in rendered[name] if b["kind"] == kind and b["roleRef"]["name"] == "bamboo-operator-page"]
+        assert len(found) == count
+        for binding in found:
+            account = {"kind": "ServiceAccount", "name": "bamboo-page", "namespace": "bamboo-system"}
+            assert binding["subjects"] == [account]
 
 
 def test_no_right_is_a_wildcard_or_reads_secrets(rendered: dict[str, list[Json]]) -> None:

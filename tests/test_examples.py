@@ -2,14 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from bamboo.manifest import parse_manifest
+from bamboo_operator.pods import template_problems
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import TrainingConfig
@@ -28,6 +32,13 @@ def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProc
     )
 
 
+def blocks(page: str) -> list[Any]:
+    """The parts of manifests that a page of docs/ shows."""
+    found = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    parsed = [yaml.safe_load(textwrap.dedent(block).replace("…", "0" * 64)) for block in found]
+    return [document.get("spec", document) for document in parsed if document.keys() <= {"spec", "worker"}]
+
+
 def shorter(example: str, folder: Path, **training: Any) -> str:
     document = yaml.safe_load((EXAMPLES / example).read_text())
     document["spec"]["training"] |= training
@@ -41,6 +52,16 @@ def test_every_example_is_valid(example: str) -> None:
     done = bamboo("validate", example)
     assert done.returncode == 0, done.stderr
     assert "is valid" in done.stdout
+
+
+@pytest.mark.parametrize(("page", "least"), [("models.md", 2), ("install.md", 4)])
+def test_what_the_pages_show_is_valid(page: str, least: int) -> None:
+    shown = blocks(page)
+    assert len(shown) >= least
+    for part in shown:
+        document = yaml.safe_load((EXAMPLES / "spirals.yaml").read_text())
+        document["spec"] |= part
+        assert template_problems(parse_manifest(document)) == [], part
 
 
 def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:

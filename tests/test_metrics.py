@@ -5,6 +5,7 @@ import socket
 import urllib.request
 from dataclasses import replace
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from bamboo_operator.doors import Doors
 from bamboo_operator.facts import Facts
 from bamboo_operator.looks import Look
 from bamboo_operator.metrics import job_page
+from bamboo_operator.verdicts import Verdict, display
 from metrics_kit import check_page
 from operator_kit import NOW, job, said
 from prometheus_kit import promtool
@@ -102,12 +104,15 @@ def test_a_histogram_counts_every_value_once(observed: list[float], bounds: list
     assert found.total == pytest.approx(sum(observed))
 
 
-def test_promtool_has_nothing_against_the_names() -> None:
-    page = Page(Exporter.RUN)
-    fill(page, JOB, said(takeovers=TAKEOVERS, memory=(("w0", Memory(log=7)),)), job())
-    assert promtool("check", "metrics", stdin=exposed(page)) == ""
-    page = Page(Exporter.OPERATOR)
-    job_page(page, look(), Meter(Counts()))
+@pytest.mark.parametrize("exporter", Exporter)
+def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
+    page = Page(exporter)
+    for metric in table.TABLE:
+        if exporter in metric.by and metric.kind is Kind.HISTOGRAM:
+            page.add_histogram(metric, metric.histogram([1.0]), *metric.labels)
+        elif exporter in metric.by:
+            page.add(metric, 1.0, *metric.labels)
+    check_page(exporter, exposed(page), complete=True)
     assert promtool("check", "metrics", stdin=exposed(page)) == ""
 
 
@@ -148,6 +153,16 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert {phase: float(value) for phase, value in sums} == pytest.approx(
         {"decide": 0.003, "reform": 0.06, "recompute": 0.237}
     )
+
+
+def test_the_states_are_those_of_the_status() -> None:
+    names = ("Failed", "Complete", "Accepted", "Suspended", "Restoring", "Degraded", "Running")
+    shown = {
+        display({name: Verdict(holds, reason, "") for name, holds in zip(names, flags, strict=True)})
+        for flags in product((True, False), repeat=len(names))
+        for reason in ("Training", "Saving")
+    }
+    assert shown == set(table.STATES)
 
 
 def test_a_job_without_redundancy_is_not_called_unprotected() -> None:

@@ -2,7 +2,8 @@
 
 import os
 import socket
-import urllib.error
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ MOMENTS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(MOMENTS)
 def test_the_sums_are_those_of_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: list[tuple[str, float]]
@@ -158,3 +159,18 @@ def test_a_caller_who_says_nothing_does_not_keep_others_away(
     metrics.serve(agent, Tally(), "127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)):
         assert "bamboo_worker_time_seconds_total" in scrape(port)
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
+def test_a_port_that_is_none_is_named(port: str, tmp_path: Path) -> None:
+    needed = {
+        "BAMBOO_WORKER": "w0",
+        "BAMBOO_COORDINATOR": "ws://127.0.0.1:1/",
+        "BAMBOO_TOKEN_FILE": str(tmp_path / "t"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "bamboo_trainer"], env={**os.environ, **needed, "BAMBOO_METRICS_PORT": port},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f'BAMBOO_METRICS_PORT: expected a port, got "{port}"' in done.stderr

@@ -114,6 +114,7 @@ def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str, context: str | N
     ("user", "cluster", "said"),
     [
         ({}, {"server": "a:6443"}, "server: expected a URL"),
+        ({}, {"proxy-url": "socks5://a:1"}, "proxy-url: expected a URL that begins with http"),
         ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider gcp: no longer supported; expected exec"),
         ({"client-certificate-data": "x!"}, {}, "client-certificate-data: expected base64"),
         ({"client-certificate-data": "QQ=="}, {}, "expected both client-certificate and client-key"),
@@ -144,6 +145,27 @@ def test_the_server_sees_who_asks(tmp_path: Path, user: Any, headers: dict[str, 
         ask(config.load(str(kubeconfig(tmp_path / "c", url, user))), lambda api: api.job("team", "story"))
     assert headers.items() <= seen[0].headers.items()
     assert seen[0].path == "/apis/bamboo.dev/v1alpha1/namespaces/team/bamboojobs/story"
+
+
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_a_proxy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with server(lambda asked: (200, job())) as (url, seen):
+        cluster = {} if from_environment else {"proxy-url": url}
+        if from_environment:
+            monkeypatch.setenv("http_proxy", url)
+        path = kubeconfig(tmp_path / "c", "http://cluster.invalid:6443", {"token": "t"}, **cluster)
+        ask(config.load(str(path)), lambda api: api.job("team", "story"))
+    assert seen[0].headers["Host"] == "cluster.invalid:6443"
+
+
+def test_no_proxy_stands_between_this_machine_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
+    assert config.environment_proxy("https://127.0.0.1:6443") is None
+    assert config.environment_proxy("https://cluster.invalid") == "http://proxy.invalid:1"
+    monkeypatch.setenv("no_proxy", ".invalid")
+    assert config.environment_proxy("https://cluster.invalid") is None
 
 
 def test_a_token_file_is_read_anew_each_time(tmp_path: Path) -> None:

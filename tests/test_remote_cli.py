@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bamboo.cli import app
 from bamboo.remote import plugin
 from bamboo.remote.flags import seconds
-from remote_kit import Asked, Json, condition, event, job, kubeconfig, node, pod, refusal, server
+from remote_kit import Asked, Json, condition, ended, event, job, kubeconfig, node, pod, refusal, server
 
 MANIFEST = """
 apiVersion: bamboo.dev/v1alpha1
@@ -229,6 +229,22 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         command = f"{BIN}/bamboo logs story --kubeconfig {path} | head -1; echo ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("w0 | first\n0\n", "")
+
+
+def test_a_log_that_breaks_off_is_taken_up_until_the_worker_has_ended(tmp_path: Path) -> None:
+    """Each stream ends after two lines, as at a proxy that has no patience; after three of them the worker ends."""
+    streams: list[Json] = []
+
+    def answered(asked: Asked) -> tuple[int, Any]:
+        if asked.path.endswith("/log"):
+            streams.append(asked.query)
+        if asked.path.endswith("/pods"):
+            return 200, {"items": [pod(1, **(ended(0) if len(streams) >= 3 else {}))]}
+        return Fake(job())(asked)
+
+    code, printed, complained, _ = type_in(tmp_path, answered, "logs", "story", "w1", "-f")  # type: ignore[arg-type]
+    assert (code, complained, printed) == (0, "", "first\nlast\n" * 3)
+    assert [("sinceTime" in query, query["follow"]) for query in streams] == [(n > 0, "true") for n in range(3)]
 
 
 @pytest.mark.parametrize(("text", "value"), [("30", 30), ("30s", 30), ("1.5h", 5400), ("2d", 172800), ("0", 0)])

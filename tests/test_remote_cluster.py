@@ -32,7 +32,7 @@ class Shell:
 
     def __init__(self, kubeconfig: Path, namespace: str, folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
-        self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "100"}
+        self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "300"}
 
     def type(self, *words: str, code: int = 0) -> str:
         """What it prints; its errors if it is to fail."""
@@ -155,6 +155,7 @@ def test_a_watched_job_gives_its_outcome(installed: Cluster, namespace: str, ope
     assert re.search(r"w0 +failed \(Error, exit code 7\)", shell.type("status", "crash"))
 
 
+@pytest.mark.slow
 def test_logs_are_followed_over_the_change_of_workers(
     installed: Cluster, namespace: str, operator: Operator, shell: Shell
 ) -> None:
@@ -193,6 +194,7 @@ def _until(process: "subprocess.Popen[str]", pattern: str, seconds: float = 90) 
     raise AssertionError(f"no line like {pattern}: {seen[-20:]}")
 
 
+@pytest.mark.slow
 def test_a_nodes_taint_goes_with_the_drill_that_put_it_there(
     installed: Cluster, namespace: str, operator: Operator, shell: Shell
 ) -> None:

@@ -78,7 +78,9 @@ JOB_RESTARTS = _job(
     "restarts_total", Kind.COUNTER, "Workers that ended for reasons of their own and counted for backoffLimit."
 )
 JOB_UNPROTECTED_STAGES = _job(
-    "unprotected_stages", Kind.GAUGE, "Stages of all pipelines whose state no second worker has in step."
+    "unprotected_stages",
+    Kind.GAUGE,
+    "Stages of all pipelines whose state no second worker has in step; 0 for jobs without redundancy.",
 )
 
 # A job's workers

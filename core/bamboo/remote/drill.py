@@ -32,7 +32,7 @@ async def drill(
     if not job.holds("Running"):
         raise RemoteError(f"{job.name} does not train ({words.verdict(job)}); there is nothing to try")
     if scene.missing and not scene.workers:
-        raise RemoteError(scene.missing[0])
+        raise RemoteError(scene.missing[0].removeprefix("workers: "))
     chosen = victims.victim(job, scene.workers, choice, random.SystemRandom().choice)
     lost = [w for w in scene.workers if w.alive and w.node == chosen.node] if node else [chosen]
     if objection := victims.objections(job, lost, kill=kill):

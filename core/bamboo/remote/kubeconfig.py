@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import yaml
 
@@ -179,13 +181,26 @@ def _server(cluster: Doc, file: Path) -> Server:
     url = str(cluster.get("server") or "")
     if not url.startswith(("https://", "http://")):
         raise ConfigError(f"{file}: server: expected a URL that begins with https://, got {url!r}")
+    proxy = str(cluster.get("proxy-url") or "")
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise ConfigError(f"{file}: proxy-url: expected a URL that begins with http:// or https://, got {proxy!r}")
     return Server(
         url=url.rstrip("/"),
         authority=_data(cluster, "certificate-authority", file),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
         tls_name=cluster.get("tls-server-name") or None,
-        proxy=cluster.get("proxy-url") or None,
+        proxy=proxy or environment_proxy(url),
     )
+
+
+def environment_proxy(url: str) -> str | None:
+    """What HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about that server; never a proxy for this machine itself."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
+        return None
+    found = getproxies().get(parts.scheme, "")
+    return found if found.startswith(("http://", "https://")) else None
 
 
 def _user(user: Doc, file: Path) -> User:

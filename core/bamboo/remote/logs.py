@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from bamboo.names import EXIT_OK, TRAINER_CONTAINER
 from bamboo.remote.errors import ApiError, NoCluster, RemoteError
@@ -26,7 +29,7 @@ async def logs(
     looker = Looker(session.api, *session.of(name))
     scene = await looker.scene()
     if scene.missing and not scene.workers:
-        raise RemoteError(scene.missing[0])
+        raise RemoteError(scene.missing[0].removeprefix("workers: "))
     chosen = [named(scene.job, scene.workers, w) for w in wanted] or list(scene.workers)
     chosen = [w for w in chosen if not previous or not w.alive]
     if not chosen:
@@ -67,9 +70,18 @@ class Printer:
         print(text, flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class There:
+    """The workers that there are now, by uid. over: the job is."""
+
+    workers: dict[str, Worker]
+    over: bool
+
+
 class Reader:
     def __init__(self, session: Session, looker: Looker, query: dict[str, str], printer: Printer) -> None:
         self._session, self._looker, self._query, self._printer = session, looker, query, printer
+        self._ended_at: dict[str, datetime] = {}  # when a log that was followed ended, by the worker's uid
 
     async def once(self, workers: Sequence[Worker], asked: Sequence[Worker]) -> None:
         """One worker after the other. Those that print nothing because they wait are named."""
@@ -80,41 +92,61 @@ class Reader:
             await self._read(worker, self._query)
 
     async def follow(self, workers: Sequence[Worker], *, newcomers: bool) -> None:
-        """Until all of them have ended; with newcomers until the job is over."""
-        known, tasks = {w.uid for w in workers}, set[asyncio.Task[None]]()
-        waiting = list(workers)
+        """Until all of them have ended; with newcomers until the job is over. A log that breaks off is taken up."""
+        known, waiting = {w.uid for w in workers}, list(workers)
+        reading: dict[asyncio.Task[None], Worker] = {}
         try:
             while True:
-                for worker in [w for w in waiting if w.has_log][: AT_ONCE - len(tasks)]:
+                for worker in [w for w in waiting if w.has_log][: AT_ONCE - len(reading)]:
                     waiting.remove(worker)
-                    tasks.add(asyncio.create_task(self._read(worker, {**self._query, "follow": "true"})))
-                if tasks:
-                    done, tasks = await asyncio.wait(tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()  # raises what ended it
-                else:
-                    await asyncio.sleep(LOOK_SECONDS)
-                try:
-                    scene = await self._session.patiently(self._looker.scene)
-                except ApiError as error:
-                    if error.status != 404:
-                        raise
-                    return  # the job was deleted
-                there = {w.uid: w for w in scene.workers}
-                waiting = [there[w.uid] for w in waiting if w.uid in there]
+                    reading[asyncio.create_task(self._read(worker, self._following(worker)))] = worker
+                ended = await self._some_end(reading)
+                there = await self._look()
+                if there is None:
+                    return
+                waiting = [there.workers[w.uid] for w in waiting if w.uid in there.workers]
+                broken = [now for w in ended if (now := there.workers.get(w.uid)) and now.alive]
+                waiting += [w for w in broken if w.state != "leaving"]
                 if newcomers:
-                    waiting += [w for w in scene.workers if w.uid not in known]
-                    known |= there.keys()
-                if (
-                    not tasks
-                    and not [w for w in waiting if w.alive or w.has_log]
-                    and (not newcomers or scene.job.ended)
-                ):
+                    waiting += [w for uid, w in there.workers.items() if uid not in known]
+                    known |= there.workers.keys()
+                to_come = any(w.alive or w.has_log for w in waiting) or (newcomers and not there.over)
+                if not reading and not to_come:
                     return
         finally:
-            for task in tasks:
+            for task in reading:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    def _following(self, worker: Worker) -> dict[str, str]:
+        """What is asked for: what was wanted at first, later on what is new."""
+        at = self._ended_at.get(worker.uid)
+        if at is None:
+            return {**self._query, "follow": "true"}
+        return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    async def _some_end(self, reading: "dict[asyncio.Task[None], Worker]") -> list[Worker]:
+        """Waits for a while; whose logs have ended meanwhile."""
+        began = time.monotonic()
+        done: set[asyncio.Task[None]] = set()
+        if reading:
+            done, _ = await asyncio.wait(reading, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # raises what ended it
+            self._ended_at[reading[task].uid] = datetime.now(UTC)
+        ended = [reading.pop(task) for task in done]
+        await asyncio.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
+        return ended
+
+    async def _look(self) -> "There | None":
+        """None if the job was deleted."""
+        try:
+            scene = await self._session.patiently(self._looker.scene)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+        return There({w.uid: w for w in scene.workers}, scene.job.ended is not None)
 
     async def _read(self, worker: Worker, query: dict[str, str]) -> None:
         namespace, name = self._looker.namespace, self._looker.name

@@ -5,7 +5,6 @@ import { byId, changed, dash, duration, el, icon, loss, milliseconds, moment, nu
 
 const MOST_MARKS = 60;
 const PHASES = ["decide", "reform", "recompute"];
-const KINDS = ["parameters", "optimizer", "replica", "gradients", "log", "activations", "redundant", "received"];
 
 export function drawParts(page) {
   heading(page);
@@ -122,7 +121,7 @@ function happening(mark, most) {
 
 function memory({ memory: accounts }) {
   if (!changed("memory", accounts) || !show(byId("memory"), accounts.length > 0)) return;
-  const used = KINDS.filter((kind) => accounts.some((account) => account.kinds[kind]));
+  const used = Object.keys(accounts[0].kinds).filter((kind) => accounts.some((account) => account.kinds[kind]));
   const most = Math.max(...accounts.map((account) => account.total));
   byId("memory-caption").textContent = "What each worker's memory is used for, the larger of two moments in a step";
   byId("memory-head").replaceChildren(

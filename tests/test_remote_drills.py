@@ -1,0 +1,124 @@
+"""Who is taken away in a drill, what speaks against it, and the taints of nodes. Pure."""
+
+from typing import Any
+
+import pytest
+
+from bamboo.remote import victims
+from bamboo.remote.errors import RemoteError, UsageError
+from bamboo.remote.model import Worker, job_of, workers_of
+from bamboo.remote.victims import Choice
+from bamboo_operator.signals import Kind, node_signal
+from remote_kit import NOW, SPEC, Json, condition, ended, job, node, plan, pod
+
+DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
+
+
+def workers(*numbers: int, **status: Json) -> tuple[Worker, ...]:
+    return workers_of(job_of(job()), [pod(n, **status.get(f"w{n}", {})) for n in numbers or range(5)])
+
+
+def chosen(choice: Choice, found: tuple[Worker, ...] | None = None, body: Json | None = None) -> str:
+    return victims.victim(job_of(body or job()), found or workers(), choice, lambda several: several[-1]).name
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        (Choice(worker="w3"), "story-w3"),
+        (Choice(worker="story-w3"), "story-w3"),
+        (Choice(worker="3"), "story-w3"),
+        (Choice(worker="w4"), "story-w4"),
+        (Choice(stage=2), "story-w2"),
+        (Choice(stage=2, pipeline=0), "story-w2"),
+        (Choice(random=True), "story-w3"),  # the last of those that train
+    ],
+)
+def test_the_victim_is_whom_the_choice_means(choice: Choice, name: str) -> None:
+    assert chosen(choice) == name
+
+
+@pytest.mark.parametrize(
+    ("choice", "found", "body", "said"),
+    [
+        (Choice(worker="w9"), None, None, "story has no worker w9; there are: w0, w1, w2, w3, w4"),
+        (Choice(stage=4), None, None, "--stage 4: the job has stages 0 to 3"),
+        (Choice(stage=0, pipeline=1), None, None, "--pipeline 1: the job has pipelines 0 to 0 now"),
+        (Choice(stage=0), None, job(plan=None), "story has no plan yet"),
+        (Choice(stage=0), workers(1, 2), None, "stage 0 of pipeline 0 belongs to story-w0, which is gone already"),
+        (Choice(worker="w1"), workers(1, w1=ended(1)), None, "story-w1 has ended already (Error, exit code 1)"),
+        (Choice(random=True), workers(4), None, "no worker of story trains now"),
+    ],
+)
+def test_a_choice_that_means_nobody_is_refused(
+    choice: Choice, found: tuple[Worker, ...] | None, body: Json | None, said: str
+) -> None:
+    with pytest.raises(RemoteError, match="^" + said.replace("(", r"\(").replace(")", r"\)")):
+        chosen(choice, found, body)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"worker": "w1", "stage": 0}, {"stage": 0, "random": True}, {"random": True, "pipeline": 0}]
+)
+def test_exactly_one_way_to_choose(flags: Any) -> None:
+    with pytest.raises(UsageError):
+        Choice(**flags)
+
+
+NONE = {**SPEC, "redundancy": {"mode": "None"}}
+TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9)])
+
+
+@pytest.mark.parametrize(
+    ("body", "lost", "kill", "said"),
+    [
+        (job(), [1], True, None),
+        (job(), [1, 3], True, None),
+        (job(), [1, 2], False, None),
+        (job(), [1, 2], True, "neighbouring stages of the only pipeline"),
+        (job(), [3, 0], True, "neighbouring stages of the only pipeline"),
+        (job(plan=TWO), [1, 2], True, None),
+        (job(spec=NONE), [1], True, "redundancy.mode None"),
+        (job(spec=NONE), [1], False, None),
+        (job(conditions=[DEGRADED]), [1], False, "is not wholly protected"),
+        (job(conditions=[condition("Degraded", True, "X", "a; b; c; and 1 more")]), [1], False, "not wholly"),
+        (job(conditions=[condition("Degraded", True, "X", "stage 1 runs on w0, too")]), [1], False, None),
+    ],
+)
+def test_drills_that_could_cost_the_job_are_objected_to(
+    body: Json, lost: list[int], kill: bool, said: str | None
+) -> None:
+    found = job_of(body)
+    gone = workers_of(found, [pod(n) for n in lost])
+    objection = victims.objections(found, gone, kill=kill)
+    assert (objection is None) == (said is None)
+    assert (said or "") in (objection or "")
+
+
+@pytest.mark.parametrize(
+    ("labels", "key"),
+    [
+        ({}, "aws-node-termination-handler/spot-itn"),
+        ({"karpenter.sh/capacity-type": "spot"}, "aws-node-termination-handler/spot-itn"),
+        ({"cloud.google.com/gke-spot": "true"}, "cloud.google.com/impending-node-termination"),
+        ({"kubernetes.azure.com/scalesetpriority": "spot"}, "cloudprovider.azure.microsoft.com/draining"),
+    ],
+)
+def test_a_nodes_taint_is_its_clouds_and_the_operator_knows_it(labels: Any, key: str) -> None:
+    found = node("node-1", {"key": "other", "effect": "NoSchedule"}, **labels)
+    assert victims.taint_key(found) == key
+    tainted = victims.with_taint(found, key)
+    assert [t["key"] for t in tainted] == ["other", key]
+    signal = node_signal({**found, "spec": {"taints": tainted}}, NOW)
+    assert signal is not None
+    assert (signal.kind, signal.seconds > 0) == (Kind.NOTICE, True)
+    assert victims.without_taint({**found, "spec": {"taints": tainted}}, key) == found["spec"]["taints"]
+    assert victims.without_taint(found, key) is None
+
+
+def test_a_clouds_own_taint_is_left_alone() -> None:
+    key = victims.USUAL_TAINT
+    taken = node("node-1", {"key": key, "value": "i-123", "effect": "NoSchedule"})
+    with pytest.raises(RemoteError, match="has the taint"):
+        victims.with_taint(taken, key)
+    assert victims.without_taint(taken, key) is None
