@@ -85,10 +85,13 @@ async def test_a_wrong_token_is_refused() -> None:
 
 async def test_another_protocol_is_refused() -> None:
     headers = {"Authorization": "Bearer right"}
-    async with Channel() as channel, aiohttp.ClientSession() as session:
-        async with session.ws_connect(channel.url, headers=headers) as socket:
-            await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":1,"version":99}')
-            assert "ProtocolMismatch" in (await socket.receive()).data
+    async with (
+        Channel() as channel,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(channel.url, headers=headers) as socket,
+    ):
+        await socket.send_str('{"type":"Hello","worker":"w0","host":"h","port":1,"version":99}')
+        assert "ProtocolMismatch" in (await socket.receive()).data
 
 
 async def test_what_is_said_while_the_server_is_away_arrives_later() -> None:

@@ -199,9 +199,7 @@ async def test_a_worker_says_nothing_to_somebody_else(tmp_path: Path) -> None:
         assert (place.server.asked, place.events) == (0, [])
 
 
-async def test_a_new_certificate_in_the_same_files_is_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_new_certificate_in_the_same_files_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bamboo_operator.tls.LOOK_SECONDS", 0.05)
     files = certificate(tmp_path)
     context = files.context()
