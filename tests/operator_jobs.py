@@ -36,12 +36,18 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
 
 
 def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    found: list[str] = json.loads(done.stdout)["digests"]
+    found: list[str] = json.loads((local_run(document, folder) / "summary.json").read_text())["digests"]
     return found
+
+
+def local_run(document: Json, folder: Path) -> Path:
+    """Runs the job on this machine, undisturbed; the folder with its weights and its summary."""
+    path, output = folder / "job.yaml", folder / "output"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    (output / "summary.json").write_text(done.stdout)
+    return output
 
 
 def small(name: str, steps: int = 100_000, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:

@@ -85,6 +85,15 @@ class Operator:
             self._process.kill()
             self._process.wait()
 
+    def hold(self, seconds: float) -> None:
+        """It stands still, as on a paused machine, and goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -19,6 +19,7 @@ from bamboo.events import (
     Tick,
     WorkerJoined,
 )
+from bamboo.plan import Cell
 from bamboo.reconcile import protected
 from world import World
 
@@ -94,6 +95,54 @@ def test_a_silent_worker_is_declared_lost() -> None:
     world.tell(Tick())
     assert "w0" not in world.state.workers
     assert "w1" in world.state.workers
+
+
+def silence(world: World, silent: set[str], seconds: float) -> None:
+    """Time passes in which the others are heard; a coordinator judges at every tick."""
+    until = world.now + seconds
+    while world.now < until:
+        world.now += 0.5
+        for worker in sorted(world.state.workers.keys() - silent):
+            world.tell(Received(worker, protocol.Heartbeat(step=1)))
+        world.tell(Tick())
+
+
+@pytest.mark.parametrize(
+    ("silent", "within", "after"),
+    [
+        ({"w0"}, 4, 6),
+        ({"w0", "w3"}, 4, 6),
+        ({"w0", "w1", "w2"}, 33, 37),
+        ({"w0", "w1", "w2", "w3"}, 300, 307),
+    ],
+)
+def test_a_coordinator_that_misses_most_workers_doubts_itself_first(silent: set[str], within: int, after: int) -> None:
+    world = World(2, 2, 0)
+    world.settle()
+    assert len(world.state.workers) == 4
+    silence(world, silent, within)
+    assert world.state.workers.keys() >= silent
+    silence(world, silent, after - within)
+    assert not world.state.workers.keys() & silent
+
+
+def test_a_commit_speaks_for_all_owners() -> None:
+    world = World(2, 1, 1)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    owner = plan.at(Cell(0, 1)).owner
+    (standby,) = world.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
+    root = plan.at(Cell(0, 0)).owner
+    for step in range(20):
+        message = protocol.StepCommitted(
+            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=0.5
+        )
+        world.tell(Received(root, message))
+        silence(world, {owner, standby} if step > 10 else {owner}, 0.5)
+    assert owner in world.state.workers
+    silence(world, {owner}, 6)
+    assert owner not in world.state.workers
 
 
 def test_a_cut_channel_with_a_broken_link_beside_it_is_a_loss() -> None:

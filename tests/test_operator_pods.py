@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
-from bamboo_operator.pods import selector, worker_name, worker_number, worker_pod, worker_pool
-from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, named, pool, render, trainer
+from bamboo_operator.pods import (
+    selector,
+    unkept,
+    weights_folder,
+    worker_image,
+    worker_name,
+    worker_number,
+    worker_pod,
+    worker_pool,
+)
+from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, named, pool, render, trainer
 
 
 def restricted(pod):
@@ -221,6 +230,35 @@ def test_metrics_have_a_port_unless_the_network_is_the_hosts():
     assert trainer(render(template={"spec": own}))["ports"][1:] == [{"containerPort": 9000}]
     shared = render(template={"spec": {"hostNetwork": True, **own}})
     assert trainer(shared)["ports"] == [{"containerPort": 9000}]
+
+
+def test_a_volume_claim_is_mounted():
+    claim = {"storage": {"persistentVolumeClaim": {"claimName": "kept"}}}
+    spec = job(checkpoint=claim)
+    pod = render({"checkpoint": claim})
+    check_pod(pod)
+    restricted(pod)
+    volume = {"name": "bamboo-storage", "persistentVolumeClaim": {"claimName": "kept"}}
+    assert volume in pod["spec"]["volumes"]
+    assert {"name": "bamboo-storage", "mountPath": "/var/lib/bamboo"} in trainer(pod)["volumeMounts"]
+    assert pod["spec"]["securityContext"]["fsGroup"] == 65532
+    assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
+    assert unkept(spec) == [
+        "checkpoint: heeded in part, only the final weights are kept; checkpoints are not written yet"
+    ]
+
+
+def test_what_is_kept_nowhere_is_said():
+    spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
+    assert weights_folder(spec, META) is None
+    assert unkept(spec)[0].startswith("checkpoint.storage.uri: ignored")
+    assert (weights_folder(job(), META), unkept(job())) == (None, [])
+
+
+def test_who_joins_others_runs_what_they_run():
+    pods = {n: render(number=i, image=f"old:{i}") for i, n in ((3, "a"), (11, "b"), (4, "c"))}
+    assert worker_image(pods) == "old:11"
+    assert worker_image({}) is None
 
 
 def test_a_queue_and_a_spread():

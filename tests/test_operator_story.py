@@ -6,13 +6,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
-from operator_jobs import digests_of_a_local_run, small, wrapped
+from operator_jobs import digests_of_a_local_run, local_run, small, wrapped
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -138,6 +140,45 @@ def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace:
     assert victim not in owners(job)
     assert len([pod for pod in job.pods().values() if pod["status"]["phase"] == "Running"]) == 3
     assert condition(status, "Degraded")["status"] == "False"
+
+
+def test_an_operator_that_stood_still_takes_nobody_for_lost(
+    installed: Cluster, namespace: str, operator: Operator
+) -> None:
+    job = Job(installed.api, namespace, small("patient"))
+    at = job.step(5)["training"]["step"]
+    operator.hold(HEARTBEAT_TIMEOUT_SECONDS + 5)
+    status = job.step(at + 5)
+    assert status["preemptions"] == 0
+    assert not [pair for pair in job.events() if pair[0] in ("WorkerLost", "Takeover")]
+
+
+def test_the_final_weights_are_kept_in_a_volume_claim(
+    installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
+) -> None:
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    installed.api.create(claim, namespace)
+    storage = {"persistentVolumeClaim": {"claimName": "kept"}}
+    document = small("keeper", 20, checkpoint={"storage": storage})
+    job = Job(installed.api, namespace, document)
+    status = job.until("Complete", seconds=120)
+    accepted = condition(status, "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("True", "AcceptedInPart")
+    told = job.told("WeightsSaved")
+    volume = installed.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
+    kept = Path(installed.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
+    (folder,) = kept.iterdir()
+    assert told == f"the final weights are in /{folder.name}/weights of claim kept"
+    assert _files(folder / "weights") == _files(local_run(document, tmp_path) / "weights")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    found = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert len(found) == 2
+    return found
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from bamboo.reports import ask_to_save, finish_if_done, received
 from bamboo.spec import JobSpec
 from bamboo.state import State, Turn
 
-SAVE_SECONDS = 30.0
+SAVE_SECONDS = 600.0
 CHANGEABLE = (  # in a running job, beside topology.pipelines and redundancy.mode
     "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds",

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from bamboo import protocol
 from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
-from bamboo.names import EXIT_FENCED, RECONNECT_GRACE_SECONDS
+from bamboo.names import ALONE_SECONDS, EXIT_FENCED, ISOLATED_SECONDS, RECONNECT_GRACE_SECONDS
 from bamboo.plan import Peer, Plan, WorkerId
 from bamboo.spec import FailureAction
 from bamboo.state import Turn, Worker
@@ -191,17 +191,40 @@ def peer_up(turn: Turn, reporter: WorkerId, message: protocol.PeerUp) -> None:
 def check_deadlines(turn: Turn) -> None:
     """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
     now, limit = turn.now, turn.state.heartbeat_timeout
+    missed = {w: late for w in turn.state.workers if (late := _missed(turn, w)) > 0}
+    patience = _patience(len(missed), len(turn.state.workers))
     for worker, record in turn.state.workers.items():
-        if record.cut_since is not None and now - record.cut_since > RECONNECT_GRACE_SECONDS:
-            lost(turn, worker, f"its channel is closed for more than {RECONNECT_GRACE_SECONDS:g} s")
-        elif now - record.seen > limit:
-            lost(turn, worker, f"no heartbeat for {now - record.seen:.1f} s")
+        if missed.get(worker, 0.0) > patience:
+            cut = record.cut_since is not None
+            lost(turn, worker, "its channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s")
         elif record.notice_until is not None and now > record.notice_until:
             lost(turn, worker, "the deadline of its notice has passed")
     broken = [pair for pair, since in turn.state.links.items() if now - since > limit]
     if broken:
         worker = blamed(broken, _part(turn))
         lost(turn, worker, f"a data link of it has been broken for more than {limit:g} s")
+
+
+def _missed(turn: Turn, worker: WorkerId) -> float:
+    """Seconds by which a worker is later to be heard than it may be.
+
+    A commit speaks for all owners: without each of them there would have been none.
+    """
+    state, record = turn.state, turn.state.workers[worker]
+    cut = record.cut_since is not None
+    heard = record.cut_since if record.cut_since is not None else record.seen
+    limit = RECONNECT_GRACE_SECONDS if cut else state.heartbeat_timeout
+    late = turn.now - heard - limit
+    if late > 0 and state.step > 0 and state.plan is not None and state.plan.owned_by(worker):
+        return turn.now - max(heard, state.last_progress) - limit
+    return late
+
+
+def _patience(missed: int, workers: int) -> float:
+    """Seconds more to wait. If most workers are missed at once, it may be us whom nobody can reach."""
+    if missed == workers:
+        return ALONE_SECONDS
+    return ISOLATED_SECONDS if 2 * missed > workers else 0.0
 
 
 def blamed(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:

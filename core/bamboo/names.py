@@ -40,6 +40,7 @@ HEARTBEAT_SECONDS = 0.2
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the others, once one has come back
+ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits that long before it gives them up
 ALONE_SECONDS = 300.0  # and that long for the first one, if there are any that live
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
@@ -47,6 +48,7 @@ TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tok
 PAGE_AUDIENCE = "bamboo.dev/page"  # of the tokens with which people look at job pages
 TOKEN_SECONDS = 3600
 TOKEN_FOLDER = "/var/run/secrets/bamboo.dev"  # noqa: S105
+STORAGE_FOLDER = "/var/lib/bamboo"  # where a worker's pod has the job's volume claim
 GRACE_SECONDS = 30  # what a worker's pod is given to leave
 
 LABEL_JOB_NAME = f"{GROUP}/job-name"

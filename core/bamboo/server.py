@@ -207,7 +207,11 @@ class Channels:
 
     async def _receive(self, socket: web.WebSocketResponse, sender: str) -> Message | None:
         """The next message; None once the socket is closed, also because of what came."""
-        frame = await socket.receive()
+        try:
+            frame = await socket.receive()
+        except ConnectionError as error:  # it answers a ping of somebody who has gone
+            logger.debug("the channel of %s broke: %s", sender, error)
+            return None
         if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
             try:
                 return decode_from_worker(frame.data)

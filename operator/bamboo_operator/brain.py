@@ -5,6 +5,7 @@ to remove, events to post), and `lifecycle` brings the cluster there.
 """
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bamboo import coordinator
+from bamboo.clock import AwakeClock
 from bamboo.events import (
     AddWorkers,
     Command,
@@ -36,6 +38,7 @@ from bamboo.events import (
     WorkerJoined,
     WorkerLost,
 )
+from bamboo.names import STORAGE_FOLDER
 from bamboo.page.record import Record
 from bamboo.plan import WorkerId
 from bamboo.protocol import Hello
@@ -47,6 +50,7 @@ from bamboo_operator.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, pod_check
+from bamboo_operator.pods import JobMeta, claim_name, weights_folder
 from bamboo_operator.signals import LEAST_SECONDS, Kind, Signal, node_gone, pod_gone, worker_signal
 from bamboo_operator.story import Story
 
@@ -84,6 +88,7 @@ class Brain:
         self._farewells: list[Send] = []  # until the end of the job is written down
         self._dismissed = False
         self._ticked = time.monotonic()
+        self._now = AwakeClock()
         self.adding = 0  # pods that are wanted and not made yet
         self.removing: dict[WorkerId, float] = {}  # since when
         self.record = Record()  # for the job's page
@@ -94,14 +99,14 @@ class Brain:
             job.spec,
             job.manifest,
             secret=hmac.new(key, job.uid.encode(), sha256).hexdigest(),
-            save_path=None,
-            now=time.monotonic(),
+            save_path=weights_folder(job.spec, JobMeta(uid=job.uid)),
+            now=self._now(),
             resumed=job.resumed,
         )
         self.state: State = replace(state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
 
     def status(self) -> Status:
-        return status(self.state, time.monotonic())
+        return status(self.state, self._now())
 
     def plan(self) -> str | None:
         """Who runs what, as JSON: the epoch, and each pipeline's owners in the order of stages.
@@ -215,25 +220,24 @@ class Brain:
     # the coordinator
 
     async def _next(self) -> Event:
-        """The next event; a Tick whenever one is due, however much there is to hear."""
-        left = self._ticked + TICK_SECONDS - time.monotonic()
-        if left > 0:
-            try:
+        """The next event. A Tick whenever one is due, after what was heard before it: it judges who was not heard."""
+        while True:
+            left = self._ticked + TICK_SECONDS - time.monotonic()
+            if left <= 0:
+                self._job.meter.late(-left)
+                self._ticked = time.monotonic()
+                self._events.put_nowait(Tick())
+                left = TICK_SECONDS
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     return await self._events.get()
-            except TimeoutError:
-                pass
-        now = time.monotonic()
-        self._job.meter.late(now - self._ticked - TICK_SECONDS)
-        self._ticked = now
-        return Tick()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
             self.joined.add(event.hello.worker)
             event = WorkerJoined(self._placed(event.hello))
         before = self.state
-        self.state, commands = coordinator.step(before, event, time.monotonic())
+        self.state, commands = coordinator.step(before, event, self._now())
         self._job.meter.handled(event, before, self.state)
         self.record.follow(self.state.step, self.state.losses.get(self.state.step - 1), self.state.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
@@ -272,8 +276,10 @@ class Brain:
                 self.story.append(command)
                 level = logging.WARNING if warning else logging.INFO
                 logger.log(level, "%s/%s: %s: %s", *self._job.key, reason, message)
-            case Finish():
-                pass  # see _handle: what is sent with it has to wait
+            case Finish(outcome):
+                if outcome is Outcome.COMPLETE and (folder := self.state.save_path) is not None:
+                    place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._job.spec)}"
+                    self.story.append(Emit("WeightsSaved", f"the final weights are in {place}"))
 
 
 def known_lost(plan: str | None) -> frozenset[WorkerId]:

@@ -109,7 +109,8 @@ def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
     spec = pod.get("spec") or {}
     return {
         "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
-        "spec": {key: spec[key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in spec},
+        "spec": {key: spec[key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in spec}
+        | {"containers": [{key: c.get(key) for key in ("name", "image")} for c in spec.get("containers") or ()]},
         "status": dict(pod.get("status") or {}),
     }
 

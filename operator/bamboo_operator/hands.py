@@ -22,6 +22,7 @@ from bamboo_operator.pods import (
     JobMeta,
     OperatorSettings,
     selector,
+    worker_image,
     worker_name,
     worker_number,
     worker_pod,
@@ -53,6 +54,8 @@ class Hands:
         numbers = (worker_number(pod) for pod in self._pods().values())
         self.created = max((n + 1 for n in numbers if n is not None), default=0)
         self.created = max(self.created, created)
+        if image := worker_image(self._living()):  # NB: the operator's default may have changed with its version
+            self._settings = replace(settings, image=image)
         self._made: dict[str, str] = {}  # pods that no watch has shown yet, and their pools
         self._waiting_since: float | None = None
         self._given_back: set[WorkerId] = set()

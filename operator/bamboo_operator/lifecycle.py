@@ -26,7 +26,7 @@ from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.facts import Base, Facts
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Comparison, Look
-from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, worker_pod
+from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
 from bamboo_operator.signals import worker_exit
 
@@ -120,7 +120,7 @@ class Life:
         except ManifestError as error:
             self._facts = replace(self._facts, problems=tuple(map(str, error.problems))[:20])
             return None
-        self._facts = replace(self._facts, spec=spec, warnings=tuple(template_problems(spec)))
+        self._facts = replace(self._facts, spec=spec, warnings=(*template_problems(spec), *unkept(spec)))
         if problem := await self._refused(spec):
             self._facts = replace(self._facts, problems=(problem,))
             return None

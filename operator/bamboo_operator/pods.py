@@ -14,6 +14,7 @@ from bamboo_operator.template import TOKEN_VOLUME, merge, read_template
 Json = dict[str, Any]
 
 MANAGED_BY = "bamboo-operator"
+STORAGE_VOLUME = "bamboo-storage"
 METRICS = "metrics"  # the port's name
 TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
 
@@ -50,6 +51,15 @@ def worker_number(pod: Mapping[str, Any]) -> int | None:
     """The number in a worker pod's label; None if this is no worker's pod."""
     text = str(((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_WORKER_INDEX, ""))
     return int(text) if text.isdecimal() else None
+
+
+def worker_image(pods: Mapping[WorkerId, Mapping[str, Any]]) -> str | None:
+    """The image that these workers run, so that one that joins them runs the same; of the newest of them."""
+    for pod in sorted(pods.values(), key=lambda pod: worker_number(pod) or 0, reverse=True):
+        for container in (pod.get("spec") or {}).get("containers") or ():
+            if container.get("name") == names.TRAINER_CONTAINER:
+                return str(container["image"])
+    return None
 
 
 def worker_pool(pod: Mapping[str, Any]) -> str | None:
@@ -90,6 +100,25 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
         },
         "spec": pod["spec"],
     }
+
+
+def claim_name(job: JobSpec) -> str | None:
+    """The volume claim in which the job keeps what it wants to keep, if it has one."""
+    return job.checkpoint.storage.claim_name if job.checkpoint else None
+
+
+def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
+    """Where workers write the final weights; each job has a folder of its own. None: nowhere."""
+    return f"{names.STORAGE_FOLDER}/{job.name}-{meta.uid}/weights" if claim_name(job) else None
+
+
+def unkept(job: JobSpec) -> list[str]:
+    """What of `checkpoint` is not heeded, a sentence each."""
+    if job.checkpoint is None:
+        return []
+    if claim_name(job) is None:
+        return ["checkpoint.storage.uri: ignored, only a persistentVolumeClaim is written to; nothing is kept"]
+    return ["checkpoint: heeded in part, only the final weights are kept; checkpoints are not written yet"]
 
 
 def _common_labels(job: JobSpec) -> Json:
@@ -138,6 +167,9 @@ def _spec(job: JobSpec, meta: JobMeta, settings: OperatorSettings) -> Json:
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}},
     }
+    if (claim := claim_name(job)) is not None:
+        spec["volumes"].append({"name": STORAGE_VOLUME, "persistentVolumeClaim": {"claimName": claim}})
+        spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
     if job.spread.policy is not SpreadPolicy.NONE:
@@ -150,6 +182,7 @@ def _container(job: JobSpec, settings: OperatorSettings) -> Json:
     env[names.ENV_METRICS_PORT] = str(names.METRICS_PORT)
     if settings.metadata != "off":
         env[names.ENV_METADATA] = settings.metadata
+    storage = [{"name": STORAGE_VOLUME, "mountPath": names.STORAGE_FOLDER}] if claim_name(job) else []
     asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
     return {
         "name": names.TRAINER_CONTAINER,
@@ -157,7 +190,7 @@ def _container(job: JobSpec, settings: OperatorSettings) -> Json:
         "command": ["python", "-m", "bamboo_trainer"],
         "env": [{"name": name, "value": value} for name, value in env.items()],
         "resources": {kind: {n: str(q) for n, q in values.items()} for kind, values in asked.items() if values},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *storage],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from bamboo.manifest import parse_manifest
@@ -138,7 +139,7 @@ class Worker:
             self._fail("TaskFailed", str(error))
         except DeviceError as error:
             self._fail("DeviceUnavailable", str(error))
-        except MemoryError as error:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             self._fail("OutOfMemory", str(error))
         except Exception as error:
             logger.exception("%s: the worker failed", self.worker)
@@ -236,9 +237,17 @@ class Worker:
         self.control.send(WorkerReady())
 
     def _save(self, stage: Stage, request: Save) -> None:
-        folder = Path(request.path)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(stage.state_tensors(), str(folder / f"stage-{request.stage:03d}.safetensors"))
+        """The file is there as a whole or not at all."""
+        file = Path(request.path) / f"stage-{request.stage:03d}.safetensors"
+        partial = file.with_name(f".{file.name}.{self.worker}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(stage.state_tensors(), str(partial))
+            partial.replace(file)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            self._fail("SaveFailed", f"cannot write {file}: {error}")
+            return
         self.control.send(Saved(stage=request.stage))
 
     def _fail(self, reason: str, message: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo import coordinator
+from bamboo.clock import AwakeClock
 from bamboo.events import (
     AddWorkers,
     Command,
@@ -31,7 +32,6 @@ from bamboo.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.local.clock import AwakeClock
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.preempt import NOTICE_SECONDS, Schedule, due, victim
 from bamboo.local.summary import Summary, summarize
