@@ -68,7 +68,8 @@ image: ## build the images bamboo-operator and bamboo-trainer with docker, podma
 kind: $(STAMP) image ## images and chart on a cluster of kind, and the cluster tests there; needs docker, kind and helm
 	@for tool in kind helm; do command -v $$tool >/dev/null || { echo "$$tool was not found" >&2; exit 1; }; done
 	mkdir -p $(dir $(KIND_KUBECONFIG))
-	kind get clusters | grep -qx bamboo || kind create cluster --config tests/cluster/kind.yaml --wait 180s
+	kind get clusters | grep -qx bamboo || \
+	    kind create cluster --kubeconfig $(KIND_KUBECONFIG) --config tests/cluster/kind.yaml --wait 180s
 	kind get kubeconfig --name bamboo >$(KIND_KUBECONFIG)
 	kind load docker-image --name bamboo "bamboo-operator:$(IMAGE_TAG)" "bamboo-trainer:$(IMAGE_TAG)"
 	KUBECONFIG=$(KIND_KUBECONFIG) helm upgrade --install bamboo charts/bamboo \

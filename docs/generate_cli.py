@@ -46,7 +46,7 @@ Rights that a person needs, in the job's namespace:
 | `submit`, `suspend`, `resume` | also patch (and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
-| `page` | also list on `pods` and create on `pods/portforward` and `serviceaccounts/token` in the operator's namespace |
+| `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
 
 ## What a drill does
 

@@ -78,9 +78,15 @@ class Release:
         selectors = (f"app.kubernetes.io/instance={self.name}", f"owner=helm,name={self.name}")
         return [found for selector in selectors for found in labelled(self.api, selector)]
 
+    @property
+    def kept_secrets(self) -> list[str]:
+        """Those that Helm leaves, for running jobs need them."""
+        return [f"{self.full_name}-{suffix}" for suffix in ("ca", "key")]
+
     def until_gone(self, allowed: Callable[[str], bool] = lambda _: False) -> None:
-        """Until nothing else of the release is left."""
-        until_none(lambda: [name for name in self.leftovers() if not allowed(name)])
+        """Until nothing else of the release is left, but for those Secrets."""
+        kept = {f"Secret {self.namespace}/{name}" for name in self.kept_secrets}
+        until_none(lambda: [name for name in self.leftovers() if name not in kept and not allowed(name)])
 
 
 @contextmanager

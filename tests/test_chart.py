@@ -205,7 +205,7 @@ def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]
     files = GENERATOR["present"]()
     documents = rendered["everything"]
     rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
-    assert rules == [yaml.safe_load(files[name]) for name in ("alerts.yaml",) if name in files]
+    assert rules == [yaml.safe_load(files["alerts.yaml"])]
     found: Json = {}
     for document in documents:
         if document["kind"] == "ConfigMap":
@@ -214,3 +214,16 @@ def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]
             found |= {name: json.loads(text) for name, text in document["data"].items()}
     boards = {path: text for path, text in files.items() if path.startswith("dashboards/")}
     assert found == {f"bamboo-{Path(path).name}": json.loads(text) for path, text in boards.items()}
+
+
+@pytest.mark.parametrize("base", ["https://git.example/bamboo/blob/main", "https://git.example/bamboo/blob/main/"])
+def test_runbooks_are_found_from_where_people_read(chart: Helm, base: str) -> None:
+    document = one(
+        chart.template({"monitoring": {"enabled": True, "runbookBaseUrl": base}}, apis=FOREIGN), "PrometheusRule"
+    )
+    expected: Json = yaml.safe_load(GENERATOR["present"]()["alerts.yaml"])
+    alerts = [rule for group in expected["groups"] for rule in group["rules"] if "alert" in rule]
+    assert alerts
+    for alert in alerts:
+        alert["annotations"]["runbook_url"] = f"https://git.example/bamboo/blob/main/docs/runbooks/{alert['alert']}.md"
+    assert document["spec"] == expected

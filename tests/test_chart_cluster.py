@@ -94,13 +94,18 @@ def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: st
     assert "kept due to the resource policy" in bamboo.uninstall()
     bamboo.until_gone(allowed=lambda name: "bamboojobs.bamboo.dev" in name)
     assert any("bamboojobs.bamboo.dev" in name for name in bamboo.leftovers())
+    assert (bamboo.secret("key"), bamboo.secret("ca")) == (key, authority)
     assert {pod["status"]["phase"] for pod in job.pods().values()} == {"Running"}
 
-    # and comes back; with another key, so that running jobs are better ended first
+    # and comes back: key and authority are those that the job's workers know
+    bamboo.install()
+    assert (bamboo.secret("key"), bamboo.secret("ca")) == (key, authority)
+    assert bamboo.secret("tls")["ca.crt"] == certificate["ca.crt"]
+    step = job.status()["training"]["step"]
+    job.step(step + 5)
+    assert job.status()["preemptions"] == 0
     job.delete()
     job.until_gone()
-    bamboo.install()
-    assert bamboo.secret("key") != key
 
 
 def test_it_renews_the_certificate_in_time(release: Install, cluster: Cluster, namespace: str) -> None:

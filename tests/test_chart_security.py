@@ -129,6 +129,16 @@ def test_the_key_is_long_and_another_one_each_time(chart: Helm, rendered: dict[s
     assert [len(key) for key in found] == [32, 32]
 
 
+def test_what_running_jobs_need_outlives_the_release(rendered: dict[str, list[Json]]) -> None:
+    """The certificate need not: another one is made with the authority."""
+    secrets = {document["metadata"]["name"]: document["metadata"]
+               for document in rendered["default"] if document["kind"] == "Secret"}  # fmt: skip
+    kept = [name for name, metadata in secrets.items()
+            if metadata.get("annotations", {}).get("helm.sh/resource-policy") == "keep"]  # fmt: skip
+    assert sorted(kept) == ["bamboo-operator-ca", "bamboo-operator-key"]
+    assert len(secrets) == 3
+
+
 NAMES = ["bamboo-operator", "bamboo-operator.bamboo-system.svc", "bamboo-operator.bamboo-system.svc.cluster.local"]
 
 

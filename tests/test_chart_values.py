@@ -75,6 +75,7 @@ def test_the_schema_takes_the_defaults() -> None:
         ({"workers": {"metadata": "ibm"}}, r"workers.metadata.*must be one of"),
         ({"workers": {"runAsUser": "root"}}, r"workers.runAsUser.*(got string, want integer|Expected: integer)"),
         ({"monitoring": {"enabled": True}}, r"monitoring.enabled: needs the Prometheus operator"),
+        ({"monitoring": {"runbookBaseUrl": "docs"}}, r"monitoring.runbookBaseUrl.*does not match"),
         ({"monitoring": {"interval": "often"}}, r"monitoring.interval.*does not match"),
         ({"podDisruptionBudget": {"maxUnavailable": 2}}, r"podDisruptionBudget.maxUnavailable.*(maximum|less than)"),
         ({"priorityClassName": "x", "priorityClasses": {"create": True}}, r"priorityClassName: expected nothing"),

@@ -64,7 +64,7 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
         (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
-        (["run", "JOB", "--heartbeat-timeout", "0"], 2, "0.5"),
+        (["run", "JOB", "--heartbeat-timeout", "0"], 2, "1.5"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:

@@ -19,7 +19,7 @@ from bamboo.events import (
     Tick,
     WorkerJoined,
 )
-from bamboo.plan import Cell
+from bamboo.plan import Cell, Plan
 from bamboo.reconcile import protected
 from world import World
 
@@ -226,6 +226,66 @@ def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced()
     assert (state.phase, state.preemptions) == ("Running", 1)
     assert RemoveWorker("w1") in commands
     assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
+
+
+def restarted(world: World) -> Plan:
+    """The plan that its workers have when another coordinator takes the world over."""
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, requested=len(plan.worker_ids()))
+    return plan
+
+
+def back(world: World, worker: str, plan: Plan) -> None:
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+    world.tell(Received(worker, protocol.WorkerReady()))
+
+
+def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed() -> None:
+    world = World(4, 2, 0)
+    plan = restarted(world)
+    root = plan.at(Cell(0, 0)).owner
+    back(world, root, plan)
+    for step in range(100):
+        message = protocol.StepCommitted(
+            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=1.0
+        )
+        world.tell(Received(root, message))
+        silence(world, set(), 1)
+    assert (world.state.phase, world.finish) == ("Recovering", None)
+    for worker in sorted(plan.worker_ids() - {root}):
+        back(world, worker, plan)
+    assert (world.state.phase, world.state.preemptions) == ("Running", 0)
+
+
+def test_a_restarted_coordinator_that_misses_most_waits_longer() -> None:
+    world = World(4, 1, 0)
+    plan = restarted(world)
+    back(world, "w0", plan)
+    silence(world, set(), 38)
+    assert world.state.phase == "Recovering"
+    silence(world, set(), 4)
+    assert world.state.phase != "Recovering"
+
+
+def test_what_a_worker_invents_is_not_kept() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    before = world.state
+    for number in range(20):
+        for message in (
+            protocol.ReplicaSynced(cell=Cell(0, 0), replica=f"invented-{number}"),
+            protocol.CellFinished(cell=Cell(number + 5, 0), digest="d"),
+            protocol.StepCommitted(
+                step=10**6 + number, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=1.0
+            ),
+        ):
+            for worker in sorted(before.workers):
+                world.tell(Received(worker, message))
+    after = world.state
+    assert (after.synced, after.finished, after.step) == (before.synced, before.finished, before.step)
 
 
 def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:

@@ -80,6 +80,21 @@ def test_what_a_former_operator_had_heard_is_read_from_the_status(plan: str | No
     assert known_lost(plan) == lost
 
 
+async def test_a_namespace_that_is_deleted_needs_no_watchers() -> None:
+    watchers = Watchers()
+    names = [f"watcher for {kind}.v1@{place}" for place in ("a", "b") for kind in ("pods", "bamboojobs")]
+    tasks = {name: asyncio.create_task(asyncio.sleep(60), name=name) for name in names}
+    assert watchers.lost() is None
+    for name in names[:2]:
+        tasks[name].cancel()
+    await asyncio.gather(*(tasks[name] for name in names[:2]), return_exceptions=True)
+    assert watchers.lost() is None
+    tasks[names[2]].cancel()
+    await asyncio.gather(tasks[names[2]], return_exceptions=True)
+    assert watchers.lost() == "the watcher for pods.v1@b has ended"
+    tasks[names[3]].cancel()
+
+
 async def test_a_watcher_that_ends_is_missed() -> None:
     watchers = Watchers()
     assert watchers.lost() is None

@@ -257,7 +257,10 @@ def test_what_is_kept_nowhere_is_said():
 
 def test_who_joins_others_runs_what_they_run():
     pods = {n: render(number=i, image=f"old:{i}") for i, n in ((3, "a"), (11, "b"), (4, "c"))}
-    assert worker_image(pods) == "old:11"
+    assert worker_image(pods) is None, "none has started"
+    for name in ("a", "c"):
+        pods[name]["status"] = {"phase": "Running"}
+    assert worker_image(pods) == "old:4"
     assert worker_image({}) is None
 
 

@@ -160,14 +160,6 @@ def test_a_proxy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_e
     assert seen[0].headers["Host"] == "cluster.invalid:6443"
 
 
-def test_no_proxy_stands_between_this_machine_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
-    assert config.environment_proxy("https://127.0.0.1:6443") is None
-    assert config.environment_proxy("https://cluster.invalid") == "http://proxy.invalid:1"
-    monkeypatch.setenv("no_proxy", ".invalid")
-    assert config.environment_proxy("https://cluster.invalid") is None
-
-
 def test_a_token_file_is_read_anew_each_time(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
 
@@ -306,6 +298,23 @@ def test_certificates_of_server_and_client_are_used(tmp_path: Path) -> None:
             tls_context(
                 Server(url="https://a", authority=authority), User(certificate=certificate, key="k"), answer_none()
             )
+
+
+def test_authorities_that_only_python_3_13_refuses_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = ssl.create_default_context
+
+    def strict(**arguments: Any) -> ssl.SSLContext:
+        """As from 3.13 on."""
+        context = usual(**arguments)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    own = tls_context(Server(url="https://a", authority=_pair(tmp_path)[0]), User(), answer_none())
+    assert not own.verify_flags & ssl.VERIFY_X509_STRICT
+    assert own.verify_mode is ssl.CERT_REQUIRED
+    public = tls_context(Server(url="https://a"), User(), answer_none())
+    assert public.verify_flags & ssl.VERIFY_X509_STRICT
 
 
 def answer_none() -> Any:

@@ -121,6 +121,8 @@ def test_a_stranger_gets_from_nothing_to_a_trained_model_and_back(
     stranger.types("kubectl", "delete", "crd", "bamboojobs.bamboo.dev")
     cluster.api.wait(CRD, lambda found: not found)
     bamboo.until_gone()
+    Stranger(cluster, bamboo.namespace).types("kubectl", "delete", "secret", *bamboo.kept_secrets)
+    assert bamboo.leftovers() == []
     until_none(lambda: labelled(cluster.api, "bamboo.dev/job-name=quickstart"))
 
 

@@ -146,7 +146,7 @@ def run(
     ] = None,
     heartbeat_timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.5, help="Silence after which a worker counts as lost."),
+        typer.Option(metavar="SECONDS", min=1.5, help="Silence after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
     namespace: flags.Namespace = None,
     context: flags.Context = None,

@@ -36,7 +36,7 @@ WORKERS_PORT = 8765  # of the operator: control channels
 WEB_PORT = 8080  # of the operator: health, metrics, job pages
 METRICS_PORT = 8080  # of a worker's pod
 
-HEARTBEAT_SECONDS = 0.2
+HEARTBEAT_SECONDS = 0.5
 HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the others, once one has come back

@@ -7,7 +7,7 @@ from bamboo import protocol
 from bamboo.elastic import desired_pipelines, resize, settle
 from bamboo.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.grid import initial_plan, split_layers
-from bamboo.names import ALONE_SECONDS, RECOVERY_SECONDS
+from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
 from bamboo.state import Recovery, State, Turn, Worker
@@ -73,7 +73,6 @@ def _haste(state: State, worker: Worker, now: float) -> Haste:
 def _recovered(turn: Turn) -> bool:
     """After our own restart: has everyone in the newest plan come back, or had the time to?"""
     state, plan = turn.state, turn.state.plan
-    waited = turn.now - state.phase_since >= RECOVERY_SECONDS
     if plan is None:
         patience = ALONE_SECONDS if state.requested else RECOVERY_SECONDS  # NB: pods that live will find the way back
         if turn.now - state.phase_since >= patience:
@@ -81,7 +80,7 @@ def _recovered(turn: Turn) -> bool:
             turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
         return False
     missing = plan.worker_ids() - state.ready.keys()
-    if missing - state.gone and not waited:
+    if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
         return False
     absent = plan.worker_ids() - state.workers.keys() - state.gone
     strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
@@ -101,6 +100,14 @@ def _recovered(turn: Turn) -> bool:
         newest = protocol.SendPlan(plan=plan)
         turn.do(*(Send(w, newest) for w in turn.state.ready))
     return True
+
+
+def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
+    """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
+    state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
+    if state.step > 0 and turn.now - state.last_progress < RECOVERY_SECONDS and missing & owners:
+        return ALONE_SECONDS
+    return RECOVERY_SECONDS + (ISOLATED_SECONDS if 2 * len(missing) > len(plan.worker_ids()) else 0.0)
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:

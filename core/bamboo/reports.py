@@ -10,6 +10,8 @@ from bamboo.membership import lost, notice, peer_down, peer_up
 from bamboo.plan import Cell, Layout, WorkerId
 from bamboo.state import KEPT_LOSSES, Turn
 
+MOST_DIGEST = 128  # characters
+
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
     """Take in a message of a worker that belongs to the job; others are not heard."""
@@ -49,7 +51,9 @@ def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -
 
 def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
     plan = turn.state.plan
-    if plan and message.cell in plan.cells() and plan.at(message.cell).owner == worker:
+    if plan is None or message.cell not in plan.cells():
+        return
+    if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
         turn.set(synced=turn.state.synced | {(message.cell, message.replica)})
 
 
@@ -66,6 +70,9 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
     """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
     state, step = turn.state, message.step
+    training = state.spec.training
+    if not (0 <= step < training.steps and 0 <= message.microbatches <= training.microbatches):
+        return
     if step in state.losses or step < state.step - KEPT_LOSSES:
         return
     if message.loss is None:
@@ -117,7 +124,9 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
     state = turn.state
-    finished = {**dict(state.finished), message.cell: message.digest}
+    if state.plan is None or message.cell not in state.plan.cells():
+        return
+    finished = {**dict(state.finished), message.cell: message.digest[:MOST_DIGEST]}
     turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
 
 

@@ -186,7 +186,7 @@ class Api:
             async with self._session.request(
                 method, self._server + place, data=data, params=query, headers=headers
             ) as answer:
-                found = await answer.json(content_type=None)
+                found = await _object(answer)
                 code = str(answer.status)
         finally:
             self.calls.ended(method, place, code, time.monotonic() - begun)
@@ -201,6 +201,16 @@ class Api:
         if now - self._token_read > TOKEN_SECONDS and self._info.certificate_path is None and TOKEN_FILE.exists():
             self._token, self._token_read = TOKEN_FILE.read_text().strip(), now
         return self._token
+
+
+async def _object(answer: aiohttp.ClientResponse) -> Any:
+    """Proxies, and an API server with too much to do, answer in plain text."""
+    try:
+        return await answer.json(content_type=None)
+    except ValueError:
+        if answer.status >= 400:
+            return None
+        raise ApiError(answer.status, "NotJson", "an answer that is not JSON") from None
 
 
 def _tls(info: kopf.ConnectionInfo) -> ssl.SSLContext | bool:

@@ -5,7 +5,6 @@ to remove, events to post), and `lifecycle` brings the cluster there.
 """
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
@@ -57,6 +56,7 @@ from bamboo_operator.story import Story
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
+LATE_SECONDS = 1.0  # of a tick: then something stood still
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,8 @@ class Brain:
         self.unborn: list[tuple[WorkerId, str]] = []  # ended before they joined, and how; for the hands
         self._farewells: list[Send] = []  # until the end of the job is written down
         self._dismissed = False
-        self._ticked = time.monotonic()
+        self._due = time.monotonic()
+        self._ticker: asyncio.TimerHandle | None = None
         self._now = AwakeClock()
         self.adding = 0  # pods that are wanted and not made yet
         self.removing: dict[WorkerId, float] = {}  # since when
@@ -127,10 +128,13 @@ class Brain:
         try:
             for name in self._pods():
                 self.pod_seen(name)
+            self._tick()
             while True:
-                self._handle(await self._next())
+                self._handle(await self._events.get())
         finally:
             self._cluster.forget(self._job.key)
+            if self._ticker is not None:
+                self._ticker.cancel()
 
     async def close(self) -> None:
         """No worker can come in any more."""
@@ -219,18 +223,16 @@ class Brain:
 
     # the coordinator
 
-    async def _next(self) -> Event:
-        """The next event. A Tick whenever one is due, after what was heard before it: it judges who was not heard."""
-        while True:
-            left = self._ticked + TICK_SECONDS - time.monotonic()
-            if left <= 0:
-                self._job.meter.late(-left)
-                self._ticked = time.monotonic()
-                self._events.put_nowait(Tick())
-                left = TICK_SECONDS
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    return await self._events.get()
+    def _tick(self) -> None:
+        """Now, and from time to time: it judges who was not heard, so it comes after what was heard before it."""
+        now = time.monotonic()
+        self._job.meter.late(now - self._due)
+        if now - self._due > LATE_SECONDS:  # NB: the coordinator leaves that time out, and the clouds do not
+            for worker, until in self._noticed.items():
+                self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - now)))
+        self._events.put_nowait(Tick())
+        self._due = now + TICK_SECONDS
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):

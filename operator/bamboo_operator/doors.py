@@ -14,6 +14,7 @@ from aiohttp import web
 from bamboo.names import TOKEN_AUDIENCE
 from bamboo.plan import WorkerId
 from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
+from bamboo.spec import DNS_LABEL, DNS_NAME
 from bamboo_operator.api import API_ERRORS
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -42,9 +43,10 @@ class Bearer:
 
 
 def bearer(review: dict[str, Any]) -> Bearer:
-    """Whom the status of a TokenReview names. Raises Unauthorized unless it is a pod with a token for Bamboo."""
-    if not review.get("authenticated"):
-        raise Unauthorized("the token is not valid", "InvalidToken")
+    """Whom the status of a TokenReview names that vouches for a token.
+
+    Raises Unauthorized unless it is a pod with a token for Bamboo.
+    """
     if TOKEN_AUDIENCE not in (review.get("audiences") or []):
         raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")
     user = review.get("user") or {}
@@ -67,7 +69,10 @@ def claimed(token: str) -> Bearer:
         claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
     except (IndexError, ValueError, msgspec.DecodeError, RecursionError):
         raise Unauthorized("the token is not that of a pod", "NoPod") from None
-    return Bearer(namespace=claims.about.namespace, pod=claims.about.pod.name, uid=claims.about.pod.uid)
+    who = Bearer(namespace=claims.about.namespace, pod=claims.about.pod.name, uid=claims.about.pod.uid)
+    if not (DNS_LABEL.fits(who.namespace) and DNS_NAME.fits(who.pod) and DNS_NAME.fits(who.uid)):
+        raise Unauthorized("the token is not that of a pod", "NoPod")
+    return who
 
 
 class _Pod(msgspec.Struct):
@@ -122,7 +127,10 @@ def pod_check(job: JobKey, reviews: Reviews, uid_of: Callable[[WorkerId], str | 
             raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
         if uid != claim.uid:
             raise Unauthorized(f"{claim.pod} is no living pod of this job", "NotLiving")
-        if bearer(await reviews.of(token)) != claim:
+        review = await reviews.of(token)
+        if not review.get("authenticated"):  # NB: so it says also if it fails itself; who is refused ends
+            raise Unavailable(f"the API server does not vouch for the token of {claim.pod}: {review.get('error')}")
+        if bearer(review) != claim:
             raise Unauthorized("the token is not what it says", "InvalidToken")
         return claim.pod
 

@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
-EVENTS_A_PASS = 20
+EVENTS_A_PASS, PODS_A_PASS = 20, 50
 GIVE_BACK_SECONDS = 3600.0
+DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 LISTED_SECONDS = 5.0  # for all of a list to come
 COMPONENT = "bamboo-operator"
 
@@ -65,6 +66,7 @@ class Hands:
         self._backoff = Backoff()
         self._seen: set[WorkerId] = set()  # those that had joined when we looked last
         self._guarded = not settings.network_policy
+        self._deleted: dict[str, float] = {}  # by uid: when
         self._full = False  # pods are wanted, and no pool may have more
         self._told: set[str] = set()  # reasons of troubles
 
@@ -160,7 +162,9 @@ class Hands:
 
     async def _make(self) -> None:
         self._full = False
-        while self._brain.adding > 0 and not self._backoff.holds(time.monotonic()):
+        for _ in range(min(self._brain.adding, PODS_A_PASS)):
+            if self._brain.finish is not None or self._backoff.holds(time.monotonic()):
+                return
             pools = self._job.spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
             if pools and pool is None:
@@ -213,11 +217,17 @@ class Hands:
             if seconds > silence.REPLACED_SECONDS:
                 message = f"{name} has run for {seconds:.0f} s and has not joined; another one is made"
                 self._brain.story.append(Emit("WorkerSilent", message, True))
-                await self._delete(self._pods()[name])
+                if pod := self._pods().get(name):
+                    await self._delete(pod)
 
     async def _delete(self, pod: dict[str, Any]) -> None:
-        metadata = pod["metadata"]
+        """Once: the watch may be a while behind."""
+        metadata, now = pod["metadata"], time.monotonic()
+        self._deleted = {uid: at for uid, at in self._deleted.items() if now - at < DELETED_SECONDS}
+        if metadata["uid"] in self._deleted:
+            return
         await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"])
+        self._deleted[metadata["uid"]] = now
 
     # pools
 
@@ -293,13 +303,20 @@ def _deleted(pod: dict[str, Any]) -> bool:
 async def post(api: Api, job: Running, story: deque[Emit]) -> None:
     """What is to be told, as Kubernetes events of the job."""
     for _ in range(min(EVENTS_A_PASS, len(story))):
+        emit = story[0]
         try:
-            await api.create_event(_event(job, story[0]))
+            await api.create_event(_event(job, emit))
         except ApiError as error:
-            if error.status == 429 or error.status >= 500:
+            if error.status == 429 or error.status >= 500 or error.reason == "NotJson":
                 raise
-            story.popleft()  # it will never be taken
+            _drop(story, emit)  # it will never be taken
             raise
+        _drop(story, emit)
+
+
+def _drop(story: deque[Emit], emit: Emit) -> None:
+    """NB: a story that is full has lost its first part by itself when something new came."""
+    if story and story[0] is emit:
         story.popleft()
 
 

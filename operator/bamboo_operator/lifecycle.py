@@ -32,7 +32,10 @@ from bamboo_operator.signals import worker_exit
 
 logger = logging.getLogger(__name__)
 
-PASS_SECONDS = 1.0  # between two looks, if nothing happens
+PASS_SECONDS = 2.0  # between two looks, if nothing happens
+GATHER_SECONDS = 0.2  # from a decision to the pass that it causes: when much happens, decisions come first
+PASSES_AT_ONCE = 4
+TURN_SECONDS = 30.0
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 LEAVE_SECONDS = 15.0  # for workers to end by themselves when the job is over
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
@@ -50,6 +53,7 @@ class Tools:
     url: str
     settings: OperatorSettings
     counts: Counts = field(default_factory=Counts)
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PASSES_AT_ONCE))
 
 
 class Life:
@@ -97,9 +101,11 @@ class Life:
         while not self._over():
             spec = await self._accepted()
             if spec is None or spec.suspend:
-                await self._remove_pods(CleanPodPolicy.ALL)
+                if spec is not None or not self._begun():
+                    await self._remove_pods(CleanPodPolicy.ALL)
                 await self._keep_writing(None)
-                await self._wait_for_change(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
+                left = CleanPodPolicy.NONE if self._begun() else CleanPodPolicy.ALL
+                await self._wait_for_change(None if spec else RECHECK_SECONDS, left)
                 continue
             await self._train(spec)
         await self._clean_up()
@@ -109,6 +115,10 @@ class Life:
     def _over(self) -> bool:
         conditions = self._written.get("conditions") or ()
         return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+    def _begun(self) -> bool:
+        """Are there workers that train, and that another operator has left to us? They don't stop for a bad edit."""
+        return bool(self._written.get("plan"))
 
     async def _accepted(self) -> JobSpec | None:
         """The newest spec; None if it can't be run, which the status then says."""
@@ -121,7 +131,7 @@ class Life:
             self._facts = replace(self._facts, problems=tuple(map(str, error.problems))[:20])
             return None
         self._facts = replace(self._facts, spec=spec, warnings=(*template_problems(spec), *unkept(spec)))
-        if problem := await self._refused(spec):
+        if not self._begun() and (problem := await self._refused(spec)):
             self._facts = replace(self._facts, problems=(problem,))
             return None
         return spec
@@ -136,7 +146,7 @@ class Life:
             try:
                 await self._tools.api.create_pod(pod, dry_run=True)
             except ApiError as error:
-                if error.status in (400, 422, 500):
+                if error.status in (400, 422):
                     return f"spec.worker.template: {error.message}"
                 if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
                     return None
@@ -199,10 +209,14 @@ class Life:
             now, finish = time.monotonic(), brain.finish
             self._count(brain, hands, now - paid_until)
             paid_until = now
-            done = await self._attempt("bring the pods up to date", brain, hands.work())
-            self._facts = replace(self._facts, troubles=hands.troubles())
-            written = await self._attempt("write the status", brain, self._write(brain.status(), hands.created))
-            posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
+            await self._turn()
+            try:
+                done = await self._attempt("bring the pods up to date", brain, hands.work())
+                self._facts = replace(self._facts, troubles=hands.troubles())
+                written = await self._attempt("write the status", brain, self._write(brain.status(), hands.created))
+                posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
+            finally:
+                self._tools.turns.release()
             self.meter.passed(time.monotonic() - now, ok=done and written and posted)
             if finish is not None and written:  # NB: as it was before the pass, for that is what was written
                 brain.dismiss()
@@ -218,7 +232,17 @@ class Life:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await wake.wait()
+                    await asyncio.sleep(GATHER_SECONDS)
             wake.clear()
+
+    async def _turn(self) -> None:
+        """Wait until not too many other jobs have a pass: decisions of all jobs come before what follows from them."""
+        while True:
+            self.passed = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN_SECONDS):
+                    await self._tools.turns.acquire()
+                    return
 
     async def _attempt(self, what: str, brain: Brain, act: Coroutine[Any, Any, None]) -> bool:
         """One part of a pass; what the API server refuses must not hold up the others."""

@@ -1,5 +1,6 @@
 """The operator's metrics: read from living jobs when they are asked for, so that a job that is gone has none."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,9 @@ from bamboo_operator.looks import Look
 IDLE_STATES = ("Suspended", "Invalid", "Complete", "Failed")
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where everything is. lives: those of the jobs that are followed."""
@@ -35,7 +39,10 @@ class Sources:
         states = dict.fromkeys(table.STATES, 0)
         lives = self.lives()
         for life in lives:
-            states[job_page(page, life.look(), life.meter)] += 1
+            try:
+                states[job_page(page, life.look(), life.meter)] += 1
+            except Exception:  # one job's numbers must not cost all others theirs
+                logger.exception("%s/%s: no metrics", *life.key)
         _operator(page, self)
         now = time.monotonic()
         page.add(table.OPERATOR_OLDEST_PASS, max((now - life.passed for life in lives), default=0.0))
@@ -95,7 +102,8 @@ def _cost(page: Page, job: JobKey, look: Look, told: Mapping[str, Any]) -> None:
     status, spec = look.status, look.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":
         samples = status.step * spec.training.global_batch_size - status.lost_samples
-        page.add(table.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
+        if samples > 0:
+            page.add(table.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
 
 
 def _operator(page: Page, sources: Sources) -> None:

@@ -54,8 +54,10 @@ def worker_number(pod: Mapping[str, Any]) -> int | None:
 
 
 def worker_image(pods: Mapping[WorkerId, Mapping[str, Any]]) -> str | None:
-    """The image that these workers run, so that one that joins them runs the same; of the newest of them."""
+    """The image that these workers run, so that one that joins them runs the same; of the newest that has started."""
     for pod in sorted(pods.values(), key=lambda pod: worker_number(pod) or 0, reverse=True):
+        if (pod.get("status") or {}).get("phase") != "Running":
+            continue
         for container in (pod.get("spec") or {}).get("containers") or ():
             if container.get("name") == names.TRAINER_CONTAINER:
                 return str(container["image"])

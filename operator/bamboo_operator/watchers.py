@@ -19,5 +19,11 @@ class Watchers:
         names = {task.get_name() for task in asyncio.all_tasks() if not task.done()}
         now = {name for name in names if name.startswith(PREFIX)}
         self._seen |= now
+        watched = {_namespace(name) for name in now}  # NB: of a namespace that is deleted kopf watches nothing more
+        self._seen = {name for name in self._seen if name.endswith("@None") or _namespace(name) in watched}
         missing = sorted(self._seen - now)
         return f"the {missing[0]} has ended" if missing else None
+
+
+def _namespace(name: str) -> str:
+    return name.rpartition("@")[2]

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 2.0
 PING_SECONDS = 5.0
+CONNECT_SECONDS = 3.0
+HANDSHAKE_SECONDS = 10.0
+CLOSE_SECONDS = 0.02  # some turns of the loop, in which what the session has closed ends
 
 
 class Control:
@@ -105,13 +108,15 @@ class Control:
             self._wake.set()
         backoff = FIRST_BACKOFF_SECONDS
         try:
-            async with aiohttp.ClientSession() as session:
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            async with aiohttp.ClientSession(timeout=limits) as session:
                 while not self._stop.is_set():
                     if await self._connect(session):
                         backoff = FIRST_BACKOFF_SECONDS
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._stop.wait(), backoff)
                     backoff = min(2 * backoff, LAST_BACKOFF_SECONDS)
+            await asyncio.sleep(CLOSE_SECONDS)
         finally:
             with self._lock:
                 self._loop = None
@@ -128,22 +133,22 @@ class Control:
                     self._receive(frame.data)
 
         try:
-            async with session.ws_connect(
-                self._url,
-                ssl=self._tls,
-                headers={"Authorization": f"Bearer {self._token()}"},
-                heartbeat=PING_SECONDS,
-                max_msg_size=MAX_MESSAGE_BYTES,
-                timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
-            ) as socket:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                opened = await session.ws_connect(
+                    self._url,
+                    ssl=self._tls,
+                    headers={"Authorization": f"Bearer {self._token()}"},
+                    heartbeat=PING_SECONDS,
+                    max_msg_size=MAX_MESSAGE_BYTES,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=0.5),
+                )
+            async with opened as socket:
                 await socket.send_str(encode(self._hello()).decode())
                 await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
         except aiohttp.WSServerHandshakeError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
-                why = error.headers.get(REFUSED_HEADER) if error.headers else None
-                self._deliver(
-                    Refused(reason="Unauthorized", message=why or "the coordinator does not let this worker in")
-                )
+            why = error.headers.get(REFUSED_HEADER) if error.headers else None
+            if error.status == HTTPStatus.FORBIDDEN and why:  # NB: a proxy's refusal is not the coordinator's
+                self._deliver(Refused(reason="Unauthorized", message=why))
             logger.debug("the coordinator answers %d", error.status)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("no channel to the coordinator: %s", error)

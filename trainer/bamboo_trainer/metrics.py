@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from http.server import HTTPServer
 from importlib.metadata import version
+from socketserver import TCPServer
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -76,6 +77,11 @@ def serve(worker: "Worker", tally: Tally, host: str, port: int) -> None:
 
     class Server(HTTPServer):  # NB: one caller at a time, so that callers cannot pile up threads beside the training
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            """Without asking a name server who we are, which may take long."""
+            TCPServer.server_bind(self)
+            self.server_name, self.server_port = host, port
 
     try:
         server = Server((host, port), Handler)

@@ -368,7 +368,8 @@ def page(
 ) -> None:
     """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
 
-    The URL holds a token that is made for this, of the ServiceAccount that is named; it can look at job pages only.
+    The URL holds a token that is made for this, of the ServiceAccount that is named. It opens job pages and nothing
+    else, but those of all jobs that the account may get: with bamboo-page, of all jobs, also from inside the cluster.
     """
     from bamboo.remote import page as pages
 

@@ -8,6 +8,7 @@ import binascii
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -195,12 +196,34 @@ def _server(cluster: Doc, file: Path) -> Server:
 
 def environment_proxy(url: str) -> str | None:
     """What HTTPS_PROXY, HTTP_PROXY and NO_PROXY say about that server; never a proxy for this machine itself."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
+    parts, proxies = urlsplit(url), getproxies()
+    host, found = parts.hostname or "", proxies.get(parts.scheme, "")
     if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):
         return None
-    found = getproxies().get(parts.scheme, "")
-    return found if found.startswith(("http://", "https://")) else None
+    if not found or _within(host, proxies.get("no", "")):
+        return None
+    scheme, separator, _ = found.partition("://")
+    if not separator:
+        return f"http://{found}"  # as kubectl takes it
+    if scheme.lower() not in ("http", "https"):  # NB: the rest may have a password in it
+        name = f"{parts.scheme.upper()}_PROXY"
+        raise ConfigError(f"{name}: expected a URL that begins with http:// or https://, got one with {scheme}://")
+    return found
+
+
+def _within(host: str, exceptions: str) -> bool:
+    """Whether the host is an address in one of the networks that NO_PROXY names (10.0.0.0/8), as kubectl has it."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    for entry in exceptions.split(","):
+        try:
+            if address in ip_network(entry.strip(), strict=False):
+                return True
+        except ValueError:
+            continue  # a name, which is proxy_bypass's
+    return False
 
 
 def _user(user: Doc, file: Path) -> User:

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 import struct
-import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
 
 from bamboo.names import PAGE_AUDIENCE, WEB_PORT
 from bamboo.remote.api import Api, Object
+from bamboo.remote.browser import show
 from bamboo.remote.errors import ApiError, RemoteError
 from bamboo.remote.model import job_of
 from bamboo.remote.session import Session, Target, printable
@@ -22,6 +23,10 @@ DATA, ERROR = 0, 1  # its channels
 CHUNK = 64 << 10
 TOKEN_SECONDS = 3600
 LIFE = 0.8  # of a token, after which there is a new one
+WARNING = (
+    "the token in this URL is {account}'s: for an hour, whoever has it can look at every job that this account may"
+    " get, from this machine and from inside the cluster; Ctrl-C ends the tunnel"
+)
 
 
 async def page(
@@ -29,29 +34,43 @@ async def page(
 ) -> int:
     """Serves until it is interrupted; the URL is printed, and again whenever the token in it is renewed."""
     job = job_of(await session.api.job(*session.of(name)))
-    pod, inner = await _operator(session.api, operator_namespace)
+    pod = await _operator(session.api, operator_namespace, job.namespace)
     namespace = operator_namespace or pod["metadata"]["namespace"]
-    tunnel = Tunnel(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], inner)
+    tunnel = Tunnel(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))
     outer = await tunnel.open(port)
+    opening: asyncio.Task[None] | None = None
     try:
         while True:
             token, seconds = await _token(session.api, namespace, account)
             url = f"http://127.0.0.1:{outer}/jobs/{job.namespace}/{job.name}/#token={token}"
             print(url, flush=True)
-            session.say("anyone who has this URL can look at the job for an hour, from this machine; Ctrl-C ends it")
-            if open_browser:
-                await asyncio.to_thread(webbrowser.open, url)
-                open_browser = False
+            session.say(WARNING.format(account=f"{namespace}/{account}"))
+            if open_browser and opening is None:
+                opening = asyncio.create_task(_open(session, url))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds * LIFE):
                     await tunnel.broken()
                     raise RemoteError("the tunnel to the operator is broken; has it been restarted?")
     finally:
+        if opening is not None:
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await opening
         await tunnel.close()
 
 
-async def _operator(api: Api, namespace: str | None) -> tuple[Object, int]:
-    """The operator's pod, and the number of its port for people."""
+async def _open(session: Session, url: str) -> None:
+    try:
+        shown = await show(url)
+    except OSError as error:
+        session.say(f"the browser was not opened: {error.strerror}; the URL above can be pasted into it")
+        return
+    if not shown:
+        session.say("no browser was found; the URL above can be pasted into one")
+
+
+async def _operator(api: Api, namespace: str | None, watching: str) -> Object:
+    """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
     place = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     try:
         pods = await api.listed(place, {"labelSelector": OPERATOR})
@@ -63,7 +82,35 @@ async def _operator(api: Api, namespace: str | None) -> tuple[Object, int]:
     if not running:
         where = f"in namespace {namespace}" if namespace else "in the cluster"
         raise RemoteError(f"no running bamboo-operator was found {where} (label {OPERATOR})")
-    return running[0], web_port(running[0])
+    found = operator_for(running, watching)
+    if found is None and not namespace:
+        places = ", ".join(sorted({pod["metadata"]["namespace"] for pod in running}))
+        raise RemoteError(
+            f"several operators are running (in {places}), and it is not clear which one looks after namespace"
+            f" {watching}; --operator-namespace names it"
+        )
+    return found or running[0]
+
+
+def operator_for(pods: Sequence[Object], namespace: str) -> Object | None:
+    """The one that was told to watch that namespace, else the one that watches all; None if several do, or none does.
+    A single one is it in any case: how it was told may be another way than by its arguments."""
+    if len(pods) == 1:
+        return pods[0]
+    told = [(pod, watched(pod)) for pod in pods]
+    by_name = [pod for pod, names in told if namespace in names]
+    found = by_name or [pod for pod, names in told if not names]
+    return found[0] if len(found) == 1 else None
+
+
+def watched(pod: Mapping[str, Any]) -> set[str]:
+    """The namespaces that an operator's pod was told to watch; none if all."""
+    names = set()
+    for container in pod["spec"]["containers"]:
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        names |= {word.partition("=")[2] for word in words if word.startswith("--namespace=")}
+        names |= {name for word, name in pairwise(words) if word == "--namespace"}
+    return names
 
 
 def _is_running(pod: Mapping[str, Any]) -> bool:
