@@ -112,13 +112,13 @@ def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Pat
         "/etc/settings": {"configMap": {"name": "settings"}},
         "/keys": {"secret": {"secretName": "keys", "defaultMode": 0o400}},
         "/etc/podinfo": {"downwardAPI": {"items": [labels]}},
-        "/tmp": {"emptyDir": {}},
-        "/tmp/deep": {"emptyDir": {}},
+        "/scratch": {"emptyDir": {}},
+        "/scratch/deep": {"emptyDir": {}},
         "/checkpoints": {"persistentVolumeClaim": {"claimName": "data"}},
     }
     mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(volumes)]
     script = """
-        echo $ROLE $BOTH; cat /etc/settings/colour /keys/key /etc/podinfo/labels; touch /tmp/deep/x; find /tmp
+        echo $ROLE $BOTH; cat /etc/settings/colour /keys/key /etc/podinfo/labels; touch /scratch/deep/x; find /scratch
         echo kept >> /checkpoints/state; cat /checkpoints/state; test -n "$IP" && test -w /etc/passwd
     """
     for name, expected in (("first", "kept\n"), ("second", "kept\nkept\n")):
@@ -127,7 +127,7 @@ def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Pat
         manifest["spec"]["volumes"] = [{"name": f"v{i}", **volume} for i, volume in enumerate(volumes.values())]
         run(cluster, namespace, manifest, "Succeeded")
         log = cluster.logs(namespace, name)
-        assert log == f'worker green-s3cret-$(KEY)\ngreens3cretrole="worker"\n/tmp\n/tmp/deep\n/tmp/deep/x\n{expected}'
+        assert log == f'worker green-s3cret-$(KEY)\ngreens3cretrole="worker"\n/scratch\n/scratch/deep\n/scratch/deep/x\n{expected}'
     assert not Path("/keys").exists()
 
 
