@@ -89,7 +89,7 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         (
             "redundancy.placement",
             "Host",
-            "spec.redundancy: placement and transferMBps can change only while the job is suspended",
+            "spec.redundancy: can change only while the job is suspended, but for mode",
         ),
         ("queue", {"name": "q"}, "spec.queue: can change only while the job is suspended"),
     ],

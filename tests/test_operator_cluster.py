@@ -1,5 +1,6 @@
 """The operator against a real API server, scheduler and controller manager; pods really run and train."""
 
+import asyncio
 import json
 import signal
 import time
@@ -84,7 +85,9 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
             async with session.ws_connect(url, headers=headers, ssl=operator.trusting) as socket:
                 await socket.send_str(encode(Hello(worker=worker, host="127.0.0.1", port=1)).decode())
                 answer = decode_from_coordinator((await socket.receive(timeout=10)).data)
+            await asyncio.sleep(0.1)
         except aiohttp.WSServerHandshakeError as error:
+            await asyncio.sleep(0.1)  # so that the connection ends before the loop does
             return f"{error.status} {(error.headers or {}).get(REFUSED_HEADER)}"
         assert isinstance(answer, Refused), answer
         return answer.message
@@ -92,8 +95,6 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Operator) -> None:
-    import asyncio
-
     job = Job(installed.api, namespace, manifest("guarded", steps=100_000))
     job.until("Running")
     worker = sorted(job.pods())[0]

@@ -88,4 +88,4 @@ def serve(worker: "Worker", tally: Tally, host: str, port: int) -> None:
     except OSError as error:
         logger.warning("no metrics: cannot listen on port %d of %s: %s", port, host, error.strerror)
         return
-    threading.Thread(target=server.serve_forever, name="bamboo-metrics", daemon=True).start()
+    threading.Thread(target=server.serve_forever, name="worker-metrics", daemon=True).start()
