@@ -307,8 +307,8 @@ async def post(api: Api, job: Running, story: deque[Emit]) -> None:
         try:
             await api.create_event(_event(job, emit))
         except ApiError as error:
-            if error.status == 429 or error.status >= 500 or error.reason == "NotJson":
-                raise
+            if error.status in (403, 429) or error.status >= 500 or error.reason == "NotJson":
+                raise  # NB: an API server that has just started forbids everything for a moment
             _drop(story, emit)  # it will never be taken
             raise
         _drop(story, emit)

@@ -36,6 +36,7 @@ PASS_SECONDS = 2.0  # between two looks, if nothing happens
 GATHER_SECONDS = 0.2  # from a decision to the pass that it causes: when much happens, decisions come first
 PASSES_AT_ONCE = 4
 TURN_SECONDS = 30.0
+LAST_WORDS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 LEAVE_SECONDS = 15.0  # for workers to end by themselves when the job is over
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
@@ -203,7 +204,7 @@ class Life:
     async def _drive(
         self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]", wake: asyncio.Event
     ) -> None:
-        retry, paid_until = FIRST_RETRY, time.monotonic()
+        retry, paid_until, ended = FIRST_RETRY, time.monotonic(), math.inf
         while True:
             self._hear(brain, hands)
             now, finish = time.monotonic(), brain.finish
@@ -220,7 +221,8 @@ class Life:
             self.meter.passed(time.monotonic() - now, ok=done and written and posted)
             if finish is not None and written:  # NB: as it was before the pass, for that is what was written
                 brain.dismiss()
-                if not brain.story or not posted:
+                ended = min(ended, now)
+                if not brain.story or now - ended > LAST_WORDS_SECONDS:
                     return
             if done and written and posted:
                 retry, pause = FIRST_RETRY, PASS_SECONDS
