@@ -66,6 +66,7 @@ def test_a_job_survives_its_nodes_and_its_operator(
     assert status["state"] == "Complete"
     assert float(status["cost"]["total"]) > 0
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
+    job.told("Complete")  # the last one, after the status
     reasons = [reason for reason, _ in job.events()]
     assert {"WorkerJoined", "Started", "NoticeReceived", "WorkerLost", "Takeover", "Complete"} <= set(reasons)
 
