@@ -21,7 +21,7 @@ from helm_kit import ROOT, HelmError, Missing, helm
 from operator_jobs import TOLERATE, digests_of_a_local_run
 
 pytest_plugins = ["cluster_kit"]
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(sys.executable).parent
 STEPS = 600
