@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bamboo.allowance import Allowance
 from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
-from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Pace, Unauthorized
+from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Unauthorized
 from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, Reviews, claimed, path, pod_check
 from bamboo_operator.tls import Certificate
 from bamboo_trainer.control import Control
@@ -245,9 +246,9 @@ def test_a_token_that_names_no_pod_is_refused(text: str) -> None:
 
 
 def test_who_says_too_much_is_slowed_down() -> None:
-    pace = Pace(rate=10, burst=5, now=0.0)
-    assert [pace.wait(0.0) for _ in range(7)] == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
-    assert pace.wait(100.0) == 0
+    allowance = Allowance(rate=10, burst=5, now=0.0)
+    assert [allowance.wait(0.0) for _ in range(7)] == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
+    assert allowance.wait(100.0) == 0
 
 
 async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
+from bamboo.names import worker_name
 from bamboo_operator.pods import (
     selector,
     unkept,
     weights_folder,
     worker_image,
-    worker_name,
     worker_number,
     worker_pod,
     worker_pool,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from bamboo.allowance import Allowance
 from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.plan import WorkerId
@@ -53,19 +54,6 @@ def token_check(token: str) -> Authenticate:
         return None
 
     return authenticate
-
-
-class Pace:
-    """How fast somebody may go: `rate` a second on average, `burst` at once."""
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate, self._burst, self._left, self._at = rate, burst, burst, now
-
-    def wait(self, now: float) -> float:
-        """Counts one; seconds to wait before the next one."""
-        self._left = min(self._burst, self._left + (now - self._at) * self._rate) - 1
-        self._at = now
-        return max(0.0, -self._left / self._rate)
 
 
 @dataclass(eq=False, slots=True)
@@ -186,7 +174,7 @@ class Channels:
         older = self._channels.get(hello.worker)
         self._channels[hello.worker] = channel
         writer = asyncio.create_task(channel.write())
-        pace = Pace(MESSAGES_A_SECOND, MESSAGES_AT_ONCE, time.monotonic())
+        allowance = Allowance(MESSAGES_A_SECOND, MESSAGES_AT_ONCE, time.monotonic())
         if older is not None:
             closing = asyncio.create_task(older.socket.close(code=WSCloseCode.OK))
             self._closing.add(closing)
@@ -197,7 +185,7 @@ class Channels:
                 if self._channels.get(hello.worker) is not channel:
                     break
                 self._on_event(Received(hello.worker, message))
-                if wait := pace.wait(time.monotonic()):
+                if wait := allowance.wait(time.monotonic()):
                     await asyncio.sleep(wait)
         finally:
             writer.cancel()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bamboo.events import Emit, WorkerState
-from bamboo.names import API_VERSION, KIND
+from bamboo.names import API_VERSION, KIND, worker_name
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool
 from bamboo_operator import silence
@@ -23,7 +23,6 @@ from bamboo_operator.pods import (
     OperatorSettings,
     selector,
     worker_image,
-    worker_name,
     worker_number,
     worker_pod,
     worker_pool,

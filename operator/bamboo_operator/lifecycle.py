@@ -124,17 +124,25 @@ class Life:
     async def _accepted(self) -> JobSpec | None:
         """The newest spec; None if it can't be run, which the status then says."""
         self._changed.clear()
-        generation = int(self.body["metadata"].get("generation") or 0)
-        self._facts = replace(self._facts, generation=generation, problems=(), warnings=())
-        try:
-            spec = parse_manifest(self._manifest())
-        except ManifestError as error:
-            self._facts = replace(self._facts, problems=tuple(map(str, error.problems))[:20])
+        self._facts = replace(self._facts, warnings=())
+        if (spec := self._read()) is None:
             return None
-        self._facts = replace(self._facts, spec=spec, warnings=(*template_problems(spec), *unkept(spec)))
+        self._facts = replace(self._facts, warnings=(*template_problems(spec), *unkept(spec)))
         if not self._begun() and (problem := await self._refused(spec)):
             self._facts = replace(self._facts, problems=(problem,))
             return None
+        return spec
+
+    def _read(self) -> JobSpec | None:
+        """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""
+        generation = int(self.body["metadata"].get("generation") or 0)
+        try:
+            spec = parse_manifest(self._manifest())
+        except ManifestError as error:
+            problems = tuple(map(str, error.problems))[:20]
+            self._facts = replace(self._facts, generation=generation, problems=problems)
+            return None
+        self._facts = replace(self._facts, generation=generation, spec=spec, problems=())
         return spec
 
     async def _refused(self, spec: JobSpec) -> str | None:
@@ -273,14 +281,8 @@ class Life:
         """What the user has changed, and whether the job's time is up."""
         if self._changed.is_set():
             self._changed.clear()
-            generation = int(self.body["metadata"].get("generation") or 0)
-            try:
-                spec = parse_manifest(self._manifest())
-            except ManifestError as error:
-                problems = tuple(map(str, error.problems))[:20]
-                self._facts = replace(self._facts, generation=generation, problems=problems)
+            if (spec := self._read()) is None:
                 return
-            self._facts = replace(self._facts, generation=generation, spec=spec, problems=())
             if spec.suspend:
                 brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
             else:

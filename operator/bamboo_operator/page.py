@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from bamboo.allowance import Allowance
 from bamboo.names import GROUP, PAGE_AUDIENCE, PLURAL
 from bamboo.page.record import steady_clock
 from bamboo.page.serve import add_page, answer, bearer, refusal
@@ -63,7 +64,7 @@ class Gate:
         self._verdicts: OrderedDict[tuple[bytes, JobKey], _Verdict] = OrderedDict()
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        self._allowance, self._refilled = STRANGERS_AT_ONCE, clock()
+        self._strangers = Allowance(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, clock())
 
     async def admit(self, token: str | None, job: JobKey) -> Refusal | None:
         """None: come in."""
@@ -74,7 +75,7 @@ class Gate:
         if known is not None and known.until >= self._clock():
             return known.refusal
         trusted = known is not None and known.refusal is None
-        if not trusted and not self._room_for_stranger():
+        if not trusted and not self._strangers.take(self._clock()):
             return Refusal(429, "Too many tokens that are not known yet.", retry=1)
         if self._waiting >= WAITING:
             return Refusal(503, "Too many are asking at the same time.", retry=2)
@@ -95,15 +96,6 @@ class Gate:
         while len(self._verdicts) > REMEMBERED:
             self._verdicts.popitem(last=False)
         return found
-
-    def _room_for_stranger(self) -> bool:
-        now = self._clock()
-        filled = self._allowance + (now - self._refilled) * STRANGERS_A_SECOND
-        self._allowance, self._refilled = min(STRANGERS_AT_ONCE, filled), now
-        if self._allowance < 1:
-            return False
-        self._allowance -= 1
-        return True
 
     async def _review(self, token: str, job: JobKey) -> Refusal | None:
         review = await self._reviews.review_token(token, PAGE_AUDIENCE)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo import names
-from bamboo.names import worker_name as worker_name
+from bamboo.names import worker_name
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool, SpreadPolicy
 from bamboo_operator.placement import place, placement
