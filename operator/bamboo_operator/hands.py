@@ -28,7 +28,7 @@ from bamboo_operator.pods import (
     worker_pool,
 )
 from bamboo_operator.pools import choose_pool, move_to, pool_to_try, reverts
-from bamboo_operator.signals import worker_exit
+from bamboo_operator.signals import is_deleted, lives, worker_exit
 from bamboo_operator.surplus import surplus
 from bamboo_operator.troubles import Trouble, troubles
 
@@ -116,7 +116,7 @@ class Hands:
         return self._cluster.pods(self._job.key, self._job.uid)
 
     def _living(self) -> dict[str, dict[str, Any]]:
-        return {n: p for n, p in self._pods().items() if worker_exit(p) is None and not _deleted(p)}
+        return {n: p for n, p in self._pods().items() if lives(p)}
 
     def _waiting(self) -> dict[str, dict[str, Any]]:
         """Those that have no node yet."""
@@ -198,10 +198,10 @@ class Hands:
         failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
         kept = failed[-KEPT_CRASHES:]
         for worker in ended:
-            if worker not in kept and not _deleted(pods[worker]):
+            if worker not in kept and not is_deleted(pods[worker]):
                 await self._delete(pods[worker])
         for worker, since in list(self._brain.removing.items()):
-            if worker not in pods or worker in ended or _deleted(pods[worker]):
+            if worker not in pods or worker in ended or is_deleted(pods[worker]):
                 del self._brain.removing[worker]
             elif now - since > LEAVE_SECONDS:
                 await self._delete(pods[worker])
@@ -293,10 +293,6 @@ def _age(pod: dict[str, Any]) -> float:
     """Seconds since the pod was made."""
     made = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     return max(0.0, (datetime.now(UTC) - made).total_seconds())
-
-
-def _deleted(pod: dict[str, Any]) -> bool:
-    return pod["metadata"].get("deletionTimestamp") is not None
 
 
 async def post(api: Api, job: Running, story: deque[Emit]) -> None:

@@ -28,7 +28,7 @@ from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Comparison, Look
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
-from bamboo_operator.signals import worker_exit
+from bamboo_operator.signals import lives
 
 logger = logging.getLogger(__name__)
 
@@ -359,8 +359,7 @@ class Life:
             await self._sleep(0.1)
 
     def _living(self) -> list[dict[str, Any]]:
-        pods = self._tools.cluster.pods(self.key, self.uid).values()
-        return [pod for pod in pods if worker_exit(pod) is None and not pod["metadata"].get("deletionTimestamp")]
+        return [pod for pod in self._tools.cluster.pods(self.key, self.uid).values() if lives(pod)]
 
     async def _clean_up(self) -> None:
         spec = self._parsed() or self._facts.spec

@@ -115,6 +115,16 @@ def worker_exit(pod: Json) -> tuple[int | None, str] | None:
     return (KILLED if _own_limit(status) else None), f"failed with its pod: {why or 'no reason is given'}"
 
 
+def is_deleted(pod: Json) -> bool:
+    """Has its deletion been asked for?"""
+    return _metadata(pod).get("deletionTimestamp") is not None
+
+
+def lives(pod: Json) -> bool:
+    """Does its worker run, or wait to run, and may stay?"""
+    return worker_exit(pod) is None and not is_deleted(pod)
+
+
 # Nodes
 
 

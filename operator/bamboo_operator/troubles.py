@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo_operator.signals import worker_exit
+from bamboo_operator.signals import lives
 
 Json = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def _sentence(reason: str, count: int, message: str) -> str:
 
 def _of(pod: Json) -> Iterator[Trouble]:
     status = pod.get("status") or {}
-    if worker_exit(pod) is not None or (pod.get("metadata") or {}).get("deletionTimestamp"):
+    if not lives(pod):
         return
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
