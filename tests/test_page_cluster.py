@@ -104,6 +104,7 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
     assert ask(operator, namespace, "page", good[:-4] + "AAAA")[0] == 401
     assert ask(operator, namespace, "nobody", good)[0] == 404
 
+    job.wait(lambda status: status.get("takeovers") == 1, 10)  # what is written is what a new operator knows
     operator.kill()
     operator.start()
     page = until(operator, namespace, good, lambda page: page["points"])
