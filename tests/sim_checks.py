@@ -1,12 +1,13 @@
 """What must hold during and after a simulated run, and a story of what everyone waits for when it does not."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bamboo.events import Outcome
-from bamboo.plan import Plan, plan_problems
+from bamboo.events import Outcome, Takeover
+from bamboo.plan import Cell, Plan, plan_problems
 from bamboo.protocol import StepCommitted
+from bamboo_trainer.ledger import KEPT_STEPS
 from bamboo_trainer.schedule import needs
 from sim_holders import holders, usable
 from sim_stage import Oracle, Violation
@@ -48,6 +49,12 @@ class Checks:
             raise Violation(f"epoch {plan.epoch} follows {self.epoch}")
         self.epoch = plan.epoch
 
+    def taken_over(self, taken: Takeover) -> None:
+        """Who reports a takeover is who was to take over, by the plan that it is put down to."""
+        heir = self.plans[taken.epoch].at(Cell(taken.pipeline, taken.stage)).owner
+        if heir != taken.worker:
+            raise Violation(f"{taken.worker} reports a takeover that plan {taken.epoch} left to {heir}: {taken}")
+
     def forget_plans(self) -> None:
         """Another coordinator: it may not know the newest epochs."""
         self.epoch = 0
@@ -86,10 +93,36 @@ class Checks:
             if run.program and run.next is None and run.catching:
                 raise Violation(f"{node.name} has taken over {run.cell}, finished step {run.step}, and not said so")
 
+    def followed(self, node: "Node") -> None:
+        """Who has the gradients of a step knows the commit before it, without which it could not use them."""
+        engine = node.engine
+        for stage, holding in engine.holdings.items() if engine else ():
+            lacked = holding.version not in engine.ledger.commits if engine else False
+            if holding.stage and lacked and holding.version + 1 in holding.reduced:
+                raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {holding.version}")
+
+    def settled(self, nodes: Sequence["Node"], steps: int) -> None:
+        """Once a job is complete and all is quiet, every replica holds what its owner holds, and the owner knows it."""
+        owners = {n.name: n.engine for n in nodes if n.alive and not n.frozen and n.engine and n.engine.plan}
+        for name, engine in owners.items():
+            for (cell, worker), known in engine.feeds.items():
+                replica = owners.get(worker)
+                if replica is None or replica.plan != engine.plan or replica.pending or engine.pending:
+                    continue
+                version = replica.holdings[cell.stage].version
+                if version != steps or not known.synced:
+                    raise Violation(
+                        f"all is quiet, and {worker} holds version {version} of stage {cell.stage}, not {steps}: "
+                        f"{known}; it knows commits {sorted(replica.ledger.commits)} and has gradients of "
+                        f"{sorted(replica.holdings[cell.stage].reduced)}; its owner is {name}"
+                    )
+
     def bounded(self, node: "Node") -> None:
         engine = node.engine
         if engine is None or engine.plan is None:
             return
+        if len(engine.ledger.commits) > KEPT_STEPS + 1 and not engine.holdings:
+            raise Violation(f"{node.name}, which holds nothing, keeps {len(engine.ledger.commits)} commits")
         steps = {address.step for frames in engine.log._frames.values() for address in frames}
         if steps and max(steps) - min(steps) >= LOGGED_STEPS:
             raise Violation(f"the log of {node.name} holds steps {sorted(steps)}")

@@ -19,7 +19,7 @@ BACKOFF_SECONDS = (0.05, 2.0)
 
 
 class Channel:
-    """hello, step: what the worker says of itself. up: at the worker's end; open: at the coordinator's."""
+    """hello, heartbeat: what the worker says of itself. up: at the worker's end; open: at the coordinator's."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class Channel:
         to_coordinator: Callable[[Event], None],
         to_worker: Callable[[Message], None],
         hello: Callable[[], Hello],
-        step: Callable[[], int],
+        heartbeat: Callable[[], Heartbeat],
         lossy: bool,
     ) -> None:
         self.clock, self.rng, self.worker, self.lossy = clock, rng, worker, lossy
-        self.to_coordinator, self.to_worker, self.hello, self.step = to_coordinator, to_worker, hello, step
+        self.to_coordinator, self.to_worker, self.hello, self.heartbeat = to_coordinator, to_worker, hello, heartbeat
         self.delay = 10 ** rng.uniform(-4, -1.5)
         self.outbox: deque[Message] = deque()
         self.up = self.open = self.ended = self.frozen = False
@@ -70,7 +70,7 @@ class Channel:
         if self.ended:
             return
         if self.up and not self.frozen:
-            self._transmit(Received(self.worker, Heartbeat(step=self.step())), self.connection)
+            self._transmit(Received(self.worker, self.heartbeat()), self.connection)
         self.clock.after(HEARTBEAT_SECONDS, self._beat)
 
     # on the way

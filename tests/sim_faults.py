@@ -16,6 +16,7 @@ class What(StrEnum):
     KILL_AT = "kill at"  # when it starts or has ended an instruction
     KILL_SENDING = "kill sending"  # before it sends a frame
     FREEZE = "freeze"
+    HANG = "hang"  # inside an instruction, while heartbeats go on
     NOTICE = "notice"
     TERM = "term"  # a notice that the worker itself gets
     CUT_LINK = "cut link"

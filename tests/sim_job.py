@@ -12,8 +12,21 @@ from typing import Any
 
 from bamboo import coordinator, protocol
 from bamboo.coordinator import State
-from bamboo.events import AddWorkers, Emit, Event, Finish, Received, RemoveWorker, Send, Tick, WorkerJoined, WorkerLost
+from bamboo.events import (
+    AddWorkers,
+    Emit,
+    Event,
+    Finish,
+    Outcome,
+    Received,
+    RemoveWorker,
+    Send,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
 from bamboo.manifest import parse_manifest
+from bamboo.names import ALONE_SECONDS
 from bamboo.plan import Cell, Plan
 from bamboo.protocol import Message
 from bamboo_trainer.engine import Engine
@@ -32,6 +45,8 @@ TICK_SECONDS = 0.1
 HEARTBEAT_TIMEOUT = 2.0
 GRACE_SECONDS = 3.0
 PATIENCE_SECONDS = 60.0  # without a commit, a fault or a new worker
+LATE_SECONDS = (0.2, 8.0)  # a worker in the middle of something long does not answer before it is done
+SETTLE_SECONDS = 20.0  # longer than any fault lasts
 MAX_EVENTS = 2_000_000
 
 
@@ -89,8 +104,23 @@ class Simulation:
         while self.finish is None and self.failure is None:
             self.clock.advance()
             events += 1
-            if self.clock.now - self.active_at > PATIENCE_SECONDS or events > MAX_EVENTS:
+            if self.clock.now - self.active_at > self._patience() or events > MAX_EVENTS:
                 self.failure = f"nothing happens any more: {waiting(self)}"
+        if self.finish and self.finish.outcome is Outcome.COMPLETE:
+            self._settle()
+
+    def _patience(self) -> float:
+        """Seconds. A coordinator that misses all workers takes its time."""
+        alone = not any(self.nodes[w].alive for w in self.state.workers if w in self.nodes)
+        return PATIENCE_SECONDS + (ALONE_SECONDS if alone else 0.0)
+
+    def _settle(self) -> None:
+        """Nobody is stopped yet, and nothing befalls the job any more: now every replica must come to its end, too."""
+        self.strikes.over()
+        until = self.clock.now + SETTLE_SECONDS
+        while self.failure is None and self.clock.now < until and self.clock.advance():
+            pass
+        self.checked(self.checks.settled, list(self.nodes.values()), self.scenario.arithmetic.steps)
 
     def active(self) -> None:
         """Something happened that gives the job time to react."""
@@ -102,6 +132,8 @@ class Simulation:
     # the coordinator's shell
 
     def _tick(self) -> None:
+        if self.finish:
+            return
         self.strikes.look()
         if self.strikes.restarted:
             living = [n for n in self.nodes.values() if n.alive and n.name in self.state.workers]
@@ -118,11 +150,16 @@ class Simulation:
                 self.missed.append(event)
             return
         self._hear(event)
+        known = len(self.state.takeovers)
         try:
             self.state, commands = coordinator.step(self.state, event, self.clock.now)
         except Exception as error:
             self.broken(None, error)
             return
+        for taken in self.state.takeovers[known:]:
+            self.checked(self.checks.taken_over, taken)
+        if self.state.calm and self.state.recoveries:
+            self.fail(f"the job is calm, and waits for reports of {self.state.recoveries}")
         for command in commands:
             self._execute(command)
 
@@ -141,6 +178,8 @@ class Simulation:
 
     def _execute(self, command: Any) -> None:
         match command:
+            case Send(_, protocol.Stop()) | RemoveWorker() if self.state.phase == "Over":
+                pass  # see _settle
             case Send(worker, message):
                 if isinstance(message, protocol.SendPlan):
                     self.checked(self.checks.planned, message.plan)
@@ -205,11 +244,13 @@ class Simulation:
                     worker=name, host="memory", port=1, zone=f"z{name.number % 3}",
                     plan=node.engine.newest_plan if node.engine else None,
                 ),
-                step=lambda: node.engine.step if node.engine else 0,
+                heartbeat=node.heartbeat,
             )  # fmt: skip
 
         costs = (1.0,) * self.scenario.arithmetic.stages
-        node = self.nodes[name] = Node(self, name, channel, costs)
+        chance = random.Random(f"{self.scenario.seed} answers of {name}")
+        late = chance.uniform(*LATE_SECONDS) if chance.random() < 0.2 else 0.0
+        node = self.nodes[name] = Node(self, name, channel, costs, late)
         self.log(f"{name} starts")
         self.clock.after(10 ** self.rng.uniform(-3, -0.5), node.channel.connect)
 
@@ -239,6 +280,7 @@ class Simulation:
         if self.logging and what.startswith("after"):
             self.log(f"{node.name} {what[6:]} {tuple(cell)} step {step} microbatch {microbatch}")
         self.checked(self.checks.bounded, node)
+        self.checked(self.checks.followed, node)
         return self.strikes.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:

@@ -15,7 +15,8 @@ from bamboo.plan import WorkerId
 from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.standing import Standing
-from bamboo_trainer.transport.wire import Lane, lane_of, travelled
+from bamboo_trainer.transport.wire import Lane, lane_of
+from memory_transport import travelled
 from sim_clock import Clock
 
 PLAN_SECONDS = 5.0  # how long an acceptor waits for the plan that names the caller
@@ -150,6 +151,8 @@ class Network:
     def _form(self, link: Link, end: End) -> None:
         sender, _, lane = link.key
         link.failures = 0
+        if (sender, lane) in end.inbound:  # only the sender has noticed that the older one is broken
+            end.standing_in.broke(sender, lane)
         end.inbound[(sender, lane)] = (link, link.connection)
         if end.standing_in.stands(sender, lane):
             end.deliver(LinkUp(sender))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 0.1
 RETRIES = 100
 HARMLESS = (What.STALL_LINK, What.CAPACITY, What.RESTART)
-DEADLY = (*KILLS, What.FREEZE, What.PARTITION)
+DEADLY = (*KILLS, What.FREEZE, What.HANG, What.PARTITION)
 SHAKY_SECONDS = 3.0  # how long after a fault its victim may still be declared lost
-LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.BOUNDARY, Lane.BULK))
+LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BULK), tuple(Lane))
 
 
 class Strikes:
@@ -29,9 +29,16 @@ class Strikes:
         self.left = list(job.scenario.faults)
         self.struck: list[tuple[Fault, str]] = []
         self.restarted = False
+        self._over = False
         self._traps: list[tuple[Fault, int]] = []  # those that wait for an instruction or a frame
         self._last: tuple[Cell, ...] = ()  # what the last victim owned
         self._shaky: dict[str, float] = {}  # whose end may be near, until when
+
+    def over(self) -> None:
+        """Nothing more happens."""
+        self.left.clear()
+        self._traps.clear()
+        self._over = True
 
     def look(self) -> None:
         """Arm what is due: the first of what is left, if it is not chained to one that has not struck yet."""
@@ -48,6 +55,8 @@ class Strikes:
         self.job.clock.after(fault.delay, partial(self._due, fault, 0))
 
     def _due(self, fault: Fault, tries: int) -> None:
+        if self._over:
+            return
         if fault.what in (What.KILL_AT, What.KILL_SENDING):
             self._traps.append((fault, fault.count))
             return
@@ -155,6 +164,8 @@ class Strikes:
                 pass  # the node raises
             case What.FREEZE:
                 self._freeze(node, fault.seconds)
+            case What.HANG:
+                node.hangs = fault.seconds
             case What.NOTICE:
                 job.coordinate(Notice(node.name, fault.seconds))
                 self._doom(node, fault.seconds)

@@ -7,6 +7,7 @@ work, and so on; how long a piece takes is drawn at random.
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from bamboo import protocol
@@ -60,13 +61,22 @@ class Surroundings(Protocol):
     def broken(self, node: "Node", error: Exception) -> None: ...
 
 
+class Late:
+    """A question that is answered now, although it came long ago."""
+
+
 class Node:
-    """A worker's process. speed: a factor on the time that its work takes."""
+    """A worker's process. speed: a factor on the time that its work takes. late: seconds before it answers anything."""
 
     def __init__(
-        self, around: Surroundings, name: str, channel: Callable[["Node"], Channel], costs: tuple[float, ...]
+        self,
+        around: Surroundings,
+        name: str,
+        channel: Callable[["Node"], Channel],
+        costs: tuple[float, ...],
+        late: float,
     ) -> None:
-        self.around, self.name, self.costs = around, name, costs
+        self.around, self.name, self.costs, self.late = around, name, costs, late
         self.speed = 10 ** around.rng.uniform(-0.3, 0.5)
         self.inbox: deque[Any] = deque()
         self.engine: Engine | None = None
@@ -76,6 +86,8 @@ class Node:
         self.to_save: list[int] = []
         self.saved: dict[int, str] = {}  # stage -> digest
         self.last = ""  # instruction
+        self.hangs = 0.0  # seconds that the next instruction takes longer
+        self.stuck_at: float | None = None  # since when it is inside one that hangs
         self.channel = channel(self)
 
     # the surroundings' side
@@ -114,9 +126,15 @@ class Node:
         self.channel.die(silent + self.around.rng.uniform(0.0, 0.05), flush=code in (0, 1))
         self.around.ended(self, code)
 
+    def heartbeat(self) -> protocol.Heartbeat:
+        """Of another thread than the one that works."""
+        busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
+        return protocol.Heartbeat(step=self.engine.step if self.engine else 0, doing=f"inside {self.last}", busy=busy)
+
     # the worker's loop
 
     def _wake(self) -> None:
+        self.stuck_at = None
         if not self.alive or self.frozen:
             self.asleep = True
             return
@@ -145,7 +163,7 @@ class Node:
 
     def _take(self, item: Any) -> float:
         """Obey or handle; the seconds that it takes."""
-        if not isinstance(item, Message):
+        if not isinstance(item, Message | Late):
             if self.engine:
                 self.engine.handle(item)
             return 0.0
@@ -154,7 +172,9 @@ class Node:
                 return self._begin()
             case protocol.ProfileRequest():
                 self.channel.say(protocol.Profile(costs=self.costs))
-            case protocol.ReportRequest():
+            case protocol.ReportRequest() if self.late > 0:
+                self.around.clock.after(self.late, partial(self.put, Late()))
+            case protocol.ReportRequest() | Late():
                 if self.engine:
                     self.engine.report()
             case protocol.SendPlan(plan=plan):
@@ -192,6 +212,9 @@ class Node:
                 self.to_save.remove(index)
                 self.saved[index] = stage.digest()
                 self.channel.say(protocol.Saved(stage=index))
+        if self.hangs and self.last in SECONDS:
+            hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now
+            return hangs
         typical = SECONDS.get(self.last, OTHER_SECONDS)
         return typical * self.speed * self.around.rng.uniform(0.5, 1.5) if busy else 0.0
 

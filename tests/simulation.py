@@ -16,7 +16,7 @@ from bamboo.spec import Placement
 from bamboo_trainer.engine import Engine
 from bamboo_trainer.loading import layer_costs, load_task
 from bamboo_trainer.stage import Stage, TrainingConfig
-from bamboo_trainer.transport.memory import MemoryNetwork
+from memory_transport import MemoryNetwork
 
 
 class Killed(Exception):

@@ -16,12 +16,14 @@ from bamboo.events import (
     Received,
     RemoveWorker,
     Send,
+    SpecChanged,
     Tick,
     WorkerJoined,
 )
-from bamboo.plan import Cell, Plan
+from bamboo.membership import unwanted
+from bamboo.plan import Cell
 from bamboo.reconcile import protected
-from world import World
+from world import World, back, restarted, silence
 
 actions = st.lists(
     st.tuples(st.sampled_from(["lose", "notice", "deliver", "settle", "cut", "away"]), st.integers(0, 20)),
@@ -76,6 +78,59 @@ def test_invariants_hold_whatever_happens(
             assert protected(plan, world.state.synced, cell), f"{cell} is unprotected at rest"
 
 
+changes = st.lists(
+    st.tuples(st.sampled_from(["edit", "away", "lose", "notice", "stay", "deliver"]), st.integers(0, 20)), max_size=30
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3), changes)
+def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tuple[str, int]]) -> None:
+    world = World(stages, 1, 0, 1, 2)
+    world.settle()
+    for action, index in what:
+        names = sorted(world.state.workers)
+        worker = names[index % len(names)] if names else None
+        if action == "edit":
+            spec = world.state.spec
+            world.tell(SpecChanged(replace(spec, elastic=replace(spec.elastic, max_pipelines=1 + index % 4))))
+        elif action == "away":
+            world.away += index % 4
+        elif action == "deliver" and world.pending:
+            world.deliver()
+        elif worker and action == "lose":
+            world.lose(worker)
+        elif worker and action == "notice":
+            world.tell(Notice(worker, 1e9))
+        elif worker and action == "stay":
+            world.tell(NoticeWithdrawn(worker))
+        world.withdraw()
+        if world.finish:
+            return
+        state = world.state
+        coming = sum(isinstance(event, WorkerJoined) for event in world.pending)
+        staying = sum(record.notice_until is None for record in state.workers.values())
+        missing = max(0, stages * max(1, state.spec.elastic.max_pipelines) - staying)
+        assert state.requested == coming + world.unmade, "the coordinator does not know what will come"
+        assert state.requested >= missing
+        assert world.unmade <= max(0, missing - coming), "more than are wanted now would be made"
+
+
+def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> None:
+    world = World(2, 1, 0)
+    world.away = 4
+    more, fewer = (replace(world.spec.elastic, max_pipelines=n) for n in (3, 1))
+    world.settle()
+    world.tell(SpecChanged(replace(world.spec, elastic=more)))
+    assert (world.state.requested, world.unmade) == (4, 4)
+    world.tell(SpecChanged(replace(world.spec, elastic=fewer)))
+    assert unwanted(world.state) == 4
+    world.withdraw()
+    assert (world.state.requested, world.unmade, unwanted(world.state)) == (0, 0, 0)
+    _, commands = coordinator.step(world.state, SpecChanged(replace(world.spec, elastic=more)), world.now)
+    assert AddWorkers(4) in commands
+
+
 def test_a_lost_worker_never_returns() -> None:
     world = World(2, 1, 1)
     world.settle()
@@ -95,16 +150,6 @@ def test_a_silent_worker_is_declared_lost() -> None:
     world.tell(Tick())
     assert "w0" not in world.state.workers
     assert "w1" in world.state.workers
-
-
-def silence(world: World, silent: set[str], seconds: float) -> None:
-    """Time passes in which the others are heard; a coordinator judges at every tick."""
-    until = world.now + seconds
-    while world.now < until:
-        world.now += 0.5
-        for worker in sorted(world.state.workers.keys() - silent):
-            world.tell(Received(worker, protocol.Heartbeat(step=1)))
-        world.tell(Tick())
 
 
 @pytest.mark.parametrize(
@@ -226,21 +271,6 @@ def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced()
     assert (state.phase, state.preemptions) == ("Running", 1)
     assert RemoveWorker("w1") in commands
     assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
-
-
-def restarted(world: World) -> Plan:
-    """The plan that its workers have when another coordinator takes the world over."""
-    world.settle()
-    plan = world.state.plan
-    assert plan is not None
-    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
-    world.state = replace(begun, requested=len(plan.worker_ids()))
-    return plan
-
-
-def back(world: World, worker: str, plan: Plan) -> None:
-    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
-    world.tell(Received(worker, protocol.WorkerReady()))
 
 
 def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed() -> None:

@@ -1,6 +1,7 @@
 """Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import torch
 
 from bamboo.events import Outcome, SpecChanged
 from bamboo.manifest import parse_manifest
-from bamboo.plan import Cell
+from bamboo.plan import Cell, WorkerId
+from bamboo_trainer import committing
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.frames import Frame, Kind
+from bamboo_trainer.ledger import Commit
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.stage import TrainingConfig
+from bamboo_trainer.transport.base import LinkUp
 from simulation import Fault, Job
 
 STEPS = 4
@@ -146,6 +152,41 @@ def test_a_standby_heals_the_pipeline() -> None:
     reasons = [e.reason for e in job.story]
     assert "Takeover" in reasons
     assert "Replicating" in reasons
+
+
+def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state takes some steps to come, and its link to the root breaks: the root then repeats the last commits."""
+    job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
+    missed: list[int] = []
+    late: list[tuple[Engine, Frame]] = []
+    tell_commit, send = committing.tell_commit, Engine.send
+
+    def slow(engine: Engine, worker: WorkerId, frame: Frame) -> None:
+        if worker == "w4" and frame.address.kind is Kind.STATE and len(missed) < 4:
+            late.append((engine, frame))
+        else:
+            send(engine, worker, frame)
+
+    def lossy(engine: Engine, step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
+        if "w4" in workers and late and len(missed) < 4:
+            missed.append(step)
+            workers = [w for w in workers if w != "w4"]
+            if len(missed) == 4:
+                for giver, frame in late:
+                    send(giver, "w4", frame)
+                job.nodes["w4"].events.append(LinkUp(engine.worker))
+                job.nodes[engine.worker].events.append(LinkUp("w4"))
+        tell_commit(engine, step, commit, workers)
+
+    monkeypatch.setattr(committing, "tell_commit", lossy)
+    monkeypatch.setattr(Engine, "send", slow)
+    job.run()
+    assert len(missed) == 4
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.digests == undisturbed(4, 1, steps=14).digests
+    assert job.state.plan is not None
+    assert {job.state.plan.at(Cell(0, s)).owner for s in range(4)} == {"w0", "w1", "w3", "w4"}
 
 
 def pair(job: Job, cells: tuple[Cell, ...]) -> None:

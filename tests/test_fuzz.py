@@ -2,7 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -11,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo import coordinator, protocol
-from bamboo.events import Received, Tick, WorkerJoined
+from bamboo.events import Event, Finish, Interrupted, Received, Send, Tick, WorkerJoined, WorkerLost
 from bamboo.local.preempt import parse
 from bamboo.local.recording import removals
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.memory import Memory
-from bamboo.plan import Cell
+from bamboo.plan import Assignment, Cell, Layout, Peer, Plan, plan_problems
+from bamboo.spec import RedundancyMode
+from bamboo.state import State
+from bamboo.status import status
 from world import World
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
@@ -60,47 +66,161 @@ def test_a_message_nested_without_end_is_refused() -> None:
 
 # What a worker of the job may say in its right form, however wrong it is, must not bring the coordinator down.
 WORKERS = st.sampled_from(["w0", "w1", "w5", "stranger", ""])
-NUMBERS = st.integers(-3, 9) | st.sampled_from([-(2**62), 2**62])
-FLOATS = st.floats(-1e9, 1e9) | st.sampled_from([math.inf, -math.inf, math.nan])
+NUMBERS = st.integers(-3, 9) | st.sampled_from([-(2**62), 2**62, 10**30, 10_000, 9_999])
+FLOATS = st.floats(-1e9, 1e9) | st.sampled_from([math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324])
 CELLS = st.builds(Cell, NUMBERS, NUMBERS)
-SAID = st.one_of(
-    st.just(protocol.WorkerReady()),
-    st.builds(protocol.Profile, costs=st.lists(FLOATS, max_size=9).map(tuple)),
-    st.builds(protocol.Heartbeat, step=NUMBERS, doing=st.text(), memory=st.none() | st.builds(Memory, log=NUMBERS)),
-    st.builds(protocol.PeerDown, peer=WORKERS),
-    st.builds(protocol.PeerUp, peer=WORKERS),
-    st.builds(protocol.PlanApplied, epoch=NUMBERS),
-    st.builds(protocol.ReplicaSynced, cell=CELLS, replica=WORKERS),
-    st.builds(protocol.Report, committed=NUMBERS, held=st.dictionaries(NUMBERS, NUMBERS, max_size=3)),
-    st.builds(
+SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
+    protocol.WorkerReady: st.just(protocol.WorkerReady()),
+    protocol.Profile: st.builds(
+        protocol.Profile, costs=st.lists(FLOATS, max_size=9).map(tuple) | st.just((1.0,) * 20_000)
+    ),
+    protocol.Heartbeat: st.builds(
+        protocol.Heartbeat, step=NUMBERS, doing=st.text(), busy=FLOATS,
+        memory=st.none() | st.builds(Memory, log=NUMBERS),
+    ),
+    protocol.PeerDown: st.builds(protocol.PeerDown, peer=WORKERS),
+    protocol.PeerUp: st.builds(protocol.PeerUp, peer=WORKERS),
+    protocol.PlanApplied: st.builds(protocol.PlanApplied, epoch=NUMBERS),
+    protocol.ReplicaSynced: st.builds(protocol.ReplicaSynced, cell=CELLS, replica=WORKERS),
+    protocol.Report: st.builds(
+        protocol.Report, committed=NUMBERS, held=st.dictionaries(NUMBERS, NUMBERS, max_size=3)
+    ),
+    protocol.LeftBehind: st.builds(protocol.LeftBehind, cell=CELLS),
+    protocol.StepCommitted: st.builds(
         protocol.StepCommitted, step=NUMBERS, generation=NUMBERS, loss=st.none() | FLOATS, gradient_norm=FLOATS,
         microbatches=NUMBERS, seconds=FLOATS,
     ),
-    st.builds(
+    protocol.TakenOver: st.builds(
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,
         forwards=NUMBERS, backwards=NUMBERS, reused=NUMBERS,
     ),
-    st.builds(protocol.CellFinished, cell=CELLS, digest=st.text(max_size=4)),
-    st.builds(protocol.NoticeReceived, seconds=FLOATS),
-    st.builds(protocol.Saved, stage=NUMBERS),
-    st.just(protocol.Bye()),
-)  # fmt: skip
+    protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=st.text(max_size=4)),
+    protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
+    protocol.Saved: st.builds(protocol.Saved, stage=NUMBERS),
+    protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),
+    protocol.Bye: st.just(protocol.Bye()),
+}  # fmt: skip
+SAYING = st.builds(Received, WORKERS, st.one_of(*SAID.values()))
+
+# Plans: sound ones in which something has been put into another one's place, or left out, or doubled.
+ASSIGNMENTS = st.builds(Assignment, owner=WORKERS, replicas=st.lists(WORKERS, max_size=2).map(tuple))
+LAYOUTS = st.builds(
+    Layout, generation=NUMBERS, split=st.lists(st.lists(NUMBERS, max_size=9).map(tuple), max_size=3).map(tuple)
+)
+PEERS = st.builds(Peer, worker=WORKERS, host=st.text(max_size=3), port=NUMBERS, zone=st.text(max_size=3))
+PARTS: dict[str, st.SearchStrategy[Any]] = {
+    "epoch": NUMBERS,
+    "stages": st.lists(st.tuples(NUMBERS, NUMBERS), max_size=3).map(tuple),
+    "pipelines": st.lists(st.lists(ASSIGNMENTS, max_size=3).map(tuple), max_size=3).map(tuple),
+    "layouts": st.lists(LAYOUTS, max_size=3).map(tuple),
+    "workers": st.lists(PEERS, max_size=4).map(tuple),
+    "mode": st.sampled_from(RedundancyMode),
+    "boundary": st.booleans(),
+    "reason": st.text(max_size=3),
+    "message": st.text(max_size=3),
+}
 
 
-@settings(max_examples=300)
-@given(st.lists(st.tuples(WORKERS, SAID), max_size=12))
-def test_no_worker_brings_the_coordinator_down(said: list[tuple[str, protocol.Message]]) -> None:
-    world = World(2, 2, 1)
-    world.settle()
-    state = world.state
-    for number, (worker, message) in enumerate(said):
-        try:
-            sent = protocol.decode_from_worker(protocol.encode(message))
-        except ValueError:
-            continue
-        for event in (Received(worker, sent), Tick()):
-            state, _ = coordinator.step(state, event, world.now + 0.1 * number)
-    coordinator.step(state, WorkerJoined(protocol.Hello(worker="w9", host="h", port=1)), world.now + 2)
+@cache
+def phases() -> dict[str, World]:
+    """A world in each phase that a coordinator can be in, with whom it waits for."""
+    found = {name: World(2, 2, 1) for name in ("Running", "Asking", "Recovering", "Saving", "Over", "Profiling")}
+    for name, world in found.items():
+        if name != "Profiling":
+            world.settle()
+    found["Pending"] = World(2, 2, 1)
+    while found["Profiling"].state.profiling is None:
+        found["Profiling"].deliver()
+    asking, saving, over, back = found["Asking"], found["Saving"], found["Over"], found["Recovering"]
+    plan = found["Running"].state.plan
+    assert plan is not None
+    for worker in sorted({plan.at(c).owner for c in plan.cells() if c.stage == 1} | {*plan.at(Cell(0, 1)).replicas}):
+        asking.lose(worker)
+    saving.state = replace(saving.state, save_path="folder", phase="Saving")
+    over.tell(Interrupted())
+    begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
+    back.state = replace(begun, requested=5)
+    states = {name: (world.state.phase, world.state.asked_at is not None) for name, world in found.items()}
+    assert states == {name: (name, False) for name in ("Running", "Recovering", "Saving", "Over", "Pending")} | {
+        "Asking": ("Running", True),
+        "Profiling": ("Pending", False),
+    }
+    return found
+
+
+@st.composite
+def hellos(draw: st.DrawFn) -> WorkerJoined:
+    """A worker comes, or comes back, with a plan or without one."""
+    plan = draw(st.none() | st.just(phases()["Running"].state.plan) | st.builds(Plan, **PARTS))
+    if plan and draw(st.booleans()):
+        changed = draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=2, unique=True))
+        plan = msgspec.structs.replace(plan, **{name: draw(damaged(getattr(plan, name), name)) for name in changed})
+    return WorkerJoined(
+        protocol.Hello(
+            worker=draw(WORKERS | st.just("w9")), host=draw(st.text(max_size=3)), port=draw(NUMBERS),
+            zone=draw(st.text(max_size=3)), pid=draw(NUMBERS), plan=plan,
+        )
+    )  # fmt: skip
+
+
+def damaged(value: Any, part: str) -> st.SearchStrategy[Any]:
+    """The same, shorter, longer, the other way round, with an item changed, or something else altogether."""
+    if not isinstance(value, tuple) or not value:
+        return PARTS[part]
+    changes = [value[1:], (*value, value[-1]), value[::-1]]
+    if isinstance(value[0], tuple):
+        changes += [(value[0][1:], *value[1:]), (*value[:-1], (*value[-1], value[-1][-1]) if value[-1] else ())]
+    return st.sampled_from(changes) | PARTS[part]
+
+
+def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
+    """The event as the server makes it of what arrives; None if that is refused there."""
+    message = event.hello if isinstance(event, WorkerJoined) else event.message
+    try:
+        sent = protocol.decode_from_worker(protocol.encode(message))
+    except ValueError:
+        return None
+    return WorkerJoined(sent) if isinstance(sent, protocol.Hello) else Received(event.worker, sent)  # type: ignore[union-attr]
+
+
+def step(state: State, event: Event, now: float) -> State:
+    """What it decides can be sent, shown, and read at the other end."""
+    state, commands = coordinator.step(state, event, now)
+    for command in commands:
+        if isinstance(command, Send):
+            assert protocol.decode_from_coordinator(protocol.encode(command.message)) == command.message
+        if isinstance(command, Finish):
+            assert re.fullmatch("[A-Z][A-Za-z0-9]{,63}", command.reason)
+    shown = status(state, now)
+    numbers = [getattr(t, name) for t in shown.takeovers for name in ("pause_ms", "reform_ms", "recompute_ms")]
+    numbers += [n for n in (shown.loss, shown.eta_seconds, shown.step_seconds) if n is not None]
+    assert all(math.isfinite(number) for number in numbers)
+    assert state.plan is None or plan_problems(state.plan) == []
+    return state
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Profiling", "Recovering", "Running", "Asking", "Saving", "Over"])
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SAYING | hellos(), max_size=8), st.sets(WORKERS, max_size=2))
+def test_no_worker_brings_the_coordinator_down(phase: str, said: list[WorkerJoined | Received], dead: set[str]) -> None:
+    world = phases()[phase]
+    state, now = world.state, world.now
+    for event in said:
+        if (arrived := heard(event)) is not None:
+            for what in (arrived, Tick()):
+                now += 0.1
+                state = step(state, what, now)
+    for worker in sorted(dead):
+        state = step(state, WorkerLost(worker, "test"), now)
+    for name, record in state.workers.items():
+        if record.ready and state.plan:
+            state = step(state, Received(name, protocol.PlanApplied(epoch=state.plan.epoch)), now)
+    for seconds in (0.1, 2, 60, 400):
+        state = step(state, Tick(), now + seconds)
+
+
+def test_every_kind_of_message_is_tried() -> None:
+    assert {*SAID, protocol.Hello} == set(protocol.ToCoordinator.__args__)
 
 
 EVENT_KEYS = ["ph", "cat", "name", "ts", "dur", "pid", "tid", "args"]

@@ -1,10 +1,12 @@
 """Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
 
 import itertools
+import time
+from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo.grid import initial_plan, ring, shadow_of, split_layers, split_microbatches
@@ -47,6 +49,47 @@ def test_no_split_has_a_cheaper_worst_stage(costs: list[float], stages: int) -> 
         return min(max(sum(costs[start:end]), best(end, left - 1)) for end in range(start + 1, len(costs) - left + 2))
 
     assert max(sum(costs[a:b]) for a, b in got) == pytest.approx(best(0, stages))
+
+
+def by_definition(costs: list[float], stages: int) -> tuple[tuple[int, int], ...]:
+    """Every place for every cut: the cheapest worst stage, and of those that have it the earliest last cut."""
+    total = [0.0, *itertools.accumulate(costs)]
+    best = {(0, 0): 0.0}
+    cut: dict[tuple[int, int], int] = {}
+    for stage, end in itertools.product(range(1, stages + 1), range(1, len(costs) + 1)):
+        worst = {a: max(best[stage - 1, a], total[end] - total[a]) for a in range(end) if (stage - 1, a) in best}
+        if worst:
+            cut[stage, end] = min(worst, key=lambda a, worst=worst: (worst[a], a))
+            best[stage, end] = worst[cut[stage, end]]
+    bounds = [len(costs)]
+    for stage in range(stages, 0, -1):
+        bounds.append(cut[stage, bounds[-1]])
+    return tuple(itertools.pairwise(reversed(bounds)))
+
+
+COSTS = st.one_of(st.floats(0, 1e24), st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, 1.0, 5e-324, 1e-9, 1e24]))
+
+
+@given(st.lists(COSTS, min_size=1, max_size=14), st.integers(1, 14))
+@settings(max_examples=500)
+def test_the_split_is_the_one_of_the_definition_to_the_last_cut(costs: list[float], stages: int) -> None:
+    stages = min(stages, len(costs))
+    assert split_layers(costs, stages) == by_definition(costs, stages)
+
+
+@pytest.mark.parametrize("kind", ["equal", "random", "steep", "nothing"])
+def test_a_model_of_ten_thousand_layers_is_split_at_once(kind: str) -> None:
+    """In the loop that all jobs of an operator share. It takes less than 20 ms; the limit is for a busy machine."""
+    random = Random(0)
+    cost = {"equal": lambda: 1.0, "random": random.random, "nothing": lambda: 0.0}
+    steep = [10.0 ** random.randint(-300, 20) for _ in range(10_000)]
+    costs = steep if kind == "steep" else [cost[kind]() for _ in range(10_000)]
+    begun = time.process_time()
+    split = split_layers(costs, 64)
+    assert time.process_time() - begun < 0.5
+    assert [a for a, _ in split] == [0, *(b for _, b in split[:-1])]
+    assert split[-1][1] == 10_000
+    assert all(a < b for a, b in split)
 
 
 @given(st.integers(1, 64), st.integers(1, 8))

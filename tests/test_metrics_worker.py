@@ -19,7 +19,7 @@ from bamboo.metrics import Exporter
 from bamboo.plan import Cell
 from bamboo.usage import KINDS, Kind
 from bamboo_trainer import metrics, trace
-from bamboo_trainer.frames import Address, Frame
+from bamboo_trainer.frames import Address, Again, Frame
 from bamboo_trainer.frames import Kind as FrameKind
 from bamboo_trainer.tally import Tally
 from bamboo_trainer.worker import Place, Worker
@@ -139,7 +139,7 @@ def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: Worker) -
     once = agent.transport.sent[FrameKind.ACTIVATION]
     assert once > 0
     assert sum(agent.transport.resent) == 0
-    again = Frame(address=address, epoch=1, meta={"again": True})
+    again = Frame(address=address, epoch=1, meta=Again())
     agent.transport.send("w1", again)
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
     agent.transport.send("stranger", again)

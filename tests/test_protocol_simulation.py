@@ -1,12 +1,15 @@
 """The protocol under random faults, in virtual time: no bit is lost, and no run hangs. See `simulate.py`."""
 
+from dataclasses import replace
+
 import pytest
 
-from sim_faults import scenario
-from sim_job import Simulation
+from sim_faults import Fault, Scenario, What, scenario
+from sim_job import Simulation, describe
+from sim_stage import Arithmetic
 from simulate import command, run_seed
 
-QUIET, BATCHES, BATCH = 25, 15, 20
+QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30
 
 
 @pytest.mark.parametrize("seed", range(QUIET))
@@ -23,6 +26,64 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
 def test_random_faults(batch: int) -> None:
     failed = [v for v in map(run_seed, range(batch * BATCH, (batch + 1) * BATCH)) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
+    """Inside an instruction, for longer than the job's other workers wait for it."""
+    stages = 2 + seed % 3
+    a = Arithmetic(seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, steps=20, sizes=(2,) * stages)
+    hang = Fault(
+        what=What.HANG, step=10, delay=0.002 * seed, chained=False, role="owner", pipeline=0, stage=seed % 2,
+        seconds=100.0,
+    )  # fmt: skip
+    calm = scenario(seed)
+    job = Simulation(
+        replace(calm, arithmetic=a, faults=(hang,), mode="EagerForward", standby=1, elastic=None, capacity=20, care=0)
+    )
+    verdict = job.run()
+    assert (verdict.problem, verdict.kind) == (None, "Complete")
+    assert [e.reason for e in job.story].count("WorkerStuck") == 1
+    assert job.clock.now < 90
+
+
+HARMLESS_IN_TIME = (What.KILL, What.KILL_AT, What.KILL_SENDING, What.NOTICE, What.TERM, What.CUT_LINK)
+
+
+@pytest.mark.parametrize("seed", range(LONG))
+def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
+    """Faults early in a long job, whose steps take less time than a frame's way there and back, or more."""
+    job = Simulation(long_run(scenario(20_000 + seed)))
+    verdict = job.run()
+    assert (verdict.kind, verdict.problem) == ("Complete", None)
+    plan = job.state.plan
+    assert plan is not None
+    lacking = [(c, w) for c in plan.cells() for w in plan.at(c).replicas if (c, w) not in job.state.synced]
+    assert not lacking, describe(plan)
+    assert all(plan.at(c).replicas for c in plan.cells()), describe(plan)
+
+
+def long_run(short: Scenario) -> Scenario:
+    """A small pipeline with workers to spare, and only faults that end long before the job does."""
+    stages = 2 + short.seed % 2
+    a = replace(short.arithmetic, stages=stages, pipelines=1, microbatches=2, steps=70, sizes=(2,) * stages, ties=())
+    faults = [f for f in short.faults if f.what in HARMLESS_IN_TIME][:3]
+    early = [
+        replace(f, step=min(f.step, 8), pipeline=0, stage=f.stage % stages, seconds=min(f.seconds, 0.2)) for f in faults
+    ]
+    mode = ("EagerForward", "LazyForward")[short.seed % 2]
+    return replace(
+        short,
+        arithmetic=a,
+        slowness=2.0,
+        standby=1,
+        mode=mode,
+        elastic=None,
+        care=2,
+        capacity=20,
+        saving=False,
+        faults=tuple(early),
+    )
 
 
 def test_equal_seeds_give_equal_runs() -> None:

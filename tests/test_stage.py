@@ -1,14 +1,17 @@
-"""A chain of stages in one process against plain PyTorch; the bits of repeated work."""
+"""A chain of stages in one process against plain PyTorch; the bits of repeated work; what a layer may not do."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from bamboo_trainer import reference
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.loading import layer_costs
 from bamboo_trainer.models import mlp
-from bamboo_trainer.stage import Stage
+from bamboo_trainer.stage import Stage, TaskError
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task, state_of
 
 
@@ -123,3 +126,130 @@ def test_integer_parts_have_no_gradient_and_unused_parts_zeros():
     assert len(crossed[3]) == 2
     assert torch.equal(crossed[3][1], torch.zeros(2, 2))
     torch.testing.assert_close(crossed[4][0], 2 * crossed[3][0])
+
+
+class Flags(nn.Module):
+    """Passes a number part on."""
+
+    def forward(self, x):
+        return x * 2, torch.arange(len(x))
+
+
+class Renumbering(nn.Module):
+    def forward(self, parts):
+        return parts[0] + parts[1].add_(1)[:, None]
+
+
+class Sometimes(nn.Module):
+    """Writes only where it finds large values, so perhaps not in the first forward."""
+
+    def forward(self, x):
+        return x.mul_(0.5) if bool((x > 100).any()) else x * 0.5
+
+
+@pytest.mark.parametrize("split", [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], SPLITS[4]], ids=str)
+@pytest.mark.parametrize("checkpointed", [(), (0, 1, 2, 3)])
+@pytest.mark.parametrize("writer", ["first", "ReLU", "Renumbering"])
+def test_a_layer_that_writes_to_its_inputs_is_refused_in_every_split(split, checkpointed, writer):
+    linear, relu = partial(nn.Linear, 2, 2), partial(nn.ReLU, inplace=True)
+    layers, name = {
+        "first": ((relu, linear, nn.Tanh, linear), r"layer 0 \(ReLU\)"),
+        "ReLU": ((linear, nn.Dropout, relu, linear), r"layer 2 \(ReLU\)"),
+        "Renumbering": ((linear, Flags, Renumbering, linear), r"layer 2 \(Renumbering\)"),
+    }[writer]
+    task = small_task(layers=layers, checkpointed=checkpointed)
+    with pytest.raises(TaskError, match=rf"^{name} writes to its inputs"):
+        one_step(chain(task, split), 0)
+    with pytest.raises(TaskError, match=rf"^{name} writes to its inputs"):
+        layer_costs(task, 2)
+
+
+@pytest.mark.parametrize("split", [[(0, 2)], [(0, 1), (1, 2)]], ids=str)
+def test_a_layer_that_first_writes_later_is_refused_then(split):
+    stages = chain(small_task(layers=(partial(nn.Linear, 2, 2), Sometimes)), split)
+    one_step(stages, 0)
+    with torch.no_grad():
+        for parameter in stages[0]._layers[0].parameters():
+            parameter.fill_(1000.0)
+    with pytest.raises(TaskError, match=r"^layer 1 \(Sometimes\) writes to its inputs"):
+        one_step(stages, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str)
+@pytest.mark.parametrize("split", [[(0, 2)], [(0, 1), (1, 2)]], ids=str)
+def test_what_cannot_be_sent_may_not_be_passed_on_in_any_split(dtype, split):
+    class Casting(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to(dtype)
+
+    class Back(nn.Module):
+        def forward(self, x):
+            return torch.view_as_real(x)[..., 0] if dtype.is_complex else x.float()
+
+    stages = chain(small_task(layers=(partial(Casting, 2, 2), Back)), split)
+    with pytest.raises(TaskError, match=rf"^layer 0 \(Casting\) returned a tensor of {dtype}, expected one of"):
+        one_step(stages, 0)
+
+
+def test_a_sparse_tensor_may_not_be_passed_on():
+    class Sparse(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to_sparse()
+
+    with pytest.raises(TaskError, match=r"^layer 0 \(Sparse\) returned a tensor of layout torch.sparse_coo"):
+        one_step(chain(small_task(layers=(partial(Sparse, 2, 2),)), [(0, 1)]), 0)
+
+
+class Sharing(nn.Linear):
+    """Passes its weight on, as a model does that ties it by hand; and a part of a table."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("table", torch.arange(4))
+
+    def forward(self, x):
+        return super().forward(x), self.weight, self.weight[1:].T, self.table[:2]
+
+
+class Shared(nn.Module):
+    def forward(self, parts):
+        return parts[0] @ parts[1] + parts[2].T + parts[3]
+
+
+def test_what_was_sent_stays_as_it_was_when_it_was_a_parameter():
+    stages = chain(small_task(layers=(Sharing, Shared)), [(0, 1), (1, 2)])
+    work = stages[0].begin()
+    sent = stages[0].forward(work, 0, 0, None)
+    before = [p.clone() for p in sent]
+    one_step(stages, 0)
+    assert all(torch.equal(a, b) for a, b in zip(sent, before, strict=True))
+    assert not torch.equal(stages[0].state_tensors()["layers.0.weight"], before[1])
+    losses, state = reference.train(small_task(layers=(Sharing, Shared)), CONFIG, 4)
+    stages = chain(small_task(layers=(Sharing, Shared)), [(0, 1), (1, 2)])
+    assert [one_step(stages, k) for k in range(4)] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
+
+
+class Counting(TensorDataset):
+    calls = 0
+
+    def batch(self, indices):
+        self.calls += 1
+        return super().batch(indices)
+
+
+@pytest.mark.parametrize(("split", "reads"), [([(0, 3)], 1), ([(0, 1), (1, 3)], 2)], ids=str)
+def test_each_end_of_the_pipeline_reads_a_microbatch_once(split, reads):
+    points = torch.arange(24.0).reshape(12, 2)
+    data = Counting((points,), (points,))
+    stages = chain(small_task(dataset=data), split)
+    microbatch(stages, [s.begin() for s in stages], 0, 0)
+    assert data.calls == reads
+
+
+def test_the_dataset_must_return_tuples_of_tensors():
+    for wrong in (None, (torch.zeros(2),), (torch.zeros(2), torch.zeros(2)), ((torch.zeros(2),), [1])):
+        data = Counting((torch.zeros(12, 2),), (torch.zeros(12, 2),))
+        data.batch = lambda indices, wrong=wrong: wrong
+        with pytest.raises(TaskError, match=r"^the dataset returned .*, expected \(inputs, targets\)"):
+            one_step(chain(small_task(dataset=data), [(0, 3)]), 0)

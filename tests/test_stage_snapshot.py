@@ -1,13 +1,18 @@
 """Saved and restored stages: the same bits, or a refusal that changes nothing."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
-from bamboo_trainer import reference
-from bamboo_trainer.stage import Stage
+from bamboo_trainer import reference, snapshot
+from bamboo_trainer.frames import Kind
+from bamboo_trainer.stage import Stage, TaskError
+from bamboo_trainer.transport import wire
 from stage_kit import CONFIG, one_step, small_gpt, small_task
+from transport_kit import make_frame
 
 OPTIMIZERS = {
     "plain SGD": lambda named: torch.optim.SGD(named, lr=0.1),
@@ -63,6 +68,9 @@ def test_snapshots_have_the_same_parts_at_every_version(tmp_path):
         (lambda parts, meta: (parts, {**meta, "version": -1}), "version"),
         (lambda parts, meta: (parts, {**meta, "format": 9}), "format"),
         (lambda parts, meta: (parts, {**meta, "scalars": {"state:0.weight:x": 1}}), "holds state"),
+        (lambda parts, meta: (parts, {**meta, "scalars": {1: 1}}), "mapping of texts"),
+        (lambda parts, meta: (parts, {**meta, "scalars": {"state:0.weight:x": "1"}}), "numbers"),
+        (lambda parts, meta: (parts, {**meta, "scalars": {"parameter:0.weight": 1}}), "parameter:0.weight twice"),
     ],
 )
 def test_a_foreign_snapshot_is_refused_whole(change, message):
@@ -71,3 +79,60 @@ def test_a_foreign_snapshot_is_refused_whole(change, message):
     with pytest.raises(ValueError, match=message):
         stage.restore(*change(*stage.snapshot()))
     assert stage.digest() == digest
+
+
+def test_a_digest_is_computed_once_for_each_state(monkeypatch):
+    one, other = (Stage(small_task(), 0, [(0, 3)], replace(CONFIG, seed=s)) for s in (3, 4))
+    computed = []
+    digest = snapshot.digest
+    monkeypatch.setattr(snapshot, "digest", lambda *state: computed.append(1) or digest(*state))
+    first = one.digest()
+    assert one.digest() == first
+    assert len(computed) == 1
+    one_step([one], 0)
+    second = one.digest()
+    assert second != first
+    one.restore(*other.snapshot())
+    assert one.digest() == other.digest() not in (first, second)
+    assert len(computed) == 4
+
+
+class Rotary(nn.Linear):
+    """Has a table, as rotary embeddings have one."""
+
+    def __init__(self, dtype=torch.complex64):
+        super().__init__(2, 2)
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)).to(dtype))
+
+
+def test_a_complex_table_is_part_of_the_state():
+    stage = Stage(small_task(layers=(Rotary,)), 0, [(0, 1)], CONFIG)
+    parts, meta = stage.snapshot()
+    raw, *body = wire.encode_frame(make_frame(*parts, kind=Kind.STATE))
+    header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
+    specs, _ = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
+    assert [spec.dtype for spec in specs] == [torch.float32, torch.float32, torch.complex64]
+    assert bytes(body[-1]) == parts[-1].numpy().tobytes()
+    stage.restore(parts, meta)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real:UserWarning")
+def test_a_state_that_cannot_be_sent_is_refused_at_once():
+    with pytest.raises(TaskError, match=r"^constant:0.turns is a tensor of torch.float8_e5m2, expected one of"):
+        Stage(small_task(layers=(partial(Rotary, torch.float8_e5m2),)), 0, [(0, 1)], CONFIG)
+
+
+class Small(torch.optim.SGD):
+    """Remembers its last gradients in few bits."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["last"] = parameter.grad.to(torch.float8_e5m2)
+
+
+def test_an_optimizer_whose_state_cannot_be_sent_is_refused_after_its_first_step():
+    stage = Stage(small_task(optimizer=lambda named: Small(named, lr=0.1)), 0, [(0, 3)], CONFIG)
+    with pytest.raises(TaskError, match=r"^state:0.weight:last is a tensor of torch.float8_e5m2, expected one of"):
+        one_step([stage], 0)

@@ -88,3 +88,23 @@ def test_a_task_that_exits_is_a_faulty_task(where, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TaskError, match="SystemExit: 5"):
         load_task(f"leaves_at_{where}:build", {})
+
+
+def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator takes no more costs than that in one message."""
+    task = small_task(layers=(nn.Identity,) * 10_001)
+    monkeypatch.setattr(reference, "build_too_much", lambda config: task, raising=False)
+    with pytest.raises(TaskError, match="10001 layers, at most 10000 are accepted"):
+        load_task("bamboo_trainer.reference:build_too_much", {})
+
+
+def test_attention_is_counted_however_it_is_computed(tmp_path):
+    """With dropout it is two plain products, without a kernel of its own."""
+    text = tmp_path / "text"
+    text.write_text("def f(): pass\n" * 20)
+    config = {"dModel": 32, "heads": 2, "blocks": 2, "context": 16, "text": str(text)}
+    counted = [
+        layer_costs(load_task("bamboo_trainer.models.gpt:build", {**config, "dropout": dropout}), 2)
+        for dropout in (0.0, 0.1)
+    ]
+    assert counted[0] == counted[1]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from transport_kit import SECRET, Net, eventually, make_frame, our_threads, same
+from bamboo_trainer.transport.tcp import TcpTransport
+from transport_kit import SECRET, Net, dial, eventually, make_frame, our_threads, same
 
 
 @pytest.fixture
@@ -114,10 +116,20 @@ def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     assert time.monotonic() - began < 2
 
 
+def test_a_frame_may_be_larger_than_any_stage() -> None:
+    """A billion parameters with AdamW's state; the memory is only reserved, not used."""
+    size = 12_000_000_000
+    names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
+    raw, *body = wire.encode_frame(make_frame(torch.empty(size, dtype=torch.uint8), kind=Kind.STATE, meta=names))
+    header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
+    specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
+    assert (header.body_length, sum(map(len, body)), specs[0].shape, meta) == (size, size, (size,), names)
+
+
 def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    with pytest.raises(ValueError, match="complex64"):
-        a.send("b", make_frame(torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(ValueError, match="uint32"):
+        a.send("b", make_frame(torch.zeros(2, dtype=torch.uint32)))
     with pytest.raises(ValueError, match="too large"):
         a.send("b", make_frame(meta="x" * (wire.MAX_META + 1)))
     with pytest.raises(ValueError, match="epoch"):
@@ -212,35 +224,75 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, role: st
 
 
 def test_a_link_forms_again(net: Net) -> None:
-    """The peer goes and comes back elsewhere; what is sent while it is away is dropped."""
+    """What is sent while it is broken is dropped."""
     a, a_in, b, b_in = net.pair()
     a.send("b", make_frame(torch.ones(1)))
     b_in.wait(Arrived)
-    b.close(0.0)
-    a_in.wait(LinkDown)
-    a.send("b", make_frame(torch.ones(1)))
-    again, again_in = net.add("b")
-    again.peers({"a": ("127.0.0.1", a.port)})
-    a.peers({"b": ("127.0.0.1", again.port)})
+    with held(b):
+        for link in list(b._inbound.values()):
+            link.close()
+        a_in.wait(LinkDown)
+        a.send("b", make_frame(torch.ones(1), microbatch=8))
     a_in.wait(LinkUp)
     a.send("b", make_frame(torch.ones(1), microbatch=9))
-    (event,) = again_in.wait(Arrived)
-    assert event.frame.address.microbatch == 9
+    assert [event.frame.address.microbatch for event in b_in.wait(Arrived, 2)] == [0, 9]
     assert a_in.events == [LinkDown("b"), LinkUp("b")]
+    assert b_in.of(LinkDown) == [LinkDown("a")]
+    assert b_in.of(LinkUp) == [LinkUp("a")]
+
+
+@contextmanager
+def held(end: TcpTransport) -> Iterator[None]:
+    """Inside, nobody's link to it stands: it does not answer whoever connects."""
+    with end._changed:
+        peers, end._peers = end._peers, {}
+    yield
+    with end._changed:
+        end._peers = peers
+        end._changed.notify_all()
 
 
 def test_a_peer_that_never_answered_comes_up(net: Net) -> None:
-    (a, a_in), (b, b_in) = net.add("a"), net.add("b")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = closed.getsockname()
-    a.peers({"b": nobody})
-    a.send("b", make_frame())
-    a_in.wait(LinkDown)
-    b.peers({"a": ("127.0.0.1", a.port)})
-    a.peers({"b": ("127.0.0.1", b.port)})
-    a_in.wait(LinkUp)
-    a.send("b", make_frame())
-    b_in.wait(Arrived)
+    a, a_in = net.add("a")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        a.peers({"b": server.getsockname()})
+        a.send("b", make_frame())
+        a_in.wait(LinkDown)
+        server.listen()
+        with accept(server) as sock:
+            a_in.wait(LinkUp)
+            a.send("b", make_frame(microbatch=9))
+            assert wire.parse_header(sock.recv(wire.HEADER.size)).address.microbatch == 9
+
+
+def accept(server: socket.socket) -> socket.socket:
+    """A raw link from whoever connects, past the handshake."""
+    sock, _ = server.accept()
+    sock.sendall(bytes(wire.NONCE_SIZE))
+    sock.recv(wire.MAX_HELLO)
+    sock.sendall(wire.ACCEPTED)
+    return sock
+
+
+@pytest.mark.parametrize("lane", wire.Lane)
+def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
+    """Only the sender saw that the older one had broken; what it sent over it may be lost."""
+    _, _, b, b_in = net.pair()
+    kind = {wire.Lane.BOUNDARY: Kind.ACTIVATION, wire.Lane.BULK: Kind.SYNC, wire.Lane.STATE: Kind.STATE}[lane]
+    raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind))) for m in range(3)]
+    with dial(b, lane) as older:
+        older.sendall(raw[0])
+        b_in.wait(Arrived)
+        with dial(b, lane) as newer:
+            b_in.wait(LinkUp)
+            older.settimeout(5)
+            assert older.recv(1) == b""
+            newer.sendall(raw[2])
+            b_in.wait(Arrived, 2)
+            assert [type(event) for event in b_in.events] == [Arrived, LinkUp, Arrived]
+            assert b.broken == 1
+    assert b_in.wait(LinkDown) == [LinkDown("a")]
 
 
 def test_close_flushes(net: Net) -> None:
@@ -258,11 +310,7 @@ def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         a.peers({"b": server.getsockname()})
         a.send("b", make_frame(torch.zeros(16 << 20)))
-        sock, _ = server.accept()
-        with sock:
-            sock.sendall(bytes(16))
-            sock.recv(4096)
-            sock.sendall(wire.ACCEPTED)  # and reads no more
+        with accept(server):  # and reads no more
             time.sleep(0.1)
             began = time.monotonic()
             a.close(0.2)

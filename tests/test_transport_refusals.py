@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from bamboo_trainer.frames import Kind
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.tcp import TcpTransport
-from transport_kit import SECRET, Net, eventually, make_frame, our_threads
+from transport_kit import SECRET, Net, dial, eventually, make_frame, our_threads
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def refused(sock: socket.socket, last: bytes | bytearray = b"") -> bool:
         return False
     except OSError:
         return True
-
-
-def dial(end: TcpTransport, name: str = "a", lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
-    """A raw link past the handshake."""
-    sock = socket.create_connection(("127.0.0.1", end.port), 5)
-    sock.sendall(wire.encode_hello(SECRET.encode(), sock.recv(16), name, "b", lane))
-    assert sock.recv(1) == wire.ACCEPTED
-    return sock
 
 
 def hello(**changes: Any) -> Callable[[bytes], bytes]:

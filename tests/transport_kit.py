@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +43,14 @@ class Inbox:
 
 def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch: int = 0, meta: Any = None) -> Frame:
     return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, meta=meta)
+
+
+def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
+    """A raw link past the handshake, from "a" to "b"."""
+    sock = socket.create_connection(("127.0.0.1", end.port), 5)
+    sock.sendall(wire.encode_hello(SECRET.encode(), sock.recv(16), "a", "b", lane))
+    assert sock.recv(1) == wire.ACCEPTED
+    return sock
 
 
 def same(left: Frame, right: Frame) -> bool:

@@ -9,13 +9,22 @@ from bamboo.events import (
     AddWorkers,
     Finish,
     Received,
+    RequestsWithdrawn,
     Send,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from bamboo.manifest import parse_manifest
+from bamboo.membership import unwanted
 from bamboo.plan import Cell, Plan, plan_problems
+
+
+def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
+    """What the new owner of a cell says when it has caught up."""
+    return protocol.TakenOver(
+        epoch=plan.epoch, cell=cell, step=0, reform_ms=1.0, recompute_ms=1.0, forwards=1, backwards=1, reused=0
+    )
 
 
 class World:
@@ -41,6 +50,7 @@ class World:
             },
         }
         self.away = 0  # workers that are asked for and do not come
+        self.unmade = 0  # those that were asked for and have not come
         self.document, self.spec = document, parse_manifest(document)
         self.state = coordinator.initial(self.spec, document, secret="", save_path=None, now=0.0)
         self.now, self.count = 0.0, 0
@@ -74,6 +84,7 @@ class World:
                 case AddWorkers(count):
                     here = max(0, count - self.away)
                     self.away = max(0, self.away - count)
+                    self.unmade += count - here
                     for _ in range(here):
                         hello = protocol.Hello(worker=f"w{self.count}", host="h", port=1, zone=f"z{self.count % 3}")
                         self.pending.append(WorkerJoined(hello))
@@ -87,11 +98,20 @@ class World:
                 case Send(worker, protocol.SendPlan(plan=plan)):
                     self.check(plan)
                     self.pending.append(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+                    self.pending += [Received(worker, taken_over(plan, cell)) for cell in self.moved(plan, worker)]
                     for cell in plan.owned_by(worker):
                         for replica in plan.at(cell).replicas:
                             self.pending.append(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
                 case Finish():
                     self.finish = command
+
+    def moved(self, plan: Plan, worker: str) -> list[Cell]:
+        """The cells that the newest plan gives to that worker."""
+        if plan is not self.plans[-1] or len(self.plans) < 2:
+            return []
+        old = self.plans[-2]
+        mine = [c for c in plan.owned_by(worker) if c.pipeline < len(old.pipelines)]
+        return [c for c in mine if old.at(c).owner != worker]
 
     def check(self, plan: Plan) -> None:
         assert plan_problems(plan) == []
@@ -169,6 +189,37 @@ class World:
                     self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
             self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
 
+    def withdraw(self) -> None:
+        """Nobody brings those any more who have not come and are not wanted now."""
+        if count := min(self.unmade, unwanted(self.state)):
+            self.unmade -= count
+            self.tell(RequestsWithdrawn(count))
+
     def lose(self, worker: str) -> None:
         self.lost.add(worker)
         self.tell(WorkerLost(worker, "test"))
+
+
+def silence(world: World, silent: set[str], seconds: float) -> None:
+    """Time passes in which the others are heard; a coordinator judges at every tick."""
+    until = world.now + seconds
+    while world.now < until:
+        world.now += 0.5
+        for worker in sorted(world.state.workers.keys() - silent):
+            world.tell(Received(worker, protocol.Heartbeat(step=1)))
+        world.tell(Tick())
+
+
+def restarted(world: World) -> Plan:
+    """The plan that its workers have when another coordinator takes the world over."""
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, requested=len(plan.worker_ids()))
+    return plan
+
+
+def back(world: World, worker: str, plan: Plan) -> None:
+    world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+    world.tell(Received(worker, protocol.WorkerReady()))

@@ -3,10 +3,10 @@
 It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from bamboo import protocol
+from bamboo.edits import taken_over
 from bamboo.events import (
     ChannelClosed,
     Command,
@@ -18,6 +18,7 @@ from bamboo.events import (
     Outcome,
     Received,
     RemoveWorker,
+    RequestsWithdrawn,
     Send,
     SpecChanged,
     Tick,
@@ -30,12 +31,9 @@ from bamboo.planning import reconcile
 from bamboo.reports import ask_to_save, finish_if_done, received
 from bamboo.spec import JobSpec
 from bamboo.state import State, Turn
+from bamboo.stuck import check_stuck
 
 SAVE_SECONDS = 600.0
-CHANGEABLE = (  # in a running job, beside topology.pipelines and redundancy.mode
-    "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
-    "active_deadline_seconds", "progress_deadline_seconds",
-)  # fmt: skip
 
 
 def initial(
@@ -95,6 +93,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             notice(turn, worker, seconds, wanted=wanted)
         case NoticeWithdrawn(worker):
             notice_withdrawn(turn, worker)
+        case RequestsWithdrawn(count):
+            turn.set(requested=max(0, turn.state.requested - count))
         case SpecChanged(spec):
             _edit(turn, spec)
         case Interrupted(outcome, reason, message):
@@ -112,10 +112,7 @@ def _changes_nothing(before: State, event: Event, turn: Turn) -> bool:
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
-    old = turn.state.spec
-    topology = replace(old.topology, pipelines=wanted.topology.pipelines)
-    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode)
-    new = replace(old, topology=topology, redundancy=redundancy, **{name: getattr(wanted, name) for name in CHANGEABLE})
+    new = taken_over(turn.state.spec, wanted)
     if wanted != new:
         turn.do(Emit("ChangeRefused", "what else was edited is fixed while the job runs, and stays as it is", True))
     turn.set(spec=new)
@@ -123,6 +120,7 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 
 def _tick(turn: Turn) -> None:
     check_deadlines(turn)
+    check_stuck(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     if state.phase == "Running" and limit and now - state.last_progress > limit:

@@ -57,6 +57,13 @@ class NoticeWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsWithdrawn:
+    """So many of the workers that were asked for will not come, for they are not wanted any more (`unwanted`)."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpecChanged:
     """The user edited the manifest. Only what may change while the job runs is taken over."""
 
@@ -78,7 +85,8 @@ class Interrupted:
 
 
 Event = (
-    WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | NoticeWithdrawn | SpecChanged | Tick | Interrupted
+    WorkerJoined | Received | ChannelClosed | WorkerLost | Notice | NoticeWithdrawn | RequestsWithdrawn | SpecChanged
+    | Tick | Interrupted
 )  # fmt: skip
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from bamboo import protocol
 from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
 from bamboo.names import ALONE_SECONDS, EXIT_FENCED, ISOLATED_SECONDS, RECONNECT_GRACE_SECONDS
-from bamboo.plan import Peer, Plan, WorkerId
+from bamboo.plan import Peer, Plan, WorkerId, misfits
 from bamboo.spec import FailureAction
-from bamboo.state import Turn, Worker
+from bamboo.state import State, Turn, Worker
 
 
 def joined(turn: Turn, hello: protocol.Hello) -> None:
@@ -25,6 +25,12 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         turn.set(gone=state.gone | {worker})
         turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
         return
+    if plan and (problems := misfits(plan, state.spec)):
+        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
+        why = f"{worker} brings a plan that can be none of this job's: {problems[0]}"
+        turn.refuse(worker, "PlanUnsound", why)
+        turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
+        return
     record = Worker(peer=peer, seen=turn.now, epoch=plan.epoch if plan else 0)
     turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
@@ -36,7 +42,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
 def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
     """After a cut: messages may be lost in both directions, so both say everything again that still matters."""
     state = turn.state
-    turn.worker(worker, peer=peer, seen=turn.now, cut_since=None, released=False)
+    turn.worker(worker, peer=peer, seen=turn.now, busy=0.0, cut_since=None, released=False)
     turn.set(
         links={pair: since for pair, since in state.links.items() if pair[0] != worker},
         asked_to_save={s: w for s, w in state.asked_to_save.items() if w != worker},
@@ -176,7 +182,7 @@ def channel_closed(turn: Turn, worker: WorkerId) -> None:
 
 def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> None:
     peer = turn.state.workers.get(message.peer)
-    if peer is None:
+    if peer is None or message.peer == reporter:
         return
     if peer.cut_since is not None:
         lost(turn, message.peer, f"its channel is closed, and {reporter} cannot reach it")
@@ -245,12 +251,10 @@ def _part(turn: Turn) -> Counter[WorkerId]:
 
 def staff(turn: Turn) -> None:
     """Ask for the workers that are missing, and for the profile once there is a worker."""
-    state, spec = turn.state, turn.state.spec
+    state = turn.state
     if state.phase not in ("Pending", "Running"):
         return
-    staying = sum(1 for w in state.workers.values() if w.notice_until is None)
-    pipelines = max(spec.topology.pipelines, spec.elastic.max_pipelines)
-    missing = spec.topology.stages * pipelines + spec.standby.workers - staying - state.requested
+    missing = _missing(state)
     if missing > 0:
         turn.set(requested=state.requested + missing)
         turn.do(AddWorkers(missing))
@@ -258,3 +262,19 @@ def staff(turn: Turn) -> None:
         first = next(iter(state.ready))
         turn.set(profiling=first)
         turn.do(Send(first, protocol.ProfileRequest()))
+
+
+def unwanted(state: State) -> int:
+    """How many of the workers that were asked for are not wanted any more: after an edit, or if another one stays.
+
+    A shell that could not bring some of them yet lets so many of those go, and says so (RequestsWithdrawn).
+    """
+    return min(state.requested, max(0, -_missing(state)))
+
+
+def _missing(state: State) -> int:
+    """Workers to ask for; below 0 if there are more than are wanted, or will be."""
+    spec = state.spec
+    staying = sum(1 for w in state.workers.values() if w.notice_until is None)
+    pipelines = max(spec.topology.pipelines, spec.elastic.max_pipelines)
+    return spec.topology.stages * pipelines + spec.standby.workers - staying - state.requested

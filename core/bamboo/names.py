@@ -41,7 +41,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 5.0
 RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the others, once one has come back
 ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits that long before it gives them up
-ALONE_SECONDS = 300.0  # and that long for the first one, if there are any that live
+ALONE_SECONDS = 300.0  # and that long if it misses all; a restarted one then says that it hears nobody
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
 TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tokens

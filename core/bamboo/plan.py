@@ -5,13 +5,21 @@ and may change in the middle of a step. The *layout* (how many pipelines, which 
 generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
 """
 
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from bamboo.spec import RedundancyMode
+from bamboo.spec import JobSpec, RedundancyMode
 
 WorkerId = str
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Short = Annotated[str, msgspec.Meta(max_length=256)]
+
+MOST_LAYERS = 10_000  # of a model
+MOST_EPOCHS = 10**9
+MOST_WORKERS = 10_000
+MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
 
 
 class Cell(NamedTuple):
@@ -54,9 +62,9 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A live worker and where its data plane listens."""
 
     worker: WorkerId
-    host: str
-    port: int
-    zone: str = ""
+    host: Short
+    port: Port
+    zone: Short = ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +101,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def plan_problems(plan: Plan) -> list[str]:
-    """What breaks the plan's invariants; empty if it is sound."""
+    """What breaks the plan's invariants; empty if it is sound. Takes any plan, however malformed."""
+    if not plan.stages or not plan.pipelines or not plan.layouts:
+        return ["there are no stages, no pipelines or no layouts"]
+    if any(len(row) != len(plan.stages) for row in plan.pipelines):
+        return ["a pipeline has not just as many cells as there are stages"]
+    return [*_holder_problems(plan), *_layout_problems(plan)]
+
+
+def _holder_problems(plan: Plan) -> list[str]:
     problems = []
     known = plan.worker_ids()
     if len(known) != len(plan.workers):
@@ -103,10 +119,18 @@ def plan_problems(plan: Plan) -> list[str]:
         if len(set(holders)) != len(holders):
             problems.append(f"{cell} is held twice by one worker")
         problems += [f"{cell} names {w}, which is not a live worker" for w in holders if w not in known]
-    if any(len(row) != len(plan.stages) for row in plan.pipelines):
-        problems.append("a pipeline lacks a stage")
-    if plan.target.pipelines > len(plan.pipelines):
-        problems.append("the target layout has more pipelines than are assigned")
+    return problems
+
+
+def _layout_problems(plan: Plan) -> list[str]:
+    problems = []
+    if max(layout.pipelines for layout in plan.layouts) != len(plan.pipelines):
+        problems.append("the layouts have more or fewer pipelines than are assigned")
+    if any(not layout.split for layout in plan.layouts):
+        problems.append("a layout has no pipelines")
+    generations = [-1, *(layout.generation for layout in plan.layouts)]
+    if any(newer <= older for older, newer in pairwise(generations)):
+        problems.append("the layouts' generations do not rise")
     expected = 0
     for first, last in plan.stages:
         if first != expected or last <= first:
@@ -116,3 +140,24 @@ def plan_problems(plan: Plan) -> list[str]:
     if any(m != list(range(len(microbatches[0]))) for m in microbatches):
         problems.append("a layout does not run every microbatch exactly once")
     return problems
+
+
+def misfits(plan: Plan, spec: JobSpec) -> list[str]:
+    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed."""
+    microbatches = spec.training.microbatches
+    problems = []
+    if not 1 <= plan.epoch <= MOST_EPOCHS:
+        problems.append("the epoch is out of range")
+    if len(plan.stages) != spec.topology.stages:
+        problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
+    elif plan.stages[-1][1] > MOST_LAYERS:
+        problems.append("there are too many layers")
+    if len(plan.pipelines) > microbatches:
+        problems.append(f"{len(plan.pipelines)} pipelines for {microbatches} microbatches")
+    if len(plan.workers) > MOST_WORKERS or len(plan.layouts) > MOST_LAYOUTS:
+        problems.append("there are too many workers or layouts")
+    elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
+        problems.append(f"a layout has not {microbatches} microbatches")
+    elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
+        problems.append("a layout's generation is out of range")
+    return problems or plan_problems(plan)

@@ -1,5 +1,6 @@
 """When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,9 +11,11 @@ from bamboo.grid import initial_plan, split_layers
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
-from bamboo.state import Recovery, State, Turn, Worker
+from bamboo.state import Recovery, State, Turn, Worker, without
 
 ASKING_SECONDS = 1.0
+ROUND_SECONDS = 0.1  # from one question to the next at least
+REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
 DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
 
 
@@ -43,7 +46,8 @@ def reconcile(turn: Turn) -> None:
         _issue(turn, proposal)
     else:
         _release(turn)
-        turn.set(calm=not now.leaving and turn.state.resize is None)
+        _forget_unreported(turn)
+        turn.set(calm=not now.leaving and turn.state.resize is None and not turn.state.recoveries)
 
 
 def view(state: State, now: float) -> View:
@@ -74,10 +78,7 @@ def _recovered(turn: Turn) -> bool:
     """After our own restart: has everyone in the newest plan come back, or had the time to?"""
     state, plan = turn.state, turn.state.plan
     if plan is None:
-        patience = ALONE_SECONDS if state.requested else RECOVERY_SECONDS  # NB: pods that live will find the way back
-        if turn.now - state.phase_since >= patience:
-            message = f"no worker of the job came back within {patience:g} s"
-            turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+        _await_the_first(turn)
         return False
     missing = plan.worker_ids() - state.ready.keys()
     if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
@@ -102,6 +103,20 @@ def _recovered(turn: Turn) -> bool:
     return True
 
 
+def _await_the_first(turn: Turn) -> None:
+    """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
+    state = turn.state
+    patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
+    waited = turn.now - state.phase_since
+    if waited >= patience:
+        message = f"no worker of the job came back within {patience:g} s"
+        turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+    elif waited >= ALONE_SECONDS and not state.silence_told:
+        turn.set(silence_told=True)
+        text = f"{state.requested} worker(s) live, and none has come back to the operator for {ALONE_SECONDS:g} s"
+        turn.do(Emit("WorkersSilent", text, True))
+
+
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
     """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
     state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
@@ -114,24 +129,28 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
     """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
     state = turn.state
     assert state.plan is not None
-    waiting_for = (state.plan.worker_ids() & state.workers.keys()) - state.reports.keys()
     if state.asked_at is None:
-        turn.set(asked_at=turn.now, reports={})
-        turn.do(*(Send(w, protocol.ReportRequest()) for w in state.ready))
+        turn.set(asked_at=turn.now)
+        _ask(turn)
         return
-    if waiting_for and turn.now - state.asked_at < state.heartbeat_timeout:
-        return
+    if (state.plan.worker_ids() & state.workers.keys()) - state.reports.keys():
+        return  # NB: a worker that is in the middle of something long answers late; one that is gone is found out
     plan = takeover(replace(view(state, turn.now), reported=usable_copies(state.reports)))
     if isinstance(plan, Plan):
         _issue(turn, plan)
         return
-    if turn.now - state.asked_at < ASKING_SECONDS:
-        turn.set(reports={})  # a state may still be on its way
-        turn.do(*(Send(w, protocol.ReportRequest()) for w in state.ready))
+    if state.round_at - state.asked_at < ASKING_SECONDS:  # a state may still be on its way
+        if turn.now - state.round_at >= ROUND_SECONDS:
+            _ask(turn)
         return
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     message = f"{cells}: owner and replica were lost together; not recoverable without a checkpoint"
     turn.finish(Outcome.UNRECOVERABLE, "StageLost", message)
+
+
+def _ask(turn: Turn) -> None:
+    turn.set(round_at=turn.now, reports={})
+    turn.do(*(Send(w, protocol.ReportRequest()) for w in turn.state.workers))
 
 
 def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
@@ -198,24 +217,37 @@ def _issue(turn: Turn, plan: Plan) -> None:
             synced |= {(cell, w) for w in now.replicas if w == before.owner}
             victims.append((cell, before.owner))
     _note_recovery(turn, plan, victims)
-    turn.set(plan=plan, applied=frozenset(), synced=frozenset(synced), asked_at=None, reports={})
+    turn.set(plan=plan, planned_step=turn.state.step, asked_at=None, reports={})
+    turn.set(applied=frozenset(), synced=frozenset(synced))
     turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
     message = protocol.SendPlan(plan=plan)
     turn.do(*(Send(w, message) for w in plan.worker_ids()))
 
 
 def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
-    """A takeover begins: its new owners will report when they have caught up."""
+    """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
     state = turn.state
-    lost = [v for _, v in victims if v in state.gone]
-    left = [v for _, v in victims if v in state.workers and state.workers[v].notice_until is not None]
-    if lost or left:
+    lost = {v for _, v in victims if v in state.gone}
+    left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
+    recoveries = without(state.recoveries, {c for c, v in victims if v in lost}, plan.epoch)
+    if victims:
         first = min((state.signs.get(v, turn.now) for v in lost), default=turn.now)
-        recovery = Recovery(
-            epoch=plan.epoch, lost_at=first, decided_at=turn.now, notice=not lost, victims=tuple(victims)
-        )
-        turn.set(recoveries=(*state.recoveries, recovery))
-    turn.set(signs={})
+        new = Recovery(
+            epoch=plan.epoch, lost_at=first, decided_at=turn.now, step=state.step, notice=not lost,
+            told=bool(lost) or left, victims=tuple(victims),
+        )  # fmt: skip
+        recoveries = (*recoveries, new)
+    turn.set(recoveries=recoveries, signs={})
+
+
+def _forget_unreported(turn: Turn) -> None:
+    """Reports are lost with the channel that they were on; the cell has moved all the same."""
+    state = turn.state
+    left = tuple(
+        r for r in state.recoveries if state.step < r.step + REPORT_STEPS or turn.now < r.decided_at + REPORT_SECONDS
+    )
+    if left != state.recoveries:
+        turn.set(recoveries=left)
 
 
 def _release(turn: Turn) -> None:

@@ -1,14 +1,19 @@
 """The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from bamboo.memory import Memory
 from bamboo.names import PROTOCOL_VERSION
-from bamboo.plan import Cell, Plan, WorkerId
+from bamboo.plan import MOST_LAYERS, Cell, Plan, Port, Short, WorkerId
 
 MAX_MESSAGE_BYTES = 4 << 20
+MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # of fp32, and sums of them
+Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 T = TypeVar("T")
 
 
@@ -20,11 +25,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hello(Message, frozen=True):
-    worker: WorkerId
-    host: str
-    port: int
-    zone: str = ""
-    pid: int = 0
+    worker: Short
+    host: Short
+    port: Port
+    zone: Short = ""
+    pid: Count = 0
     version: int = PROTOCOL_VERSION
     plan: Plan | None = None  # the newest plan known, after a reconnection
 
@@ -32,7 +37,7 @@ class Hello(Message, frozen=True):
 class Profile(Message, frozen=True):
     """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
 
-    costs: tuple[float, ...]
+    costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class WorkerReady(Message, frozen=True):
@@ -40,11 +45,15 @@ class WorkerReady(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """memory: of the newest step, about once a second."""
+    """memory: of the newest step, about once a second. busy: seconds since it began the instruction it is inside.
 
-    step: int
+    Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
+    """
+
+    step: Count
     doing: str = ""
     memory: Memory | None = None
+    busy: Seconds = 0.0
 
 
 class PeerDown(Message, frozen=True):
@@ -60,7 +69,7 @@ class PeerUp(Message, frozen=True):
 
 
 class PlanApplied(Message, frozen=True):
-    epoch: int
+    epoch: Count
 
 
 class ReplicaSynced(Message, frozen=True):
@@ -90,11 +99,11 @@ class StepCommitted(Message, frozen=True):
     not finite, which JSON cannot say.
     """
 
-    step: int
-    generation: int
-    loss: float | None
-    gradient_norm: float | None
-    microbatches: int
+    step: Count
+    generation: Count
+    loss: Number | None
+    gradient_norm: Number | None
+    microbatches: Count
     seconds: float
 
 
@@ -104,14 +113,14 @@ class TakenOver(Message, frozen=True):
     forwards, backwards: repeated; reused: those that had been computed in advance.
     """
 
-    epoch: int
+    epoch: Count
     cell: Cell
-    step: int
+    step: Count
     reform_ms: float
     recompute_ms: float
-    forwards: int
-    backwards: int
-    reused: int
+    forwards: Count
+    backwards: Count
+    reused: Count
 
 
 class CellFinished(Message, frozen=True):
@@ -128,7 +137,7 @@ class NoticeReceived(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The stage's final weights are in the folder."""
 
-    stage: int
+    stage: Count
 
 
 class WorkerFailed(Message, frozen=True):

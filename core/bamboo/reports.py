@@ -1,16 +1,19 @@
 """What workers report, message by message."""
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from bamboo import protocol
 from bamboo.events import Emit, Outcome, Send, Takeover
 from bamboo.membership import lost, notice, peer_down, peer_up
 from bamboo.plan import Cell, Layout, WorkerId
-from bamboo.state import KEPT_LOSSES, Turn
+from bamboo.state import KEPT_LOSSES, Turn, without
 
 MOST_DIGEST = 128  # characters
+MOST_TEXT = 4000
+MOST_SECONDS = 1e9
+REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
 
 
 def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
@@ -31,17 +34,20 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
+    said = {"seen": turn.now, "doing": message.doing[:MOST_TEXT], "busy": message.busy}
     if message.memory is None:
-        turn.worker(worker, seen=turn.now, doing=message.doing)
+        turn.worker(worker, **said)
         return
-    turn.worker(worker, seen=turn.now, doing=message.doing, memory=message.memory)
+    turn.worker(worker, **said, memory=message.memory)
     most = turn.state.most_memory
     if most is None or message.memory.total > most[1].total:
         turn.set(most_memory=(worker, message.memory))
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    turn.set(costs=message.costs)
+    """Of the worker that was asked, as long as it matters."""
+    if worker == turn.state.profiling and turn.state.plan is None:
+        turn.set(costs=message.costs)
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
@@ -58,11 +64,20 @@ def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynce
 
 
 def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
-    turn.set(reports={**turn.state.reports, worker: message})
+    """An answer to a question; nobody can hold more than what there is."""
+    state = turn.state
+    if state.asked_at is None or state.plan is None:
+        return
+    stages, steps = range(len(state.plan.stages)), state.spec.training.steps
+    held = {s: v for s, v in message.held.items() if s in stages and 0 <= v <= steps}
+    kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
+    turn.set(reports={**state.reports, worker: kept})
 
 
 def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
     cell = message.cell
+    if turn.state.plan is None or cell not in turn.state.plan.cells():
+        return
     text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
     turn.finish(Outcome.UNRECOVERABLE, "StageLost", f"{text}; not recoverable without a checkpoint")
 
@@ -71,7 +86,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
     state, step = turn.state, message.step
     training = state.spec.training
-    if not (0 <= step < training.steps and 0 <= message.microbatches <= training.microbatches):
+    if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
         return
     if step in state.losses or step < state.step - KEPT_LOSSES:
         return
@@ -88,38 +103,40 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     )
     if step >= state.step:
         turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=())
-        if message.seconds > 0:
+        if 0 < message.seconds <= MOST_SECONDS:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 
 
 def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
-    state = turn.state
-    for recovery in state.recoveries:
-        victim = dict(recovery.victims).get(message.cell)
-        if victim is None or message.epoch < recovery.epoch:
-            continue
-        taken = Takeover(
-            epoch=recovery.epoch, victim=victim, worker=worker, pipeline=message.cell.pipeline,
-            stage=message.cell.stage, step=message.step, notice=recovery.notice,
-            decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3, reform_ms=message.reform_ms,
-            recompute_ms=message.recompute_ms, forwards=message.forwards, backwards=message.backwards,
-            reused=message.reused,
-        )  # fmt: skip
-        left = tuple((c, v) for c, v in recovery.victims if c != message.cell)
-        others = tuple(r for r in state.recoveries if r is not recovery)
-        turn.set(
-            takeovers=(*state.takeovers, taken),
-            recoveries=(*others, replace(recovery, victims=left)) if left else others,
-        )
-        turn.do(
-            Emit(
-                "TakenOver",
-                f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
-                f" step {taken.step}, pause {taken.pause_ms:.0f} ms, repeated {taken.forwards} forwards"
-                f" and {taken.backwards} backwards, {taken.reused} had been done in advance",
-            )
-        )
+    """The newest move of the cell that this can be about; who was to have it before will not report any more."""
+    cell = message.cell
+    moves = [r for r in turn.state.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
+    if not moves:
         return
+    recovery = max(moves, key=lambda r: r.epoch)
+    victim = dict(recovery.victims)[cell]
+    turn.set(recoveries=without(turn.state.recoveries, {cell}, recovery.epoch))
+    if not recovery.told:
+        return
+    taken = Takeover(
+        epoch=recovery.epoch, victim=victim, worker=worker, pipeline=cell.pipeline, stage=cell.stage,
+        step=message.step, notice=recovery.notice, decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+        reform_ms=_milliseconds(message.reform_ms), recompute_ms=_milliseconds(message.recompute_ms),
+        forwards=message.forwards, backwards=message.backwards, reused=message.reused,
+    )  # fmt: skip
+    turn.set(takeovers=(*turn.state.takeovers, taken))
+    turn.do(
+        Emit(
+            "TakenOver",
+            f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
+            f" step {taken.step}, pause {taken.pause_ms:.0f} ms, repeated {taken.forwards} forwards"
+            f" and {taken.backwards} backwards, {taken.reused} had been done in advance",
+        )
+    )
+
+
+def _milliseconds(said: float) -> float:
+    return min(max(0.0, said), 1e3 * MOST_SECONDS)
 
 
 def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
@@ -170,15 +187,17 @@ def _cells(layout: Layout, stages: int) -> set[Cell]:
 
 
 def _saved(turn: Turn, worker: WorkerId, message: protocol.Saved) -> None:
-    turn.set(saved=turn.state.saved | {message.stage})
+    if turn.state.plan is not None and message.stage < len(turn.state.plan.stages):
+        turn.set(saved=turn.state.saved | {message.stage})
 
 
 def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
-    notice(turn, worker, message.seconds, own=True)
+    notice(turn, worker, min(max(0.0, message.seconds), MOST_SECONDS), own=True)
 
 
 def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
-    turn.finish(Outcome.FAILED, message.reason, f"{worker}: {message.message}")
+    reason = message.reason if REASON.fullmatch(message.reason) else "WorkerError"
+    turn.finish(Outcome.FAILED, reason, f"{worker}: {message.message[:MOST_TEXT]}")
 
 
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:

@@ -1,5 +1,6 @@
 """The coordinator's memory, and the turn in which an event changes it."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ class Worker:
     peer: Peer
     seen: float
     doing: str = ""  # in its own words
+    busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
     memory: Memory | None = None  # as it said last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
@@ -33,13 +35,30 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A takeover in progress, until every new owner has reported."""
+    """A plan that moves cells, until every new owner has reported.
+
+    victims: the cells, and who ran them. step: how many were committed. told: somebody was lost, or has a notice; else
+    it is of no interest that the cells move.
+    """
 
     epoch: int
     lost_at: float
     decided_at: float
+    step: int
     notice: bool
+    told: bool
     victims: tuple[tuple[Cell, WorkerId], ...]
+
+
+def without(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int) -> tuple[Recovery, ...]:
+    """Those that are left when these cells' moves up to that epoch are over."""
+    left = []
+    for recovery in recoveries:
+        over = cells if recovery.epoch <= epoch else frozenset[Cell]()
+        victims = tuple((cell, victim) for cell, victim in recovery.victims if cell not in over)
+        if victims:
+            left.append(replace(recovery, victims=victims))
+    return tuple(left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +83,16 @@ class State:
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
     signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
     requested: int = 0  # workers asked for and not joined yet
+    silence_told: bool = False  # those that live do not come back to a restarted coordinator
     profiling: WorkerId | None = None
     costs: tuple[float, ...] | None = None
     plan: Plan | None = None
+    planned_step: int = 0  # how many were committed when the plan was made
     applied: frozenset[WorkerId] = frozenset()
     synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
     asked_at: float | None = None  # when everyone was asked what it holds, because a stage seems to be lost
-    reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers
+    round_at: float = 0.0  # when everyone was asked last
+    reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers to that
     recoveries: tuple[Recovery, ...] = ()
     resize: tuple[int, float] | None = None
     calm: bool = False

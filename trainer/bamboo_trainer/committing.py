@@ -12,7 +12,7 @@ from bamboo.plan import ROOT, Plan, WorkerId
 from bamboo.protocol import StepCommitted
 from bamboo_trainer import replication
 from bamboo_trainer.frames import Address, Frame, Kind
-from bamboo_trainer.ledger import Commit, to_meta
+from bamboo_trainer.ledger import Commit
 
 if TYPE_CHECKING:
     from bamboo_trainer.engine import Engine
@@ -52,7 +52,7 @@ def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float
 
 
 def tell_commit(engine: "Engine", step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
-    frame = engine.frame(Address(Kind.COMMIT, *ROOT, step), meta=to_meta(commit))
+    frame = engine.frame(Address(Kind.COMMIT, *ROOT, step), meta=commit)
     for worker in workers:
         engine.send(worker, frame)
 
@@ -65,6 +65,7 @@ def committed(engine: "Engine", step: int, commit: Commit) -> None:
             logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
         return
     engine.ledger.record(step, commit)
+    engine.ledger.forget(min((h.version for h in engine.holdings.values()), default=step))
     engine.echoes = {a: frame for a, frame in engine.echoes.items() if a.step > step}
     engine.ceded = {cell: frame for cell, frame in engine.ceded.items() if frame.address.step >= step}
     if ROOT in engine.runs:  # NB: a commit of the old root may have reached only some; the new one tells everybody
@@ -107,7 +108,7 @@ def meet_root(engine: "Engine", old: Plan | None) -> None:
 def introduce(engine: "Engine") -> None:
     """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
     assert engine.plan is not None
-    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=engine.known_commits()))
+    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=engine.ledger.latest()))
 
 
 def heard(engine: "Engine", worker: WorkerId, frame: Frame) -> None:

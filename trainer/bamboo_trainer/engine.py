@@ -16,12 +16,12 @@ from torch import Tensor
 from bamboo.histogram import STEP_SECONDS, Histogram
 from bamboo.plan import Cell, Layout, Plan, WorkerId
 from bamboo.protocol import CellFinished, Message, PeerUp, TakenOver
-from bamboo_trainer import activation, committing, redundancy, replication, telling
+from bamboo_trainer import activation, committing, metas, redundancy, replication, telling
 from bamboo_trainer.feed import Feed
-from bamboo_trainer.frames import Address, Frame, Kind
+from bamboo_trainer.frames import Address, Again, Frame, Kind
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.instructions import execute
-from bamboo_trainer.ledger import Ledger, commit_from, ready_from, to_meta
+from bamboo_trainer.ledger import Ledger
 from bamboo_trainer.memory import Meter
 from bamboo_trainer.message_log import MessageLog
 from bamboo_trainer.pace import Pace
@@ -96,10 +96,7 @@ class Engine:
             case Arrived(sender, frame):
                 if self.plan and frame.epoch <= self.plan.epoch and sender not in self.plan.worker_ids():
                     return  # it was declared lost; what it had sent before may still arrive
-                try:
-                    self.take(sender, frame)
-                except msgspec.ValidationError as error:
-                    logger.warning("refused a frame %s of %s: %s", frame.address, sender, error)
+                self.take(sender, frame)
             case LinkDown(peer):
                 activation.link_down(self, peer)
             case LinkUp(peer):
@@ -257,7 +254,7 @@ class Engine:
     def again(self, frame: Frame) -> Frame:
         """A frame from the log, to be sent once more."""
         assert self.plan is not None
-        return replace(frame, epoch=self.plan.epoch, meta={"again": True} if frame.meta is None else frame.meta)
+        return replace(frame, epoch=self.plan.epoch, meta=Again() if frame.meta is None else frame.meta)
 
     # optimizer steps
 
@@ -281,7 +278,6 @@ class Engine:
         for run in [r for r in self.runs.values() if r.cell.stage == index]:
             self.begin(run)
         replication.announce(self, index)
-        self.ledger.forget(min((h.version for h in self.holdings.values()), default=stage.version))
 
     def begin(self, run: Run) -> None:
         """Start the next step of a cell."""
@@ -326,14 +322,10 @@ class Engine:
 
     # commits
 
-    def known_commits(self) -> list[Any]:
-        """The newest commits, for somebody who may not know them."""
-        return [[step, to_meta(commit)] for step, commit in self.ledger.latest()]
-
-    def learn(self, commits: list[Any]) -> None:
-        """What `known_commits` of another worker said."""
+    def learn(self, commits: metas.Commits) -> None:
+        """What another worker's ledger has."""
         for step, commit in commits:
-            committing.committed(self, int(step), commit_from(commit))
+            committing.committed(self, step, commit)
 
     # frames
 
@@ -344,13 +336,22 @@ class Engine:
             self.transport.send(worker, frame)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
-        """A frame arrived, perhaps once more. One for a part that we do not have yet waits for the plan."""
+        """A frame arrived, perhaps once more. What is not as its kind must be is told, and dropped."""
+        try:
+            self._take(sender, metas.read(frame))
+        except metas.Refused as error:
+            logger.warning("refused a %s of %s: %s", frame.address.kind.name, sender, error)
+
+    def _take(self, sender: WorkerId, frame: Frame) -> None:
+        """One for a part that we do not have yet waits for the plan."""
         address = frame.address
+        if address.kind in (Kind.SYNC, Kind.STATE):  # NB: a commit may bring a plan that takes the part away
+            self.learn(frame.meta if address.kind is Kind.SYNC else frame.meta.commits)
         match address.kind:
             case Kind.COMMIT:
-                committing.committed(self, address.step, commit_from(frame.meta))
+                committing.committed(self, address.step, frame.meta)
             case Kind.READY:
-                self.ledger.ready(address.step, Cell(address.microbatch, address.part), ready_from(frame.meta))
+                self.ledger.ready(address.step, Cell(address.microbatch, address.part), frame.meta)
             case Kind.HEARD if self.plan and frame.epoch <= self.plan.epoch:
                 committing.heard(self, sender, frame)
             case Kind.ASK if self.plan and frame.epoch <= self.plan.epoch:
@@ -358,13 +359,12 @@ class Engine:
             case Kind.LOGGED | Kind.LOGGED_BULK | Kind.LOGGED_STATE if address.cell in self.runs:
                 replication.answered(self, sender, frame)
             case Kind.SYNC if address.stage in self.holdings:
-                replication.finalize(self, address.stage, address.step, frame.tensors[0])
-                replication.announce(self, address.stage)
+                replication.synced(self, address, frame.tensors[0])
             case Kind.STATE if address.stage in self.holdings:
                 replication.restore(self, address, frame)
             case Kind.ANNOUNCE if (address.cell, sender) in self.feeds:
-                self.feeds[address.cell, sender].secured = int(frame.meta["secured"])
-                replication.announced(self, address.cell, sender, int(frame.meta["version"]), str(frame.meta["digest"]))
+                self.feeds[address.cell, sender].secured = frame.meta.secured
+                replication.announced(self, address.cell, sender, frame.meta.version, frame.meta.digest)
             case Kind.ACTIVATION | Kind.GRADIENT | Kind.CONTRIBUTION | Kind.RESULT | Kind.TIED if (
                 address.cell in self.runs
             ):

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
+CLOSE_STEPS = 2  # a replica that lags by no more is waited for, once, so that it is in step
+PATIENCE_STEPS = 16  # so is one that has had a state for that long and comes no closer
+
 
 class Owed(Enum):
     NOTHING = auto()
@@ -21,9 +24,18 @@ class Feed:
     acked: int = -1
     secured: int = -1
     synced: bool = False
+    follows_from: int | None = None  # the owner's version when the replica first had a state to go on from
 
     def announced(self, version: int, mine: int, same: bool) -> Owed:
         """The replica says that it holds `version` (-1: nothing); `mine` is the owner's. same: equal digests."""
+        owed = self._owed(version, mine, same)
+        if self.since is None or self.acked < self.since:
+            self.follows_from = None
+        elif self.follows_from is None:
+            self.follows_from = mine
+        return owed
+
+    def _owed(self, version: int, mine: int, same: bool) -> Owed:
         self.acked = max(self.acked, version)
         if version >= 0 and not same:
             self.since, self.acked = mine, -1
@@ -56,6 +68,13 @@ class Feed:
     def holds_back(self, step: int, strict: bool) -> bool:
         """Must the owner wait before it lets step `step` be committed? See docs/design.md, how a step commits.
 
+        Not for a replica that is being filled; but for one that only has to come level: where a step takes less than
+        the way to the replica and back, it would not do so by itself.
+
         strict: the replica must not depend on anybody's log to complete the step.
         """
-        return self.synced and (self.acked < step or (strict and self.secured <= step))
+        if self.synced:
+            return self.acked < step or (strict and self.secured <= step)
+        if self.follows_from is None or self.acked >= step:
+            return False
+        return step - self.acked <= CLOSE_STEPS or step - self.follows_from >= PATIENCE_STEPS

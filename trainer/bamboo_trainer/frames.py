@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from bamboo.plan import Cell
@@ -19,8 +20,8 @@ class Kind(IntEnum):
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; meta: source cell, norm, losses
     COMMIT = 7  # the root's word: apply the optimizer step; meta: norm, loss, microbatches, generation, epoch
-    SYNC = 8  # a stage's final gradients, to its replicas
-    STATE = 9  # a stage's whole state, to a replica that has none
+    SYNC = 8  # a stage's final gradients, to its replicas; meta: the newest commits
+    STATE = 9  # a stage's whole state, to a replica that has none; meta: what it is, the newest commits
     ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
     HEARD = 11  # to the root: the newest commits that this worker knows; meta: a list of (step, commit)
     ASK = 12  # to everybody: I repeat a committed step of this cell; give me what came out of it, or what it takes
@@ -49,9 +50,15 @@ class Address(NamedTuple):
         return Cell(self.pipeline, self.stage)
 
 
+class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The meta of a frame that has no other and has been sent before."""
+
+    again: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message between workers. epoch: the sender's. meta: small JSON-like facts."""
+    """One message between workers. epoch: the sender's. meta: small facts; `metas` says which ones for each kind."""
 
     address: Address
     epoch: int
@@ -61,4 +68,4 @@ class Frame:
     @property
     def again(self) -> bool:
         """Has it been sent before?"""
-        return isinstance(self.meta, dict) and "again" in self.meta
+        return isinstance(self.meta, Again)

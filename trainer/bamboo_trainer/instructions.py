@@ -7,7 +7,7 @@ import torch
 
 from bamboo.plan import ROOT
 from bamboo_trainer.frames import Address, Kind
-from bamboo_trainer.ledger import Ready, to_meta
+from bamboo_trainer.ledger import Ready
 from bamboo_trainer.replication import finalize
 from bamboo_trainer.run import Run
 from bamboo_trainer.schedule import (
@@ -168,7 +168,7 @@ def _report_ready(engine: "Engine", run: Run, _: ReportReady) -> None:
     stage, work, _stages = _parts(engine, run)
     report = Ready(norm_squared=stage.norm_squared(_final(run)), losses=dict(work.losses))
     address = Address(Kind.READY, *ROOT, run.step, run.cell.pipeline, run.cell.stage)
-    engine.emit(engine.frame(address, meta=to_meta(report)))
+    engine.emit(engine.frame(address, meta=report))
 
 
 _ACTIONS: dict[type, Callable[["Engine", Run, Any], None]] = {

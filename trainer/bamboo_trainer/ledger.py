@@ -1,7 +1,6 @@
 """Which steps are committed, and what the root has heard of the step in progress."""
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -76,17 +75,3 @@ class Ledger:
         losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
         loss = math.fsum(losses[m] for m in sorted(losses)) / len(losses)
         return Commit(norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch)
-
-
-def to_meta(report: Ready | Commit) -> Any:
-    return msgspec.to_builtins(report)
-
-
-def ready_from(meta: Any) -> Ready:
-    """Raises msgspec.ValidationError."""
-    return msgspec.convert(meta, Ready, strict=False)
-
-
-def commit_from(meta: Any) -> Commit:
-    """Raises msgspec.ValidationError."""
-    return msgspec.convert(meta, Commit, strict=False)

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bamboo.plan import MOST_LAYERS
 from bamboo_trainer.checkpointing import checkpointed_layers
 from bamboo_trainer.task import Task
 from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer
+
+Shape = tuple[int, ...]
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
@@ -37,10 +40,23 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
     if not task.layers:
         raise TaskError(f"{entrypoint} returned a task without layers")
+    if len(task.layers) > MOST_LAYERS:
+        raise TaskError(
+            f"{entrypoint} returned a task of {len(task.layers)} layers, at most {MOST_LAYERS} are accepted"
+        )
     checkpointed_layers(task)
     if len(task.dataset) < 1:
         raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
     return task
+
+
+def _attention_operations(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Shapes [batch, heads, length, size]: a product of queries with keys, and one of the weights with values."""
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (size + value[3])
+
+
+_UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_operations}  # by FlopCounterMode
 
 
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
@@ -54,7 +70,7 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for index in range(len(task.layers)):
             layer = build_layer(task, 0, index)
-            with FlopCounterMode(display=False) as counter:
+            with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
                 parts = run_layer(layer, index, parts)
             size = sum(p.numel() for p in layer.parameters())
             costs.append(float(max(1, counter.get_total_flops() + size)))

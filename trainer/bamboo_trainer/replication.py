@@ -8,6 +8,7 @@ from bamboo.plan import Cell, Plan, WorkerId
 from bamboo.protocol import LeftBehind, ReplicaSynced
 from bamboo_trainer.feed import Feed, Owed
 from bamboo_trainer.frames import ANSWERS_END, Address, Frame, Kind
+from bamboo_trainer.metas import Announce, Refused, State
 from bamboo_trainer.run import Run
 
 if TYPE_CHECKING:
@@ -28,10 +29,23 @@ def finalize(engine: "Engine", stage: int, step: int, gradient: Tensor) -> None:
             engine.send(replica, sync(engine, cell, step))
 
 
+def synced(engine: "Engine", address: Address, gradient: Tensor) -> None:
+    """The final gradients of a stage that we hold have arrived."""
+    stage = engine.holdings[address.stage].stage
+    if stage and gradient.numel() != stage.size:
+        raise Refused(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
+    finalize(engine, address.stage, address.step, gradient)
+    announce(engine, address.stage)
+
+
 def sync(engine: "Engine", cell: Cell, step: int) -> Frame:
-    """The final gradients of a step that we hold, for somebody with a part in that cell."""
+    """The final gradients of a step that we hold, for somebody with a part in that cell.
+
+    With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
+    waits for it.
+    """
     gradient = engine.holdings[cell.stage].reduced[step]
-    return engine.frame(Address(Kind.SYNC, *cell, step), (gradient,))
+    return engine.frame(Address(Kind.SYNC, *cell, step), (gradient,), engine.ledger.latest())
 
 
 def announce(engine: "Engine", stage: int) -> None:
@@ -43,7 +57,7 @@ def announce(engine: "Engine", stage: int) -> None:
     for cell in engine.plan.replicated_by(engine.worker):
         if cell.stage == stage:
             secured = holding.version + (holding.version in holding.reduced)
-            meta = {"version": holding.version, "secured": secured, "digest": digest}
+            meta = Announce(version=holding.version, secured=secured, digest=digest)
             engine.send(engine.plan.at(cell).owner, engine.frame(Address(Kind.ANNOUNCE, *cell, 0), meta=meta))
 
 
@@ -73,7 +87,7 @@ def give_state(engine: "Engine", cell: Cell, worker: WorkerId) -> None:
     stage = engine.holdings[cell.stage].stage
     assert stage is not None
     tensors, facts = stage.snapshot()
-    meta = {"state": facts, "generation": engine.generation(stage.version), "commits": engine.known_commits()}
+    meta = State(state=facts, generation=engine.generation(stage.version), commits=engine.ledger.latest())
     engine.send(worker, engine.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
 
 
@@ -81,13 +95,15 @@ def restore(engine: "Engine", address: Address, frame: Frame) -> None:
     holding = engine.holdings[address.stage]
     if holding.version >= address.step or engine.plan is None:
         return
-    engine.learn(frame.meta["commits"])  # a state of version k+1 has outlived commit k
     stage = holding.stage or engine.build(address.stage, engine.plan.stages)
-    stage.restore(frame.tensors, frame.meta["state"])
+    try:
+        stage.restore(frame.tensors, frame.meta.state)
+    except ValueError as error:
+        raise Refused(str(error)) from error
     holding.stage = stage
     holding.give(holding.owned, engine.on_host)
-    holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version}
-    engine.ledger.generations.setdefault(stage.version, int(frame.meta["generation"]))
+    holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version and g.numel() == stage.size}
+    engine.ledger.generations.setdefault(stage.version, frame.meta.generation)
     engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c.stage != address.stage}
     for run in [r for r in engine.runs.values() if r.cell.stage == address.stage]:
         engine.begin(run)
@@ -124,7 +140,7 @@ def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
         engine.send(worker, sync(engine, cell, step))
     for frame in engine.log.to(cell):
         engine.send(worker, engine.again(frame))
-    since = [[*run.cell, run.since] for run in engine.runs.values()]
+    since = [(run.cell, run.since) for run in engine.runs.values()]
     for kind in ANSWERS_END:
         engine.send(worker, engine.frame(Address(kind, *cell, step), meta=since))
 
@@ -133,7 +149,7 @@ def answered(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
     """All that a worker had for the cell that asked has arrived, on one of its links."""
     run = engine.runs[frame.address.cell]
     if frame.address.step == run.step and frame.epoch == run.asked:
-        run.answers[worker, frame.address.kind] = {Cell(int(d), int(s)): int(since) for d, s, since in frame.meta}
+        run.answers[worker, frame.address.kind] = dict(frame.meta)
         look_after_the_repeated(engine)
 
 

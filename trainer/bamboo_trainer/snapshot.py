@@ -14,8 +14,17 @@ from torch import Tensor
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.parameters import FlatParameters
 from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.wire import DTYPES
+from bamboo_trainer.user_code import TaskError, unsendable
 
 SNAPSHOT_FORMAT = 1
+
+
+def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
+    """TaskError if a part of the state could never be sent to a replica."""
+    for name, tensor in _named(parameters, optimizer):
+        if wrong := unsendable(tensor, frozenset(DTYPES.values())):
+            raise TaskError(f"{name} is a tensor of {wrong}")
 
 
 def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) -> tuple[Parts, dict[str, Any]]:
@@ -70,8 +79,12 @@ def _checked_meta(parts: Parts, meta: Mapping[str, Any]) -> tuple[list[str], dic
         raise ValueError("the snapshot's names must be a list of texts")
     if len(set(names)) != len(names) or len(names) != len(parts):
         raise ValueError(f"the snapshot names {len(set(names))} distinct parts and holds {len(parts)}")
-    if not isinstance(scalars, dict):
-        raise ValueError("the snapshot's scalars must be a mapping")
+    if not isinstance(scalars, dict) or not all(isinstance(n, str) for n in scalars):
+        raise ValueError("the snapshot's scalars must be a mapping of texts")
+    if not all(value is None or isinstance(value, int | float) for value in scalars.values()):
+        raise ValueError("the snapshot's scalars must be numbers")
+    if both := sorted(scalars.keys() & set(names)):
+        raise ValueError(f"the snapshot holds {both[0]} twice")
     if type(version) is not int or version < 0:
         raise ValueError(f"the snapshot's version must be a number of steps, got {version!r}")
     return list(names), scalars, version

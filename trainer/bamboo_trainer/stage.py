@@ -84,6 +84,7 @@ class Forwarding:
     parts: Parts
     layer: int  # the next one
     end: int
+    targets: Parts | None = None  # if they were read with the inputs
     on_host: bool = False  # what the backward will need waits in host memory
 
     @property
@@ -122,7 +123,9 @@ class Stage:
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
         self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
         self._checkpointed = checkpointed_layers(task)
+        snapshot.check(self._parameters, self._optimizer_state)
         self._state_bytes: tuple[int, int] | None = None
+        self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
         self._parked = False
 
@@ -168,12 +171,14 @@ class Stage:
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
         assert (inputs is None) == (self._stage == 0)
+        targets = None
         if inputs is None:
-            leaves = self._load(step, microbatch)[0]
+            leaves, read = self._load(step, microbatch)
+            targets = read if self.last else None
         else:
             there = (p.detach().to(self._device) for p in inputs)
             leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, on_host)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
@@ -184,7 +189,8 @@ class Stage:
             f.parts = run_layer(self._layers[index], index, f.parts, call)
             f.layer += 1
             if f.done and self.last:
-                f.parts = (task_loss(self._task, f.parts, self._load(f.step, f.microbatch)[1]),)
+                targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
+                f.parts = (task_loss(self._task, f.parts, targets),)
 
     def _call(self, index: int, seed: int, given: Any) -> Any:
         """A layer's forward, with all that its bits depend on."""
@@ -193,13 +199,17 @@ class Stage:
             return self._layers[index](given)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
-        """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage."""
+        """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage.
+
+        They are sent and logged, so they must stay as they are when an optimizer step writes to the parameters.
+        """
         assert forwarding.done
         work.contexts[forwarding.microbatch] = (forwarding.leaves, forwarding.parts)
         if self.last:
             work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
             return ()
-        return tuple(p.detach() for p in forwarding.parts)
+        outputs = (p.detach() for p in forwarding.parts)
+        return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
 
     def _stays(self, tensor: Tensor) -> bool:
         """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
@@ -296,8 +306,10 @@ class Stage:
             self.wait()
         self._parameters.unbind()
         forget_casts()
-        if self.version == 0:
-            self._state_bytes = None  # some optimizers remember nothing before their first step
+        if self.version == 0:  # some optimizers remember nothing before their first step
+            snapshot.check(self._parameters, self._optimizer_state)
+            self._state_bytes = None
+        self._digest = None
         self.version += 1
 
     def tied_segments(self) -> tuple[TiedSegment, ...]:
@@ -322,14 +334,19 @@ class Stage:
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
-        self._state_bytes = None
+        self._state_bytes = self._digest = None
         forget_casts()
         if self._parked:
             self._optimizer_state.park()
 
     def digest(self) -> str:
-        """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state."""
-        return snapshot.digest(self._parameters, self._optimizer_state)
+        """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state.
+
+        It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
+        """
+        if self._digest is None:
+            self._digest = snapshot.digest(self._parameters, self._optimizer_state)
+        return self._digest
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""

@@ -29,7 +29,8 @@ class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
-      or a tuple of tensors.
+      or a tuple of tensors: dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not
+      write to its inputs: they may be in the message log, and whether torch allows it depends on the split into stages.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch.
     optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
       (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for
@@ -39,7 +40,7 @@ class Task:
       multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
-      memory for activations, more computing, the same bits. Such a layer must not write to its inputs.
+      memory for activations, more computing, the same bits.
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 

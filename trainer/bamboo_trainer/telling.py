@@ -16,6 +16,7 @@ def report(engine: "Engine") -> None:
     for peer in sorted(engine.down):
         engine.tell(PeerDown(peer=peer))
     if engine.plan is None:
+        engine.tell(Report(committed=engine.ledger.newest, held={}))  # NB: who asks waits for every answer
         return
     engine.tell(PlanApplied(epoch=engine.plan.epoch))
     for (cell, replica), feed in engine.feeds.items():

@@ -3,15 +3,18 @@
 Running out of memory is nobody's mistake and passes as it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.data import pure_seed
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS
+
+PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 
 
 class TaskError(ValueError):
@@ -41,21 +44,61 @@ def build_layer(task: Task, seed: int, layer: int) -> nn.Module:
 def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[Any], Any] | None = None) -> Parts:
     """Gives the layer its one tensor, or a tuple of several; what it raises becomes a TaskError.
 
+    So does what it may not do wherever the model is split: write to its inputs, return what cannot be sent.
     call: calls it in another way than just so.
     """
+    call, before = call or task_layer, _versions(parts)
     try:
-        result = (call or task_layer)(parts[0] if len(parts) == 1 else parts)
+        result = call(parts[0] if len(parts) == 1 else parts)
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise TaskError(f"layer {layer} ({type(task_layer).__name__}) raised {told(error)}") from error
+        what = _WRITES if _would_write(call, parts) else f"raised {told(error)}"
+        raise TaskError(f"{_named(task_layer, layer)} {what}") from error
+    if _versions(parts) != before:
+        raise TaskError(f"{_named(task_layer, layer)} {_WRITES}")
     result = (result,) if isinstance(result, Tensor) else result
     if not isinstance(result, tuple) or not result or not all(isinstance(p, Tensor) for p in result):
         raise TaskError(
-            f"layer {layer} ({type(task_layer).__name__}) must return a tensor or a tuple of tensors, "
-            f"not {type(result).__name__}"
+            f"{_named(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
         )
+    for part in result:
+        if wrong := unsendable(part, PASSED):
+            raise TaskError(f"{_named(task_layer, layer)} returned a tensor of {wrong}")
     return result
+
+
+def _named(task_layer: nn.Module, layer: int) -> str:
+    return f"layer {layer} ({type(task_layer).__name__})"
+
+
+_WRITES: Final = (
+    "writes to its inputs, which a layer may not do: others still need them "
+    "(let torch's own layers have inplace=False, or write to a copy)"
+)
+
+
+def _versions(parts: Parts) -> list[int]:
+    """Numbers that grow when somebody writes to these tensors."""
+    return [0 if part.is_inference() else part._version for part in parts]
+
+
+def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
+    """Did the call fail because it may not write to a stage's inputs? Copies, which are no leaves, it may."""
+    copies = tuple(part.clone() for part in parts)
+    before = _versions(copies)
+    with suppress(Exception):  # its first error is the one that is told
+        call(copies[0] if len(copies) == 1 else copies)
+    return _versions(copies) != before
+
+
+def unsendable(tensor: Tensor, dtypes: Collection[torch.dtype]) -> str:
+    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
+    if tensor.dtype not in dtypes:
+        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
+    if tensor.layout is not torch.strided:
+        return f"layout {tensor.layout}, expected torch.strided"
+    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
 
 
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
@@ -90,11 +133,28 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
 
 
 def load_batch(task: Task, indices: Sequence[int]) -> tuple[Parts, Parts]:
-    """The dataset's answer for these samples; anything it raises becomes a TaskError."""
+    """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer."""
     try:
-        return task.dataset.batch(indices)
+        batch = task.dataset.batch(indices)
     except Exception as error:
         raise TaskError(f"the dataset raised {told(error)} for samples {list(indices)[:8]}") from error
+    if not isinstance(batch, tuple) or len(batch) != 2 or not all(_is_parts(parts) for parts in batch):
+        raise TaskError(
+            f"the dataset returned {_form(batch)} for samples {list(indices)[:8]}, "
+            "expected (inputs, targets), two tuples of tensors"
+        )
+    return batch
+
+
+def _is_parts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value)
+
+
+def _form(value: object) -> str:
+    """Its type, and those of what is in it."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
+    return type(value).__name__
 
 
 @contextmanager

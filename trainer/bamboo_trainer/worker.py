@@ -41,6 +41,7 @@ from bamboo.protocol import (
 from bamboo.spec import JobSpec, Placement
 from bamboo_trainer.control import Control
 from bamboo_trainer.engine import Engine, Observer
+from bamboo_trainer.inside import Inside
 from bamboo_trainer.loading import layer_costs, load_task
 from bamboo_trainer.metadata import LEAST_SECONDS, Notice, Wanted
 from bamboo_trainer.metadata_watch import Watcher
@@ -56,6 +57,7 @@ from bamboo_trainer.transport.tcp import TcpTransport
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5
+LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
 
 
@@ -113,6 +115,7 @@ class Worker:
     ) -> None:
         host = place.host
         self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
+        self.inside = Inside(observer, time.monotonic)
         self.grace = place.grace
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
@@ -229,7 +232,7 @@ class Worker:
             build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
             transport=self.transport,
             tell=self.control.send,
-            observer=self.observer,
+            observer=self.inside,
             clock=time.monotonic,
             lookahead=spec.topology.lookahead,
             on_host=spec.redundancy.placement is Placement.HOST,
@@ -265,7 +268,9 @@ class Worker:
         if self.engine is None:
             return Heartbeat(step=0, doing="starting")
         memory = self.engine.meter.due(time.monotonic())
-        return Heartbeat(step=self.engine.step, doing=self.doing, memory=memory)
+        inside, busy = self.inside.now()
+        doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
+        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy)
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""

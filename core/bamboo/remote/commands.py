@@ -235,9 +235,9 @@ def suspend(
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Stop a job and give its nodes back; `resume` goes on with it.
+    """Stop a job and give its nodes back.
 
-    It goes on from its last checkpoint; without one it starts anew. What would be lost is said and asked first.
+    There are no checkpoints yet: `resume` starts it anew at step 0. What would be lost is said and asked first.
     """
     from bamboo.remote import changing
 
@@ -259,7 +259,7 @@ def resume(
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Go on with a suspended job."""
+    """Start a suspended job anew, at step 0: there are no checkpoints yet."""
     from bamboo.remote import changing
 
     target = _targets([job])[0]

@@ -80,7 +80,6 @@ class Job:
     checkpoint_step: int | None
     cost: str | None
     cost_per_hour: str | None
-    currency: str
     plan: tuple[tuple[str, ...], ...]
 
     def condition(self, kind: str) -> Condition | None:
@@ -207,7 +206,6 @@ def job_of(body: Json) -> Job:
         checkpoint_step=_object(status, "checkpoint").get("lastStep"),
         cost=cost.get("total"),
         cost_per_hour=cost.get("perHour"),
-        currency=str(cost.get("currency") or ""),
         plan=_plan(status.get("plan")),
     )
 

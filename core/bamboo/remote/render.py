@@ -57,7 +57,7 @@ def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces:
                 _number(job.samples_per_second if running else None, 1),
                 _number(job.loss, 4),
                 words.duration(job.eta_seconds) if running and job.eta_seconds is not None else "-",
-                f"{job.cost or '-'}{' ' + job.currency if job.currency else ''}",
+                job.cost or "-",
                 str(job.epoch),
             ]
         table.add_row(*cells)

@@ -56,9 +56,8 @@ def counts(job: Job) -> str:
 
 def cost(job: Job) -> str:
     """What it costs; empty if no price is known."""
-    unit = f" {job.currency}" if job.currency else ""
-    told = [f"{job.cost}{unit} so far"] if job.cost is not None else []
-    told += [f"{job.cost_per_hour}{unit} an hour"] if job.cost_per_hour is not None and job.ended is None else []
+    told = [f"{job.cost} so far"] if job.cost is not None else []
+    told += [f"{job.cost_per_hour} an hour"] if job.cost_per_hour is not None and job.ended is None else []
     return ", ".join(told)
 
 

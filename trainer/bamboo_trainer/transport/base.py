@@ -40,7 +40,10 @@ class Transport(Protocol):
         ...
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
-        """The workers of the newest plan: links to and from all others are closed and refused from now on."""
+        """The workers of the newest plan: links to and from all others are closed and refused from now on.
+
+        Each with its address (host and port), which it has for life.
+        """
         ...
 
     def close(self, flush_seconds: float) -> None:

@@ -51,7 +51,6 @@ class Outbound:
         self._standing = False  # the socket is past the handshake
         self._broken = False  # what is sent is dropped
         self._lost = False  # the current connection has ended at the other side
-        self._moved = False
         self._sending = False
         self._closed = False
         self._attempts = 0  # a name with several addresses: each in turn
@@ -80,17 +79,6 @@ class Outbound:
         except OSError:
             return buffers  # the writer meets the same error, and reports it
         return [memoryview(data)[count:]] if count < len(data) else []
-
-    def move(self, address: tuple[str, int]) -> None:
-        """The peer now listens there; a link to where it was is given up."""
-        with self._changed:
-            if address == self._address:
-                return
-            self._address = address
-            self._moved = True
-            if self._sock is not None:
-                sockets.wake(self._sock)
-            self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is queued; False if there still is."""
@@ -126,8 +114,8 @@ class Outbound:
             if self._drop():
                 self._on_broke(self)
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._moved, backoff)
-                backoff = BACKOFF_SECONDS[0] if self._moved else min(2 * backoff, longest)
+                self._changed.wait_for(lambda: self._closed, backoff)
+                backoff = min(2 * backoff, longest)
 
     def _drop(self) -> bool:
         """Everything queued is lost. False if closed."""
@@ -156,16 +144,14 @@ class Outbound:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
         """A socket past the handshake; closed in the end."""
-        with self._changed:
-            self._moved = False
-            host, port = self._address
+        host, port = self._address
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[self._attempts % len(found)]
         self._attempts += 1
         with socket.socket(family, kind, protocol) as sock:
             with self._changed:
-                if self._closed or self._moved:
-                    raise ConnectionAbortedError("closed, or the peer has moved")
+                if self._closed:
+                    raise ConnectionAbortedError("closed")
                 self._sock, self._lost = sock, False
             try:
                 sock.settimeout(CONNECT_SECONDS)

@@ -89,8 +89,6 @@ class TcpTransport:
             for peer in gone:
                 self._in.forget(peer)
                 self._out.forget(peer)
-            for (peer, _), link in self._outbound.items():
-                link.move(self._peers[peer])
             self._changed.notify_all()
 
     def close(self, flush_seconds: float) -> None:
@@ -118,7 +116,10 @@ class TcpTransport:
         self._listener.close()
 
     def admit(self, link: Inbound, hello: wire.Hello) -> bool:
-        """For readers only. A newer link of the same sender and lane replaces an older one."""
+        """For readers only. A newer link of the same sender and lane replaces an older one.
+
+        Then only the sender has seen the older one break. What it sent over it may be lost all the same: a LinkUp.
+        """
         key = (hello.worker, hello.lane)
         with self._changed:
             self._changed.wait_for(lambda: self._closed or hello.worker in self._peers, PLAN_SECONDS)
@@ -130,6 +131,9 @@ class TcpTransport:
             older.close()
         with self._news:
             with self._changed:
+                if older is not None:
+                    self._in.broke(*key)
+                    self.broken += 1
                 due = self._inbound.get(key) is link and self._in.stands(*key)
             if due:
                 self._deliver(LinkUp(hello.worker))

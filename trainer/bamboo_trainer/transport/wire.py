@@ -1,8 +1,9 @@
-"""The bytes of the TCP data plane: pure functions between frames or hellos and buffers. Nothing is trusted.
+"""The bytes of the TCP data plane: pure functions between frames or hellos and buffers. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], user meta]`, and the tensors' bytes one
 after the other, in the machine's byte order (little-endian everywhere that torch runs). Whatever is out of
-bounds or does not add up is a WireError; the reader then closes the link.
+bounds or does not add up is a WireError; the reader then closes the link. What a frame of each kind has to carry
+is not known here: see `metas`.
 """
 
 import hashlib
@@ -21,8 +22,8 @@ from bamboo_trainer.frames import BULK, STATES, Address, Frame, Kind
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = 1
-MAX_META: Final = 1 << 20
-MAX_BODY: Final = 8 << 30
+MAX_META: Final = 16 << 20  # the names and shapes of all of a stage's state
+MAX_BODY: Final = 1 << 40  # all of a stage's state, 12 bytes a parameter with AdamW
 MAX_DIMENSIONS: Final = 16
 MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
@@ -44,6 +45,8 @@ DTYPES: Final = {
     "i8": torch.int8,
     "u8": torch.uint8,
     "bool": torch.bool,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
 }
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -163,13 +166,6 @@ def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(d or 1 for d in shape) > MAX_BODY:
         raise WireError(f"shape of {len(shape)} dimensions out of bounds")
     return TensorSpec(DTYPES[name], shape)
-
-
-def travelled(frame: Frame) -> Frame:
-    """The frame as it would come out at the other end: tensors of its own, meta through msgpack."""
-    tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
-    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.meta))
-    return Frame(address=frame.address, epoch=frame.epoch, tensors=tensors, meta=meta)
 
 
 def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:

@@ -1,0 +1,92 @@
+"""The transport within one thread: one first-in-first-out queue for the whole network."""
+
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from bamboo.plan import WorkerId
+from bamboo_trainer.frames import Frame
+from bamboo_trainer.transport.base import Arrived, Deliver, Event, LinkDown
+
+
+def travelled(frame: Frame) -> Frame:
+    """The frame as it would come out at the other end: tensors of its own, meta through msgpack."""
+    tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
+    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.meta))
+    return Frame(address=frame.address, epoch=frame.epoch, tensors=tensors, meta=meta)
+
+
+class MemoryNetwork:
+    """Events go out, when pumped, in the order in which they were caused."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[WorkerId, Event]] = deque()
+        self._alive: dict[WorkerId, MemoryTransport] = {}
+
+    def attach(self, worker: WorkerId, deliver: Deliver) -> "MemoryTransport":
+        """A worker joins. It is never attached again."""
+        self._alive[worker] = MemoryTransport(self, worker, deliver)
+        return self._alive[worker]
+
+    def kill(self, worker: WorkerId) -> None:
+        """It neither sends nor receives any more; what it had sent still arrives."""
+        if self._alive.pop(worker, None):
+            down = LinkDown(worker)
+            self._queue.extend((to, down) for to, other in self._alive.items() if worker in other.known)
+
+    def pump(self) -> int:
+        """Deliver what there is, also what that causes; how many events."""
+        count = 0
+        while self._queue:
+            to, event = self._queue.popleft()
+            target = self._alive.get(to)
+            if target is not None and target.admits(event):
+                target.deliver(event)
+                count += 1
+        return count
+
+    def send(self, sender: "MemoryTransport", peer: WorkerId, frame: Frame) -> None:
+        """For transports only."""
+        if sender.worker in self._alive and peer in sender.known and peer in self._alive:
+            self._queue.append((peer, Arrived(sender.worker, travelled(frame))))
+
+    def arrive_again(self, worker: WorkerId, events: list[Event]) -> None:
+        """For transports only: these had to wait for the worker's plan."""
+        self._queue.extend((worker, event) for event in events)
+
+
+class MemoryTransport:
+    """A worker's end."""
+
+    def __init__(self, network: MemoryNetwork, worker: WorkerId, deliver: Deliver) -> None:
+        self.worker, self.deliver = worker, deliver
+        self.known: frozenset[WorkerId] = frozenset()
+        self._former: frozenset[WorkerId] = frozenset()
+        self._early: dict[WorkerId, list[Event]] = {}  # from workers that the plan does not have yet
+        self._network = network
+
+    def send(self, peer: WorkerId, frame: Frame) -> None:
+        """See Transport."""
+        self._network.send(self, peer, frame)
+
+    def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
+        """See Transport. The addresses mean nothing here."""
+        self._former = (self._former | self.known) - peers.keys()
+        self.known = frozenset(peers)
+        for worker in [worker for worker in self._early if worker in peers]:
+            self._network.arrive_again(self.worker, self._early.pop(worker))
+
+    def close(self, flush_seconds: float) -> None:
+        """See Transport. Others see it as a death; what was sent before still arrives."""
+        self._network.kill(self.worker)
+
+    def admits(self, event: Event) -> bool:
+        """Fencing, as over TCP: early frames wait for the plan, those of former members are dropped."""
+        sender = event.sender if isinstance(event, Arrived) else event.peer
+        if sender in self.known:
+            return True
+        if isinstance(event, Arrived) and sender not in self._former:
+            self._early.setdefault(sender, []).append(event)
+        return False

@@ -1,0 +1,84 @@
+"""The coordinator believes no worker more than it must: plans, costs and words that come from one are looked at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from bamboo import coordinator, protocol
+from bamboo.events import Received, RemoveWorker, Send, WorkerJoined
+from bamboo.plan import Plan
+from world import World, back, restarted
+
+
+def hello(worker: str, plan: Plan | None) -> WorkerJoined:
+    return WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan))
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("ragged", lambda plan: {"pipelines": (plan.pipelines[0][:1], *plan.pipelines[1:])}),
+        ("without layouts", lambda plan: {"layouts": ()}),
+        ("without pipelines", lambda plan: {"pipelines": ()}),
+        ("owned by a stranger", lambda plan: {"workers": plan.workers[1:]}),
+        ("of another model", lambda plan: {"stages": ((0, 4), (4, 10_001))}),
+        ("of another job", lambda plan: {"stages": ((0, 2), (2, 5), (5, 8))}),
+        ("of other microbatches", lambda plan: {"layouts": (replaced(plan.target, split=((0, 1), (2, 3))),)}),
+        ("of no time", lambda plan: {"epoch": 0}),
+        ("of all times", lambda plan: {"epoch": 10**18}),
+    ],
+)
+def test_a_plan_that_can_be_none_of_the_jobs_is_refused(what: str, changes: Callable[[Plan], dict[str, Any]]) -> None:
+    world = World(2, 2, 0)
+    plan = restarted(world)
+    broken = replaced(plan, **changes(plan))
+    state, commands = coordinator.step(world.state, hello("w1", broken), world.now)
+    refused = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, protocol.Refused)]
+    assert [r.reason for r in refused] == ["PlanUnsound"]
+    assert RemoveWorker("w1") in commands
+    assert (state.plan, state.workers, state.requested) == (None, {}, world.state.requested - 1)
+    assert "w1" in state.gone
+
+
+def test_the_others_go_on_without_the_worker_that_brought_an_unsound_plan() -> None:
+    world = World(2, 2, 0)
+    plan = restarted(world)
+    world.tell(hello("w1", replaced(plan, layouts=())))
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        back(world, worker, plan)
+    assert world.state.phase == "Running"
+    world.settle()
+    assert world.finish is None
+
+
+def test_costs_are_taken_from_the_worker_that_was_asked_and_only_before_there_is_a_plan() -> None:
+    world = World(2, 1, 0)
+    while world.state.profiling is None:
+        world.deliver()
+    other = "w1" if world.state.profiling == "w0" else "w0"
+    world.tell(hello(other, None))
+    world.tell(Received(other, protocol.Profile(costs=(1.0, 5.0))))
+    assert world.state.costs is None
+    world.settle()
+    assert world.state.costs == (1.0,) * 8
+    world.tell(Received(world.state.profiling, protocol.Profile(costs=(1.0, 5.0))))
+    assert world.state.costs == (1.0,) * 8
+
+
+@pytest.mark.parametrize("costs", [(1.0,) * 10_001, (-1.0,), (1e25,)])
+def test_costs_that_no_model_has_are_no_message(costs: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="malformed message"):
+        protocol.decode_from_worker(protocol.encode(protocol.Profile(costs=costs)))
+
+
+def test_what_a_worker_says_in_words_is_bounded() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    world.tell(Received("w0", protocol.Heartbeat(step=1, doing="x" * 10**6)))
+    assert len(world.state.workers["w0"].doing) < 10**4
+    world.tell(Received("w0", protocol.WorkerFailed(reason="no reason\n", message="x" * 10**6)))
+    assert world.finish is not None
+    assert world.finish.reason == "WorkerError"
+    assert len(world.finish.message) < 10**4

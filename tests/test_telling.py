@@ -1,0 +1,19 @@
+"""What a worker answers when it is asked what it holds."""
+
+from typing import Any
+
+from bamboo.protocol import Message, Report
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.trace import Silent
+
+
+def test_a_worker_without_a_plan_answers_too() -> None:
+    """Its first plan may have been lost with a channel; who asks waits for everybody."""
+    said: list[Message] = []
+    nowhere: Any = None
+    engine = Engine(
+        worker="w", steps=1, build=nowhere, transport=nowhere, tell=said.append, observer=Silent(), clock=lambda: 0.0,
+        lookahead=1,
+    )  # fmt: skip
+    engine.report()
+    assert said == [Report(committed=-1, held={})]
