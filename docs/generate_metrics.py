@@ -1,14 +1,20 @@
-"""Writes the tables in docs/metrics.md from the table of metrics: `make docs`. A test fails if they are stale."""
+"""Writes the tables in docs/metrics.md from metrics, alerts and runbooks: `make docs`. A test fails if one is stale."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from bamboo.metrics import Exporter, Metric
 from bamboo.metrics_table import TABLE
 
 PAGE = Path(__file__).with_name("metrics.md")
+RUNBOOKS = Path(__file__).with_name("runbooks")
+ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = "<!-- metrics: made by `make docs` from core/bamboo/metrics_table.py -->\n"
+BEGIN = "<!-- metrics: made by `make docs` from core/bamboo/metrics_table.py, dashboards/alerts.yaml and runbooks -->\n"
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (
@@ -31,7 +37,8 @@ def page(text: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{PAGE.name} lacks the comments between which the tables belong"
-    tables = "\n".join(line for section in SECTIONS for line in _section(*section))
+    lines = [*(line for section in SECTIONS for line in _section(*section)), *_alerts()]
+    tables = "\n".join(lines)
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
@@ -49,6 +56,23 @@ def _row(metric: Metric) -> str:
     elif Exporter.RUN in metric.by:
         text += " *run*"
     return f"| `{metric.name}` | {metric.kind}{f', {metric.unit}' if metric.unit else ''} | {labels} | {text} |"
+
+
+def _alerts() -> Iterator[str]:
+    yield from ("## Alerts", "", "What to do about each is on its page.", "")
+    yield from ("| Alert | When | For | Severity |", "| --- | --- | --- | --- |")
+    groups: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        name, held = rule["alert"], rule.get("for", "")
+        yield f"| [{name}](runbooks/{name}.md) | {_meaning(name)} | {held} | {rule['labels']['severity']} |"
+    yield ""
+
+
+def _meaning(alert: str) -> str:
+    """The first sentence of its runbook."""
+    found = re.search(r"^## What it means\n\n(.+?\.)(?:\s|$)", (RUNBOOKS / f"{alert}.md").read_text(), re.MULTILINE)
+    assert found, f"runbooks/{alert}.md does not say what it means"
+    return found[1]
 
 
 if __name__ == "__main__":

@@ -143,3 +143,5 @@ def test_the_tables_of_metrics_are_not_stale() -> None:
     assert made == page.read_text(), "run `make docs`"
     for metric in TABLE:
         assert f"| `{metric.name}` |" in made
+    for alert in alerts():
+        assert f"| [{alert['alert']}](runbooks/{alert['alert']}.md) |" in made
