@@ -23,9 +23,21 @@ from cluster.api import MERGE, STRATEGIC, Api, ApiError  # type: ignore[import-n
 from cluster.control_plane import ControlPlane, free_ports  # type: ignore[import-not-found]
 from cluster.handle import Cluster  # type: ignore[import-not-found]
 from cluster.nodes import CAPACITY, ZONE  # type: ignore[import-not-found]
-from operator_process import SYSTEM, install  # type: ignore[import-not-found]
+from operator_process import LEASE, SYSTEM, install  # type: ignore[import-not-found]
 
-__all__ = ["MERGE", "STRATEGIC", "SYSTEM", "Api", "ApiError", "Cluster", "Plane", "free_ports", "issue", "plane"]
+__all__ = [
+    "LEASE",
+    "MERGE",
+    "STRATEGIC",
+    "SYSTEM",
+    "Api",
+    "ApiError",
+    "Cluster",
+    "Plane",
+    "free_ports",
+    "issue",
+    "plane",
+]
 
 Json = dict[str, Any]
 ACCOUNT = f"system:serviceaccount:{SYSTEM}:bamboo-operator"

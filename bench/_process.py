@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from _common import say
-from _plane import SYSTEM, Cluster, free_ports, issue
+from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
 COUNTED = {  # (file, function) -> what a call of it is
@@ -54,7 +54,7 @@ def operator(cluster: Cluster, folder: Path, profile: Path | None) -> Iterator[O
     watched = ["-m", "cProfile", "-o", str(profile)] if profile else []
     command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *watched, "-m", "bamboo_operator"]
     command += ["--listen", f"127.0.0.1:{free_ports(1)[0]}", "--web-listen", "127.0.0.1:0"]
-    command += ["--key-file", str(folder / "key"), *issue(folder)]
+    command += ["--key-file", str(folder / "key"), "--lease", f"{SYSTEM}/{LEASE}", *issue(folder)]
     path = folder / "operator.log"
     with path.open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)}, stdout=log, stderr=log)

@@ -4,7 +4,8 @@
 
 The real operator on the test cluster's real control plane; docs/testing-cluster.md says what that needs. Nodes are
 fake, and this process plays the workers of all jobs over real control channels with real tokens. They train nothing,
-but say what workers say: two heartbeats a second each, and a step a second for each job.
+but say what workers say: two heartbeats a second each, and a step a second for each job. At rest the operator asks the
+API server for two things: to write each job's progress, and every 10 s to renew its Lease.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ SETS: dict[str, Json] = {
         "podAnnotations": {"note": "x"},
         "podLabels": {"team": "a", "app.kubernetes.io/name": "not-this"},
         "service": {"annotations": {"a": "b"}},
-        "networkPolicy": {"egress": [{"ports": [{"port": 443}]}]},
+        "networkPolicy": {"egress": [{"ports": [{"port": 443}]}], "workersFrom": ["10.0.0.0/16", "fd00::/64"]},
         "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Bamboo"}, "namespace": "grafana"},
         "podDisruptionBudget": {"enabled": True},

@@ -1,6 +1,7 @@
 """The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
 
 import contextlib
+import copy
 import os
 import secrets
 import signal
@@ -21,6 +22,7 @@ from crd_kit import STATUS_VALIDATOR
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
+LEASE = "bamboo-operator"
 STOP_SECONDS = 15
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
@@ -47,12 +49,26 @@ def _strip(value: Any) -> None:
         _strip(inner)
 
 
+def allow_lease(cluster: Cluster, namespace: str) -> None:
+    """The operator's rights in its own namespace, given in that one: the tests' operators do not exclude each other."""
+    for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
+        if manifest["kind"] in ("Role", "RoleBinding"):
+            manifest["metadata"]["namespace"] = namespace
+            cluster.api.create(manifest)
+
+
 class Operator:
-    """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address."""
+    """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address.
+
+    Its Lease is in the namespace that it watches; another() waits for that one.
+    """
+
+    identity = "operator"
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self._folder = folder
         self._namespace = namespace
+        allow_lease(cluster, namespace)
         self._kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig")
         (folder / "key").write_bytes(secrets.token_bytes(32))
         self._tls = issue(folder)
@@ -64,9 +80,19 @@ class Operator:
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
+    def another(self, identity: str) -> "Operator":
+        """Not started: what a Deployment's second pod would be, with the same key and workers' port."""
+        other = copy.copy(self)
+        other.identity, other._process = identity, None
+        other.log = self._folder / f"{identity}.log"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            other.web_port = free.getsockname()[1]
+        return other
+
     def start(self) -> None:
         arguments = ["--listen", f"127.0.0.1:{self.port}", "--web-listen", f"127.0.0.1:{self.web_port}"]
         arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
+        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
@@ -84,6 +110,22 @@ class Operator:
         finally:
             self._process.kill()
             self._process.wait()
+
+    def wait(self, seconds: float = 30) -> int:
+        """Until it has ended by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    @property
+    def ports(self) -> set[int]:
+        """On which it listens."""
+        assert self._process is not None
+        held = set()
+        for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.add(os.readlink(entry))
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
 
     def hold(self, seconds: float) -> None:
         """It stands still, as on a paused machine, and goes on."""

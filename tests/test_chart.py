@@ -61,6 +61,8 @@ def test_what_is_installed_by_default(rendered: dict[str, list[Json]]) -> None:
         ("CustomResourceDefinition", "bamboojobs.bamboo.dev"),
         ("Deployment", "bamboo-operator"),
         ("NetworkPolicy", "bamboo-operator"),
+        ("Role", "bamboo-operator-lease"),
+        ("RoleBinding", "bamboo-operator-lease"),
         ("Secret", "bamboo-operator-ca"),
         ("Secret", "bamboo-operator-key"),
         ("Secret", "bamboo-operator-tls"),
@@ -135,6 +137,8 @@ def test_arguments(rendered: dict[str, list[Json]]) -> None:
         "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
         "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
         "--network-policy",
+        "--lease=bamboo-system/bamboo-operator",
+        "--identity=$(POD_NAME)",
     ]
     everything = container(rendered["everything"])["args"]
     assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws"} <= set(everything)
@@ -145,6 +149,26 @@ def test_arguments(rendered: dict[str, list[Json]]) -> None:
     assert not any("--tls" in argument for argument in plain)
     assert "--no-network-policy" in container(rendered["nothing"])["args"]
     assert "--run-as-user=-1" in container(rendered["OpenShift"])["args"]
+
+
+def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
+    """On a host's network the host's name is not the pod's."""
+    documents = chart.template({"env": [{"name": "A", "value": "b"}]}, release="b")
+    found = container(documents)
+    assert "--lease=bamboo-system/b-bamboo-operator" in found["args"]
+    own = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    assert found["env"].index(own) < found["env"].index({"name": "A", "value": "b"})
+    assert {rule["resourceNames"][0] for rule in one(documents, "Role")["rules"] if "resourceNames" in rule} == {
+        "b-bamboo-operator"
+    }
+
+
+def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_workers(
+    rendered: dict[str, list[Json]],
+) -> None:
+    found = container(rendered["default"])
+    paths = {probe: found[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+    assert paths == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
 
 
 def test_images(rendered: dict[str, list[Json]]) -> None:

@@ -27,10 +27,21 @@ def test_rights_are_those_that_the_tests_run_under(rendered: dict[str, list[Json
     assert binding["roleRef"]["name"] == "bamboo-operator"
 
 
+def test_in_its_own_namespace_the_operator_may_hold_one_lease(rendered: dict[str, list[Json]]) -> None:
+    for name, account in (("default", "bamboo-operator"), ("everything", "other")):
+        role = one(rendered[name], "Role", "bamboo-operator-lease")
+        assert role["rules"] == rules_of(RBAC, "Role")
+        assert role["metadata"]["namespace"] == "bamboo-system"
+        binding = one(rendered[name], "RoleBinding", "bamboo-operator-lease")
+        assert binding["metadata"]["namespace"] == "bamboo-system"
+        assert binding["roleRef"]["name"] == "bamboo-operator-lease"
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "bamboo-system"}]
+
+
 def test_in_watched_namespaces_the_operator_has_no_more_than_it_needs(rendered: dict[str, list[Json]]) -> None:
     documents = rendered["everything"]
     everywhere = one(documents, "ClusterRole", "bamboo-operator")["rules"]
-    roles = [document for document in documents if document["kind"] == "Role"]
+    roles = [role for role in documents if role["kind"] == "Role" and role["metadata"]["name"] == "bamboo-operator"]
     assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
     assert roles[0]["rules"] == roles[1]["rules"]
     assert sorted(map(str, everywhere + roles[0]["rules"])) == sorted(map(str, rules_of(RBAC, "ClusterRole")))
@@ -91,13 +102,14 @@ def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:
         assert not any("hostPort" in port for port in pod["containers"][0]["ports"])
 
 
-def test_workers_and_only_they_reach_the_operator(rendered: dict[str, list[Json]]) -> None:
+def test_workers_and_who_is_named_reach_the_operator_and_nobody_else(rendered: dict[str, list[Json]]) -> None:
     pod = worker()
-    for name, where in (("default", {}), ("everything", None)):
+    for name, where, blocks in (("default", {}, []), ("everything", None, ["10.0.0.0/16", "fd00::/64"])):
         spec = one(rendered[name], "NetworkPolicy")["spec"]
         workers, web = spec["ingress"]
         assert workers["ports"] == [{"port": "workers", "protocol": "TCP"}]
-        (peer,) = workers["from"]
+        peer, *others = workers["from"]
+        assert others == [{"ipBlock": {"cidr": block}} for block in blocks]
         (expression,) = peer["podSelector"]["matchExpressions"]
         assert expression == {"key": names.LABEL_JOB_NAME, "operator": "Exists"}
         assert expression["key"] in pod["metadata"]["labels"]

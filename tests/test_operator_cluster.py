@@ -152,5 +152,14 @@ def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: s
     installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], 30)
     job.edit({"suspend": False})
     job.until("Running")
+    first = set(job.pods())
+    job.edit({"suspend": True})
+    deadline = time.monotonic() + 30
+    while operator.said.count(": Suspended: ") < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    job.edit({"suspend": False})  # before the old workers have gone
+    job.until_pods(lambda pods: len(pods) == 4 and not first & pods.keys(), 90)
+    job.step(5)
+    assert condition(job.status(), "Failed").get("status") != "True"
     job.delete()
     installed.api.wait(f"/api/v1/namespaces/{namespace}/pods", lambda found: not found["items"], 60)

@@ -4,15 +4,19 @@ import copy
 import re
 from decimal import Decimal
 from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
 from bamboo.names import worker_name
 from bamboo_operator.pods import (
+    HOST_NETWORK,
     selector,
+    template_problems,
     unkept,
     weights_folder,
     worker_image,
@@ -105,6 +109,7 @@ def test_the_whole_pod_of_the_smallest_job():
             "terminationGracePeriodSeconds": 30,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            "nodeSelector": {"kubernetes.io/os": "linux"},
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": 65532,
@@ -208,7 +213,7 @@ def test_presets(preset, capacity, labels, expressions, tolerated):
     for template in ({}, TEMPLATE):
         pod = render(where=pool(preset, capacity), template=template)
         spec, users = pod["spec"], template.get("spec", {})
-        assert spec.get("nodeSelector", {}) == {**users.get("nodeSelector", {}), **labels}
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **users.get("nodeSelector", {}), **labels}
         ours = [t for t in spec.get("tolerations", []) if t not in users.get("tolerations", [])]
         assert [t["key"] for t in ours] == tolerated
         node_affinity = spec["affinity"].get("nodeAffinity", {})
@@ -230,6 +235,49 @@ def test_metrics_have_a_port_unless_the_network_is_the_hosts():
     assert trainer(render(template={"spec": own}))["ports"][1:] == [{"containerPort": 9000}]
     shared = render(template={"spec": {"hostNetwork": True, **own}})
     assert trainer(shared)["ports"] == [{"containerPort": 9000}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "selector"),
+    [
+        ({"disk": "ssd"}, {"kubernetes.io/os": "linux", "disk": "ssd"}),
+        ({"kubernetes.io/os": "other"}, {"kubernetes.io/os": "other"}),
+        ({"kubernetes.io/os": None}, {}),
+        (None, {}),
+    ],
+)
+def test_workers_run_on_linux_unless_the_template_says_otherwise(asked, selector):
+    for where in (None, pool("EKS")):
+        pod = render(where=where, template={"spec": {"nodeSelector": asked}})
+        check_pod(pod)
+        ours = {"eks.amazonaws.com/capacityType": "SPOT"} if where else {}
+        assert pod["spec"].get("nodeSelector", {}) == {**selector, **ours}
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        ({}, None),
+        ({"hostNetwork": False}, None),
+        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
+        ({"hostNetwork": True, "dnsPolicy": None}, None),
+    ],
+)
+def test_on_the_hosts_network_workers_still_know_the_names_of_services(spec, policy):
+    template = {"spec": spec}
+    pod = render(template=template)
+    check_pod(pod)
+    assert pod["spec"].get("dnsPolicy") == policy
+    said = template_problems(job(worker={"template": template}))
+    assert said == ([HOST_NETWORK] if spec.get("hostNetwork") else [])
+
+
+def test_what_the_host_network_takes_is_a_value_of_the_chart():
+    chart = Path(__file__).parents[1] / "charts" / "bamboo"
+    named = re.search(r"networkPolicy\.(\w+) of the chart", HOST_NETWORK)
+    assert named is not None
+    assert named[1] in yaml.safe_load((chart / "values.yaml").read_text())["networkPolicy"]
 
 
 def test_a_volume_claim_is_mounted():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bamboo import names
 from bamboo.manifest import parse_manifest
+from bamboo_operator.placement import placement
 from bamboo_operator.pods import OperatorSettings, template_problems, worker_pod
 from bamboo_operator.template import merge
 from operator_kit import META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
@@ -147,6 +148,7 @@ TEMPLATES = st.fixed_dictionaries(
                 "volumes": VALUES | st.lists(st.fixed_dictionaries({"name": NAMES})),
                 "restartPolicy": VALUES,
                 "nodeSelector": VALUES,
+                "hostNetwork": VALUES,
                 "tolerations": VALUES,
                 "affinity": VALUES | st.fixed_dictionaries({"nodeAffinity": VALUES}),
             },
@@ -179,7 +181,7 @@ def test_no_template_breaks_what_the_operator_owns(template, where):
     assert env[:5] == trainer(bare)["env"][:5]
     assert not {e.get("name") for e in env[5:]} & set(OWN_ENV)
     assert trainer(pod)["volumeMounts"][-1] == trainer(bare)["volumeMounts"][-1]
-    assert bare["spec"].get("nodeSelector", {}).items() <= pod["spec"].get("nodeSelector", {}).items()
+    assert placement(spec, where).selector.items() <= pod["spec"].get("nodeSelector", {}).items()
 
 
 JSON = st.recursive(

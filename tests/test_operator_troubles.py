@@ -18,6 +18,12 @@ def pending(*conditions, **waiting):
     return found
 
 
+def held(*gates):
+    found = pending({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"})
+    found["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    return found
+
+
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
@@ -36,6 +42,16 @@ def pending(*conditions, **waiting):
         ),
         ([pending(reason="InvalidImageName")], ["InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1"]),
         ([pod(phase="Failed", ended={"exitCode": 1})], []),
+        ([held("q/b", "q/a"), held("q/b")], ["Gated: 2 worker(s) are held back by scheduling gates: q/a, q/b"]),
+        ([held()], []),  # the gates have just gone
+        (
+            [held("q/a"), pending(UNSCHEDULABLE), pending(reason="InvalidImageName")],
+            [
+                "InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1",
+                "Unschedulable: 1 worker(s) find no node: 0/3 nodes",
+                "Gated: 1 worker(s) are held back by scheduling gates: q/a",
+            ],
+        ),
     ],
 )
 def test_troubles(pods, expected):

@@ -4,98 +4,24 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import kopf
 import typer
-from prometheus_client import CollectorRegistry, ProcessCollector
 
-from bamboo.metrics import Exporter, PageCollector
 from bamboo.names import EXIT_FAILED, EXIT_USAGE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
-from bamboo_operator import page
-from bamboo_operator.api import Api, credentials
-from bamboo_operator.cluster import Cluster
-from bamboo_operator.counts import Calls
-from bamboo_operator.doors import REVIEWS_AT_ONCE, Doors, Reviews
-from bamboo_operator.lifecycle import Tools
-from bamboo_operator.metrics import Sources
+from bamboo_operator.api import NAMESPACE_FILE, TOKEN_FILE
+from bamboo_operator.lease import LeaseLost, Place
+from bamboo_operator.operating import Options, operate
 from bamboo_operator.pods import OperatorSettings
 from bamboo_operator.tls import Certificate
-from bamboo_operator.watch import Lives, registry, settings
-from bamboo_operator.watchers import Watchers
-from bamboo_operator.web import Web
-
-logger = logging.getLogger(__name__)
 
 LEAST_KEY = 16  # bytes
+LEASE = "bamboo-operator"
 T = TypeVar("T")
-
-
-async def operate(
-    *,
-    listen: tuple[str, int],
-    web_listen: tuple[str, int],
-    url: str | None,
-    key: bytes,
-    workers: OperatorSettings,
-    namespaces: list[str],
-    certificate: Certificate | None,
-    stop: asyncio.Event,
-) -> None:
-    """Until stop is set. url: under which workers reach this process; by default its own address.
-
-    Raises OSError if an address cannot be had.
-    """
-    chosen = settings()
-    info = credentials(chosen)
-    calls, cluster, series = Calls(), Cluster(), CollectorRegistry()
-    api, reviewer = Api(info, calls=calls), Api(info, REVIEWS_AT_ONCE, calls)
-    visitors = Api(info, page.AT_ONCE, calls)  # NB: of their own, so that they are in nobody's way
-    lives: list[Lives] = []
-    doors = Doors()
-    watchers = Watchers()
-    web = Web(lambda: watchers.lost() or (lives[0].stuck() if lives else None), series)
-    page.Pages(lambda job: lives[0].look(job) if lives else None, visitors).add_to(web.app)
-    tls = certificate.context() if certificate else None
-    fresh = asyncio.create_task(certificate.keep_fresh(tls)) if certificate and tls else None
-    try:
-        bound = await doors.start(*listen, tls)
-        await web.start(*web_listen)
-        own = f"{'wss' if tls else 'ws'}://{listen[0]}:{bound}"
-        tools = Tools(
-            cluster=cluster, doors=doors, api=api, reviews=Reviews(reviewer), key=key, url=url or own, settings=workers
-        )
-        lives.append(Lives(tools))
-        sources = Sources(lives=lives[0].living, doors=doors, calls=calls, counts=tools.counts)
-        series.register(PageCollector(Exporter.OPERATOR, sources.fill))
-        ProcessCollector(registry=series)
-        handlers = registry(lives[0], tools)
-
-        @kopf.on.login(id="login", registry=handlers)
-        async def login(**_: object) -> kopf.ConnectionInfo:
-            return credentials(chosen)
-
-        logger.info("listening on %s:%d; workers come to %s", listen[0], bound, tools.url)
-        await kopf.operator(
-            registry=handlers,
-            settings=chosen,
-            standalone=True,
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-            stop_flag=stop,
-        )
-    finally:
-        for one in lives:
-            await one.stop()
-        await doors.stop()
-        await web.stop()
-        await api.close()
-        await reviewer.close()
-        await visitors.close()
-        if fresh:
-            fresh.cancel()
 
 
 def command(
@@ -140,6 +66,16 @@ def command(
         bool,
         typer.Option(help="Make a NetworkPolicy for each job: only its own workers may connect to its workers."),
     ] = True,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            help="NAMESPACE/NAME of the Lease that this operator has to hold to work, so that no other one does;"
+            f" default: {LEASE} in its pod's namespace, without a pod none."
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="As whom it holds it: the name of its pod; default: the host's name.")
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also say what is only of interest to developers.")
     ] = False,
@@ -160,21 +96,24 @@ def command(
     )  # fmt: skip
     if url and not url.startswith("wss://" if certificate else "ws://"):
         raise _wrong(f'--url: expected {"wss" if certificate else "ws"}://HOST:PORT, got "{url}"')
-    arguments = {**addresses, "certificate": certificate, "url": url, "key": _key(key_file), "workers": workers}
+    options = Options(
+        **addresses, url=url, key=_key(key_file), workers=workers, namespaces=list(namespace or ()),
+        certificate=certificate, lease=_lease(lease), identity=identity or socket.gethostname(),
+    )  # fmt: skip
     try:
-        asyncio.run(_until_signal(namespaces=list(namespace or ()), **arguments))
-    except (kopf.LoginError, OSError) as error:
+        asyncio.run(_until_signal(options))
+    except (kopf.LoginError, LeaseLost, OSError) as error:
         typer.echo(f"bamboo-operator: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 
 
-async def _until_signal(**arguments: object) -> None:
+async def _until_signal(options: Options) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
-    await operate(stop=stop, **arguments)  # type: ignore[arg-type]
+    await operate(options, stop)
 
 
 def _address(option: str, text: str) -> tuple[str, int]:
@@ -182,6 +121,17 @@ def _address(option: str, text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise _wrong(f'{option}: expected ADDRESS:PORT, got "{text}"')
     return host, int(port)
+
+
+def _lease(text: str | None) -> Place | None:
+    """None if there can be no other operator: outside a pod, unless it is said."""
+    if text is None:
+        inside = TOKEN_FILE.exists() and NAMESPACE_FILE.exists()
+        return Place(_read("--lease", NAMESPACE_FILE.read_text).strip(), LEASE) if inside else None
+    try:
+        return Place.parse(text)
+    except ValueError as error:
+        raise _wrong(f"--lease: {error}") from None
 
 
 def _certificate(chain: Path | None, key: Path | None, authority: Path | None) -> Certificate | None:

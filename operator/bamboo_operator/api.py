@@ -19,7 +19,8 @@ from bamboo_operator.counts import Calls
 TIMEOUT_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
 CONNECTIONS = 32
-TOKEN_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its ServiceAccount's files
+TOKEN_FILE, AUTHORITY_FILE, NAMESPACE_FILE = ACCOUNT / "token", ACCOUNT / "ca.crt", ACCOUNT / "namespace"
 TOKEN_SECONDS = 60.0  # a ServiceAccount's token is read again after that long: it is rotated
 Object = dict[str, Any]
 
@@ -78,13 +79,17 @@ class Api:
         return await self._call("POST", place, pod, {"dryRun": "All"} if dry_run else {})
 
     async def read_pod(self, namespace: str, name: str) -> Object:
-        return await self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+        return await self._call("GET", pod_place(namespace, name))
 
-    async def list_pods(self, namespace: str, selector: str) -> list[Object]:
-        """As they are now: not from a cache of the API server."""
-        found = await self._call("GET", f"/api/v1/namespaces/{namespace}/pods", query={"labelSelector": selector})
-        items = found.get("items")
-        return items if isinstance(items, list) else []
+    async def uid_of(self, place: str) -> str | None:
+        """Of the object at that path; None if there is none."""
+        try:
+            found = await self._call("GET", place)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return str((found.get("metadata") or {}).get("uid"))
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
         """That very pod; also if it is gone already."""
@@ -92,30 +97,21 @@ class Api:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+            await self._call("DELETE", pod_place(namespace, name), body)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
         """Merged into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""
-        place = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
+        place = f"{job_place(namespace, name)}/status"
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
             await self._call("PATCH", place, body, kind="application/merge-patch+json")
         except ApiError as error:
-            if error.status == 404 or (error.status == 409 and not await self._is_there(namespace, name, uid)):
+            if error.status == 404 or (error.status == 409 and await self.uid_of(job_place(namespace, name)) != uid):
                 raise JobGone(str(error)) from None
             raise
-
-    async def _is_there(self, namespace: str, name: str, uid: str) -> bool:
-        try:
-            job = await self._call("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}")
-        except ApiError as error:
-            if error.status == 404:
-                return False
-            raise
-        return bool((job.get("metadata") or {}).get("uid") == uid)
 
     async def create_network_policy(self, policy: Object) -> None:
         """Unless there is one of that name."""
@@ -134,7 +130,7 @@ class Api:
             "preconditions": {"uid": uid},
             "propagationPolicy": "Background",
         }
-        await self._call("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}", body)
+        await self._call("DELETE", job_place(namespace, name), body)
 
     async def review_token(self, token: str, audience: str) -> Object:
         """The status of a TokenReview."""
@@ -163,6 +159,23 @@ class Api:
         review = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
         status = review.get("status")
         return status if isinstance(status, dict) else {}
+
+    async def read_lease(self, namespace: str, name: str) -> Object | None:
+        """None if there is no such Lease."""
+        try:
+            return await self._call("GET", f"{_leases(namespace)}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def create_lease(self, lease: Object) -> Object:
+        return await self._call("POST", _leases(lease["metadata"]["namespace"]), lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """As it was read, but for what is changed. Raises ApiError with status 409 if it is no longer what was read."""
+        metadata = lease["metadata"]
+        return await self._call("PUT", f"{_leases(metadata['namespace'])}/{metadata['name']}", lease)
 
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
@@ -201,6 +214,23 @@ class Api:
         if now - self._token_read > TOKEN_SECONDS and self._info.certificate_path is None and TOKEN_FILE.exists():
             self._token, self._token_read = TOKEN_FILE.read_text().strip(), now
         return self._token
+
+
+def job_place(namespace: str, name: str) -> str:
+    """The path of a BambooJob."""
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+
+
+def pod_place(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def node_place(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def _leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 async def _object(answer: aiohttp.ClientResponse) -> Any:

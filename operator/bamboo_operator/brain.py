@@ -19,6 +19,7 @@ import msgspec
 
 from bamboo import coordinator
 from bamboo.clock import AwakeClock
+from bamboo.edits import task_digest
 from bamboo.events import (
     AddWorkers,
     Command,
@@ -30,6 +31,7 @@ from bamboo.events import (
     NoticeWithdrawn,
     Outcome,
     RemoveWorker,
+    RequestsWithdrawn,
     Send,
     SpecChanged,
     Status,
@@ -37,6 +39,7 @@ from bamboo.events import (
     WorkerJoined,
     WorkerLost,
 )
+from bamboo.membership import unwanted
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.record import Record
 from bamboo.plan import WorkerId
@@ -86,7 +89,7 @@ class Brain:
         self.joined: set[WorkerId] = set()
         self.unborn: list[tuple[WorkerId, str]] = []  # ended before they joined, and how; for the hands
         self._farewells: list[Send] = []  # until the end of the job is written down
-        self._dismissed = False
+        self._interrupted = self._dismissed = False
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._now = AwakeClock()
@@ -112,14 +115,16 @@ class Brain:
     def plan(self) -> str | None:
         """Who runs what, as JSON: the epoch, and each pipeline's owners in the order of stages.
 
-        And which pods that are still there are lost: another operator must not hear of them as of news.
+        And for another operator: which pods that are still there are lost, so that it does not hear of them as of
+        news; and a digest of the task, which it must not find changed.
         """
         plan = self.state.plan
         if plan is None:
             return None
         rows = [[a.owner for a in row] for row in plan.pipelines]
         lost = sorted(self._lost & self._pods().keys())
-        return json.dumps({"epoch": plan.epoch, "pipelines": rows, "lost": lost}, separators=(",", ":"))
+        task = task_digest(self._job.spec)
+        return json.dumps({"epoch": plan.epoch, "pipelines": rows, "lost": lost, "task": task}, separators=(",", ":"))
 
     async def run(self) -> None:
         """Until cancelled: who comes late to a job that is over is told so."""
@@ -147,7 +152,19 @@ class Brain:
         """The worker is to leave as soon as it can be spared."""
         self._events.put_nowait(Notice(worker, seconds, wanted=True))
 
+    def withdraw(self) -> None:
+        """Pods that are not made yet, and not wanted any more, are not to be made."""
+        if count := min(self.adding, unwanted(self.state)):
+            self.adding -= count
+            self._handle(RequestsWithdrawn(count))
+
+    @property
+    def ending(self) -> bool:
+        """Has the job ended, or been told to end?"""
+        return self._interrupted or self.finish is not None
+
     def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
+        self._interrupted = True
         self._events.put_nowait(Interrupted(outcome, reason, message))
 
     def dismiss(self) -> None:
@@ -291,6 +308,15 @@ def known_lost(plan: str | None) -> frozenset[WorkerId]:
     except (ValueError, KeyError, TypeError):
         return frozenset()
     return frozenset(name for name in lost if isinstance(name, str)) if isinstance(lost, list) else frozenset()
+
+
+def known_task(plan: str | None) -> str | None:
+    """The digest of the task in what `Brain.plan` gave."""
+    try:
+        digest = json.loads(plan or "{}")["task"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return digest if isinstance(digest, str) else None
 
 
 def _failed(pod: dict[str, Any]) -> bool:

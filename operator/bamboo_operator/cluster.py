@@ -25,7 +25,6 @@ class Cluster:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Object] = {}
-        self.pods_listed = 0.0  # when a whole list of pods, or a part of one, came last; monotonic clock
         self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, Listener] = {}
@@ -39,6 +38,25 @@ class Cluster:
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
         """Of that very job, not of one that had the name before; by name."""
         return {name: pod for name, pod in self._pods.get(job, {}).items() if owner_uid(pod) == uid}
+
+    def pod_uids(self) -> dict[tuple[str, str], str]:
+        """Of all jobs, by namespace and name."""
+        return {
+            (job[0], name): pod["metadata"]["uid"] for job, pods in self._pods.items() for name, pod in pods.items()
+        }
+
+    def node_uids(self) -> dict[str, str]:
+        return {name: node["metadata"]["uid"] for name, node in self.nodes.items()}
+
+    def pod_missed(self, key: tuple[str, str]) -> None:
+        """Its deletion was not told of."""
+        namespace, name = key
+        found = [pods[name] for (place, _), pods in self._pods.items() if place == namespace and name in pods]
+        for pod in found:
+            self.pod_event("DELETED", pod)
+
+    def node_missed(self, name: str) -> None:
+        self.node_event("DELETED", self.nodes[name])
 
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
@@ -106,10 +124,10 @@ def _job_of(pod: Mapping[str, Any]) -> JobKey | None:
 def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
     keep = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds",
             "creationTimestamp")  # fmt: skip
-    spec = pod.get("spec") or {}
+    spec, kept = pod.get("spec") or {}, ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
     return {
         "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
-        "spec": {key: spec[key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in spec}
+        "spec": {key: spec[key] for key in kept if key in spec}
         | {"containers": [{key: c.get(key) for key in ("name", "image")} for c in spec.get("containers") or ()]},
         "status": dict(pod.get("status") or {}),
     }

@@ -1,5 +1,6 @@
 """Brings the pods of one job to what its coordinator wants. Level-triggered: a pass that fails is simply made again."""
 
+import asyncio
 import logging
 import time
 from collections import Counter, deque
@@ -17,11 +18,11 @@ from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.facts import wanted_workers
+from bamboo_operator.gates import Releases, gates
 from bamboo_operator.network_policy import network_policy
 from bamboo_operator.pods import (
     JobMeta,
     OperatorSettings,
-    selector,
     worker_image,
     worker_number,
     worker_pod,
@@ -30,7 +31,7 @@ from bamboo_operator.pods import (
 from bamboo_operator.pools import choose_pool, move_to, pool_to_try, reverts
 from bamboo_operator.signals import is_deleted, lives, worker_exit
 from bamboo_operator.surplus import surplus
-from bamboo_operator.troubles import Trouble, troubles
+from bamboo_operator.troubles import GATED, Trouble, troubles
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 EVENTS_A_PASS, PODS_A_PASS = 20, 50
 GIVE_BACK_SECONDS = 3600.0
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
-LISTED_SECONDS = 5.0  # for all of a list to come
 COMPONENT = "bamboo-operator"
 
 
@@ -58,9 +58,9 @@ class Hands:
             self._settings = replace(settings, image=image)
         self._made: dict[str, str] = {}  # pods that no watch has shown yet, and their pools
         self._waiting_since: float | None = None
+        self._releases = Releases(job.spec)
         self._given_back: set[WorkerId] = set()
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
-        self._checked = cluster.pods_listed
         self._began = datetime.now(UTC)
         self._backoff = Backoff()
         self._seen: set[WorkerId] = set()  # those that had joined when we looked last
@@ -71,9 +71,10 @@ class Hands:
 
     async def work(self) -> None:
         """One pass. Raises the last of what is in API_ERRORS; what was not done is done in the next pass."""
+        await asyncio.sleep(0)  # NB: first the coordinator takes in what it has been told, such as an edit
         self._look()
         failed: Exception | None = None
-        for part in (self._guard, self._check, self._make, self._remove, self._replace, self._move, self._give_back):
+        for part in (self._guard, self._make, self._remove, self._replace, self._move, self._give_back):
             if self._brain.finish is not None:
                 break  # whose pods are left then is for the clean-up
             try:
@@ -96,7 +97,7 @@ class Hands:
             found = (*found, late)
         for trouble in found:
             if trouble.reason not in self._told:
-                self._brain.story.append(Emit(trouble.reason, trouble.message, True))
+                self._brain.story.append(Emit(trouble.reason, trouble.message, trouble.reason != GATED))
         self._told = {trouble.reason for trouble in found}
         return found
 
@@ -122,19 +123,27 @@ class Hands:
         """Those that have no node yet."""
         return {n: p for n, p in self._living().items() if not p["spec"].get("nodeName")}
 
+    def _looking(self) -> dict[str, dict[str, Any]]:
+        """Those of them for which the scheduler looks for one."""
+        return {n: p for n, p in self._waiting().items() if not gates(p)}
+
     def _look(self) -> None:
-        pods = self._pods()
+        pods, now = self._pods(), time.monotonic()
+        self._brain.withdraw()
+        self._releases.look(self._waiting(), now)
         unseen = {name: pool for name, pool in self._made.items() if name not in pods}
         self._made = {name: pool for name, pool in unseen.items() if not self._brain.is_lost(name)}
-        if not self._waiting() and not self._made and not self._brain.adding:
+        if not self._looking() and not self._made and not self._brain.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
-            self._waiting_since = time.monotonic() - max(map(_age, self._waiting().values()), default=0.0)
+            released = {name: self._releases.at(name) for name in self._looking()}
+            since = (now - _age(pods[name]) if at is None else at for name, at in released.items())
+            self._waiting_since = min(since, default=now)
         if self._brain.joined - self._seen:
             self._seen, self._backoff = set(self._brain.joined), Backoff()
         for name, detail in self._brain.unborn:
             number = worker_number(pods.get(name) or {}) or 0
-            self._backoff = self._backoff.after(number, self.created, time.monotonic(), detail)
+            self._backoff = self._backoff.after(number, self.created, now, detail)
         self._brain.unborn.clear()
 
     async def _guard(self) -> None:
@@ -143,26 +152,13 @@ class Hands:
             await self._api.create_network_policy(network_policy(self._job.spec, self._meta))
             self._guarded = True
 
-    async def _check(self) -> None:
-        """Forget pods that are gone: after an interruption a watch does not tell of those deleted meanwhile."""
-        came = self._cluster.pods_listed
-        if came <= self._checked or time.monotonic() < came + LISTED_SECONDS:
-            return
-        before = self._pods()
-        listed = await self._api.list_pods(self._job.key[0], selector(self._meta))
-        there = {pod["metadata"]["uid"] for pod in listed}
-        for name, pod in before.items():
-            now = self._pods().get(name)
-            if pod["metadata"]["uid"] not in there and now and now["metadata"]["uid"] == pod["metadata"]["uid"]:
-                self._cluster.pod_event("DELETED", now)
-        self._checked = came
-
     # making
 
     async def _make(self) -> None:
         self._full = False
-        for _ in range(min(self._brain.adding, PODS_A_PASS)):
-            if self._brain.finish is not None or self._backoff.holds(time.monotonic()):
+        for _ in range(PODS_A_PASS):
+            self._brain.withdraw()  # NB: fewer may be wanted since the last one was made
+            if not self._brain.adding or self._brain.finish is not None or self._backoff.holds(time.monotonic()):
                 return
             pools = self._job.spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
@@ -234,11 +230,12 @@ class Hands:
         """A pod that finds no node for too long is made anew in a later pool."""
         if self._waiting_since is None:
             return
-        for name, pod in self._waiting().items():
-            pool = worker_pool(pod)
+        for name, pod in self._looking().items():
+            pool, released = worker_pool(pod), self._releases.at(name)
             if pool is None or name in self._probes:
                 continue
-            target = move_to(self._job.spec.node_pools, pool, time.monotonic(), self._waiting_since, self.by_pool())
+            since = max(self._waiting_since, released or 0.0)
+            target = move_to(self._job.spec.node_pools, pool, time.monotonic(), since, self.by_pool())
             if target is not None:
                 self._brain.story.append(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
@@ -252,7 +249,7 @@ class Hands:
         Whether there are nodes again is only known by asking for one more worker there.
         """
         spec, status = self._job.spec, self._brain.status()
-        pools, gone = spec.node_pools, self._brain.state.gone
+        pools, gone, wanted = spec.node_pools, self._brain.state.gone, wanted_workers(self._brain.state.spec)
         placed = {name: worker_pool(pod) or "" for name, pod in self._living().items() if name not in gone}
         joined = {w for w, _ in status.workers}
         standby = [w for w, state in status.workers if state is WorkerState.STANDBY]
@@ -269,18 +266,18 @@ class Hands:
             made = Counter(self._made.values())
             target = pool_to_try(pools, counts + made, waiting + made)
             there = len(placed) + len(self._made)  # NB: a worker that leaves counts, too: one at a time
-            if target is not None and not self._brain.adding and there <= wanted_workers(spec):
+            if target is not None and not self._brain.adding and there <= wanted:
                 self._probes.add(worker_name(spec.name, self.created))
                 await self._create(target)
                 return
         self._probes &= placed.keys() | self._made.keys()
         counted = {name: pool for name, pool in placed.items() if name not in self._probes}
         late = [name for name in self._waiting() if name not in joined]
-        worker = surplus(pools, counted, late, standby, leaving, wanted_workers(spec))
+        worker = surplus(pools, counted, late, standby, leaving, wanted)
         if worker in late:
             await self._delete(self._pods()[worker])
         elif worker is not None:
-            self._release(worker, f"{worker} is given back: {wanted_workers(spec)} workers are wanted")
+            self._release(worker, f"{worker} is given back: {wanted} workers are wanted")
 
     def _release(self, worker: WorkerId, message: str) -> None:
         if worker not in self._given_back:

@@ -9,26 +9,25 @@ import math
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from typing import Any
 
+from bamboo.edits import task_digest
 from bamboo.events import Emit, Outcome, Status
 from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import API_VERSION, KIND
 from bamboo.spec import CleanPodPolicy, JobSpec
-from bamboo_operator.api import API_ERRORS, Api, ApiError
-from bamboo_operator.brain import Brain, Running, known_lost
+from bamboo_operator.api import API_ERRORS, Api, ApiError, JobGone
+from bamboo_operator.brain import Brain, Running, known_lost, known_task
 from bamboo_operator.cluster import Cluster
-from bamboo_operator.conditions import job_status, worth_writing
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, path
-from bamboo_operator.facts import Base, Facts
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Comparison, Look
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
 from bamboo_operator.signals import lives
+from bamboo_operator.telling import Telling, moment, now
 
 logger = logging.getLogger(__name__)
 
@@ -69,20 +68,16 @@ class Life:
         self.meter = Meter(tools.counts)
         self._meta = JobMeta(uid=self.uid)
         self._changed = asyncio.Event()
-        self._written: dict[str, Any] = dict(body.get("status") or {})
-        self._written_at = 0.0
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
         self._comparison: Comparison | None = None
-        self._facts = Facts(
-            now=_now(), generation=0, spec=None, base=Base.of(self._written), selector=selector(self._meta)
-        )
+        self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
 
     def look(self) -> Look:
         """What the job's page is made of."""
-        brain, (namespace, name) = self._brain, self.key
+        brain, telling, (namespace, name) = self._brain, self._telling, self.key
         return Look(
-            namespace=namespace, name=name, spec=self._facts.spec, facts=self._facts, written=self._written,
+            namespace=namespace, name=name, spec=telling.facts.spec, facts=telling.facts, written=telling.written,
             status=brain.status() if brain else None, record=brain.record if brain else None,
             comparison=self._comparison,
         )  # fmt: skip
@@ -99,7 +94,7 @@ class Life:
 
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""
-        while not self._over():
+        while not self._telling.over:
             spec = await self._accepted()
             if spec is None or spec.suspend:
                 if spec is not None or not self._begun():
@@ -109,29 +104,34 @@ class Life:
                 await self._wait_for_change(None if spec else RECHECK_SECONDS, left)
                 continue
             await self._train(spec)
+            if not self._telling.over:  # NB: it was suspended; by now it may be resumed
+                await self._remove_pods(CleanPodPolicy.ALL)
         await self._clean_up()
 
     # what is wanted
 
-    def _over(self) -> bool:
-        conditions = self._written.get("conditions") or ()
-        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
-
     def _begun(self) -> bool:
         """Are there workers that train, and that another operator has left to us? They don't stop for a bad edit."""
-        return bool(self._written.get("plan"))
+        return self._telling.plan is not None
 
     async def _accepted(self) -> JobSpec | None:
         """The newest spec; None if it can't be run, which the status then says."""
         self._changed.clear()
-        self._facts = replace(self._facts, warnings=())
+        self._telling.note(warnings=())
         if (spec := self._read()) is None:
             return None
-        self._facts = replace(self._facts, warnings=(*template_problems(spec), *unkept(spec)))
-        if not self._begun() and (problem := await self._refused(spec)):
-            self._facts = replace(self._facts, problems=(problem,))
+        self._telling.note(warnings=(*template_problems(spec), *unkept(spec)))
+        if problem := self._changed_task(spec) if self._begun() else await self._refused(spec):
+            self._telling.note(problems=(problem,))
             return None
         return spec
+
+    def _changed_task(self, spec: JobSpec) -> str | None:
+        """What is wrong with the task of a job that has begun, and that is not to be suspended."""
+        began = known_task(self._telling.plan)
+        if spec.suspend or began is None or began == task_digest(spec):
+            return None
+        return "spec.task: expected what the job began with; it was changed while its workers were training"
 
     def _read(self) -> JobSpec | None:
         """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""
@@ -140,9 +140,9 @@ class Life:
             spec = parse_manifest(self._manifest())
         except ManifestError as error:
             problems = tuple(map(str, error.problems))[:20]
-            self._facts = replace(self._facts, generation=generation, problems=problems)
+            self._telling.note(generation=generation, problems=problems)
             return None
-        self._facts = replace(self._facts, generation=generation, spec=spec, problems=())
+        self._telling.note(generation=generation, spec=spec, problems=())
         return spec
 
     async def _refused(self, spec: JobSpec) -> str | None:
@@ -155,6 +155,8 @@ class Life:
             try:
                 await self._tools.api.create_pod(pod, dry_run=True)
             except ApiError as error:
+                if error.status == 404:
+                    raise JobGone(str(error)) from None  # with its namespace
                 if error.status in (400, 422):
                     return f"spec.worker.template: {error.message}"
                 if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
@@ -182,27 +184,23 @@ class Life:
 
     async def _train(self, spec: JobSpec) -> None:
         """Until the job is over, or is suspended."""
-        resumed = bool(plan := self._written.get("plan"))  # NB: not the epoch, which a suspended job keeps
-        self._facts = replace(
-            self._facts, base=Base.of(self._written), cost=Decimal(0), finish=None, plan=None, troubles=()
-        )
+        telling, plan = self._telling, self._telling.plan  # NB: not the epoch, which a suspended job keeps
+        telling.begin()
         job = Running(
-            key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=resumed, judged=known_lost(plan),
-            meter=self.meter,
+            key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=plan is not None,
+            judged=known_lost(plan), meter=self.meter,
         )  # fmt: skip
         wake = asyncio.Event()
         tools = self._tools
         brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, wake.set)
         self.meter.committed = time.time()
         self._brain, self._comparison = brain, Comparison(since=brain.record.since)
-        hands = Hands(
-            job, brain, tools.cluster, tools.api, self._settings(), int(self._written.get("workersCreated") or 0)
-        )
+        hands = Hands(job, brain, tools.cluster, tools.api, self._settings(), telling.created)
         thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
         try:
             await self._drive(job, brain, hands, thinking, wake)
             await self._let_leave()
-            self._facts = replace(self._facts, pods=dict(hands.by_pool()), paid=dict(hands.paid_for()), troubles=())
+            telling.note(pods=dict(hands.by_pool()), paid=dict(hands.paid_for()), troubles=())
             await self._keep_writing(brain.status())
         finally:
             thinking.cancel()
@@ -221,8 +219,9 @@ class Life:
             await self._turn()
             try:
                 done = await self._attempt("bring the pods up to date", brain, hands.work())
-                self._facts = replace(self._facts, troubles=hands.troubles())
-                written = await self._attempt("write the status", brain, self._write(brain.status(), hands.created))
+                self._telling.note(troubles=hands.troubles())
+                telling = self._telling.write(self._tools.api, brain.status(), hands.created)
+                written = await self._attempt("write the status", brain, telling)
                 posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
             finally:
                 self._tools.turns.release()
@@ -267,59 +266,44 @@ class Life:
 
     def _count(self, brain: Brain, hands: Hands, seconds: float) -> None:
         """Bring the facts up to date, and the cost by what the workers cost in that time."""
-        facts, paid = self._facts, dict(hands.paid_for())
+        facts, paid = self._telling.facts, dict(hands.paid_for())
         self.meter.paid += sum(paid.values()) * seconds
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
         if facts.spec and self._comparison:
             self._comparison = self._comparison.later(facts.spec.node_pools, paid, seconds)
-        self._facts = replace(
-            facts, pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, plan=brain.plan() or facts.plan,
+        self._telling.note(
+            pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, plan=brain.plan() or facts.plan,
             cost=facts.cost + spent(per_hour, seconds),
         )  # fmt: skip
 
     def _hear(self, brain: Brain, hands: Hands) -> None:
-        """What the user has changed, and whether the job's time is up."""
+        """What the user has changed, and whether the job's time is up.
+
+        NB: what comes after the end of this training is for the next one, or for the clean-up.
+        """
+        if brain.ending:
+            return
         if self._changed.is_set():
             self._changed.clear()
             if (spec := self._read()) is None:
                 return
             if spec.suspend:
                 brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
-            else:
-                brain.edit(spec)
-                hands.edit(spec)
-        spec_now, started = self._facts.spec, _time(self._written.get("startTime"))
+                return
+            brain.edit(spec)
+            hands.edit(spec)
+        spec_now, active = self._telling.facts.spec, self._telling.active_for()
         limit = spec_now.active_deadline_seconds if spec_now else None
-        if limit and started and brain.finish is None and _now() - started > timedelta(seconds=limit):
+        if limit and active and active > timedelta(seconds=limit):
             message = f"the job has been active for more than {limit} s"
             brain.interrupt("DeadlineExceeded", message, Outcome.FAILED)
 
     # what is told
 
-    async def _write(self, status: Status | None, created: int | None = None) -> None:
-        """The status, if it is worth a write."""
-        self._facts = replace(self._facts, now=_now())
-        new = job_status(status, self._written, self._facts)
-        started = self._written.get("startTime") or (self._facts.time if status else None)
-        new["startTime"] = None if self._facts.suspended and not self._over_in(new) else started
-        if self._over_in(new):
-            new["completionTime"] = self._written.get("completionTime") or self._facts.time
-        new["workersCreated"] = created if created is not None else self._written.get("workersCreated")
-        new = {key: value for key, value in new.items() if value is not None}
-        if not worth_writing(new, self._written, time.monotonic() - self._written_at):
-            return
-        removed = {key: None for key in self._written if key not in new}
-        await self._tools.api.write_status(*self.key, self.uid, {**new, **removed})
-        self._written, self._written_at = new, time.monotonic()
-
-    @staticmethod
-    def _over_in(status: Mapping[str, Any]) -> bool:
-        return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in status["conditions"])
-
     async def _keep_writing(self, status: Status | None) -> None:
         while True:
             try:
-                await self._write(status)
+                await self._telling.write(self._tools.api, status)
             except API_ERRORS as error:
                 self._complain("write the status", error)
                 await self._sleep(PASS_SECONDS)
@@ -362,7 +346,7 @@ class Life:
         return [pod for pod in self._tools.cluster.pods(self.key, self.uid).values() if lives(pod)]
 
     async def _clean_up(self) -> None:
-        spec = self._parsed() or self._facts.spec
+        spec = self._parsed() or self._telling.facts.spec
         await self._remove_pods(spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
         while (left := self._left_to_live()) is None or left > 0:
             await self._wait_for_change(left, spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
@@ -374,8 +358,8 @@ class Life:
         spec = self._parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
-        done = _time(self._written.get("completionTime")) or _now()
-        return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - _now()).total_seconds()
+        done = moment(self._telling.written.get("completionTime")) or now()
+        return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - now()).total_seconds()
 
     def _parsed(self) -> JobSpec | None:
         try:
@@ -410,11 +394,3 @@ class Life:
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _time(text: Any) -> datetime | None:
-    return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -17,6 +17,11 @@ MANAGED_BY = "bamboo-operator"
 STORAGE_VOLUME = "bamboo-storage"
 METRICS = "metrics"  # the port's name
 TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
+HOST_NETWORK = (
+    "worker.template.spec.hostNetwork: heeded, but network plugins as a rule take such workers for their nodes: the"
+    " operator's network policy has to let these addresses in (networkPolicy.workersFrom of the chart), and the job's"
+    " own does not protect its workers"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +81,9 @@ def selector(meta: JobMeta) -> str:
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """What of `worker.template` is not heeded, a sentence each."""
-    return read_template(job).problems
+    """What of `worker.template` is not heeded, or not enough by itself, a sentence each."""
+    reading = read_template(job)
+    return [*reading.problems, *([HOST_NETWORK] if reading.template["spec"].get("hostNetwork") else [])]
 
 
 def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: OperatorSettings) -> Json:
@@ -87,7 +93,10 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
         "spec": _spec(job, meta, settings),
     }
-    pod: Json = merge(rendered, read_template(job).template)
+    template = read_template(job).template
+    if template["spec"].get("hostNetwork"):
+        rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
+    pod: Json = merge(rendered, template)
     pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **_own_labels(job, meta, number, pool)}
     _own(pod["spec"], _own_env(name, pod["spec"], settings))
     place(pod["spec"], where)
@@ -164,6 +173,7 @@ def _spec(job: JobSpec, meta: JobMeta, settings: OperatorSettings) -> Json:
     spec: Json = {
         "containers": [_container(job, settings)],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
         "terminationGracePeriodSeconds": names.GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

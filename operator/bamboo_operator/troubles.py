@@ -1,15 +1,19 @@
-"""Why workers' pods do not start, as the cluster tells it: no node for them, no image, a secret that is missing."""
+"""Why workers' pods do not start, as the cluster tells it: no node for them, no image, a secret that is missing, or
+a gate that holds them back.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bamboo_operator.gates import gates
 from bamboo_operator.signals import lives
 
 Json = Mapping[str, Any]
 
 UNSCHEDULABLE = "Unschedulable"
+GATED = "Gated"
 IMAGE = "ImagePullBackOff"
 _WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is told
     "ErrImagePull": IMAGE,
@@ -32,11 +36,15 @@ class Trouble:
 
 
 def troubles(pods: Mapping[str, Json]) -> tuple[Trouble, ...]:
-    """What keeps these workers, by name, from starting: one for each reason, with the first worker's message."""
+    """What keeps these workers, by name, from starting: one for each reason, with the first worker's message.
+
+    Those that are held back come last: for them it is to wait, while the others need somebody's help.
+    """
     found = [(name, trouble) for name in sorted(pods) for trouble in _of(pods[name])]
     count = Counter(trouble.reason for _, trouble in found)
     first = {trouble.reason: trouble.message for _, trouble in reversed(found)}
-    return tuple(Trouble(reason, _sentence(reason, count[reason], first[reason])) for reason in sorted(first))
+    told = tuple(Trouble(reason, _sentence(reason, count[reason], first[reason])) for reason in sorted(first))
+    return (*told, *_held_back(pods))
 
 
 def _sentence(reason: str, count: int, message: str) -> str:
@@ -45,9 +53,16 @@ def _sentence(reason: str, count: int, message: str) -> str:
     return f"{count} worker(s) cannot start: {message}"
 
 
+def _held_back(pods: Mapping[str, Json]) -> Iterator[Trouble]:
+    held = [found for pod in pods.values() if lives(pod) and (found := gates(pod))]
+    if held:
+        names = ", ".join(sorted({name for found in held for name in found}))
+        yield Trouble(GATED, f"{len(held)} worker(s) are held back by scheduling gates: {names}"[:500])
+
+
 def _of(pod: Json) -> Iterator[Trouble]:
     status = pod.get("status") or {}
-    if not lives(pod):
+    if not lives(pod) or gates(pod):
         return
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:

@@ -15,10 +15,11 @@ import kopf
 
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo.spec import DEFAULT_MANAGER
-from bamboo_operator.api import JobGone
+from bamboo_operator.api import JobGone, job_place, node_place, pod_place
 from bamboo_operator.doors import JobKey
 from bamboo_operator.lifecycle import Life, Tools
 from bamboo_operator.looks import Look
+from bamboo_operator.missed import Missed
 
 logger = logging.getLogger(__name__)
 
@@ -33,19 +34,31 @@ class Lives:
         self._tools = tools
         self._lives: dict[JobKey, tuple[Life, asyncio.Task[None]]] = {}
         self._revivals: dict[JobKey, asyncio.TimerHandle] = {}
+        self._stopped = False
+        cluster, uid_of = tools.cluster, tools.api.uid_of
+        self.jobs = Missed(self._uids, lambda key: uid_of(job_place(*key)), self._gone)
+        self.pods = Missed(cluster.pod_uids, lambda key: uid_of(pod_place(*key)), cluster.pod_missed)
+        self.nodes = Missed(cluster.node_uids, lambda name: uid_of(node_place(name)), cluster.node_missed)
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """NB: events of a job and of one that had its name before may come in any order."""
+        if self._stopped:
+            return
         metadata = body["metadata"]
-        key = (metadata["namespace"], metadata["name"])
+        key, gone = (metadata["namespace"], metadata["name"]), kind == "DELETED" or metadata.get("deletionTimestamp")
+        self.jobs.seen(kind, key)
+        known = self._lives.get(key)
+        other = known is not None and known[0].uid != metadata["uid"]
+        if known and other and (gone or not _is_later(kind, metadata, known[0].body["metadata"])):
+            return
         if timer := self._revivals.pop(key, None):
             timer.cancel()
-        known = self._lives.get(key)
-        if known and (known[0].uid != metadata["uid"] or kind == "DELETED" or metadata.get("deletionTimestamp")):
+        if known and (other or gone):
             del self._lives[key]
             known[1].cancel()
             known = None
         manager = (body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER
-        if kind == "DELETED" or metadata.get("deletionTimestamp") or manager != DEFAULT_MANAGER:
+        if gone or manager != DEFAULT_MANAGER:
             return
         if known:
             known[0].seen(body)
@@ -54,6 +67,12 @@ class Lives:
         task = asyncio.create_task(life.run(), name=f"{key[0]}/{key[1]}")
         task.add_done_callback(lambda done: self._ended(key, done))
         self._lives[key] = (life, task)
+
+    def _uids(self) -> dict[JobKey, str]:
+        return {key: life.uid for key, (life, _) in self._lives.items()}
+
+    def _gone(self, key: JobKey) -> None:
+        self.job_event("DELETED", self._lives[key][0].body)
 
     def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
         """A life that ends by an error is a bug; it is begun again a little later."""
@@ -88,6 +107,8 @@ class Lives:
         return None
 
     async def stop(self) -> None:
+        """For good."""
+        self._stopped = True
         tasks = [task for _, task in self._lives.values()]
         self._lives.clear()
         for timer in self._revivals.values():
@@ -95,6 +116,14 @@ class Lives:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for missed in (self.jobs, self.pods, self.nodes):
+            await missed.stop()
+
+
+def _is_later(kind: str | None, job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Of two jobs' metadata: was this one made after the known one? Times are whole seconds."""
+    made, before = str(job.get("creationTimestamp")), str(known.get("creationTimestamp"))
+    return made > before or (made == before and kind in (None, "ADDED"))
 
 
 def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
@@ -118,14 +147,15 @@ def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
     @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
     async def pod_gone(event: Any, **_: Any) -> None:
         tools.counts.watched["pod"] += 1
+        metadata = event["object"]["metadata"]
+        lives.pods.seen(event["type"], (metadata["namespace"], metadata["name"]))
         if event["type"] == "DELETED":
             tools.cluster.pod_event("DELETED", event["object"])
-        elif event["type"] is None:  # a listing: after an interruption it does not tell of what was deleted meanwhile
-            tools.cluster.pods_listed = time.monotonic()
 
     @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
     async def node_gone(event: Any, **_: Any) -> None:
         tools.counts.watched["node"] += 1
+        lives.nodes.seen(event["type"], event["object"]["metadata"]["name"])
         if event["type"] == "DELETED":
             tools.cluster.node_event("DELETED", event["object"])
 

@@ -15,15 +15,21 @@ FRESH_SECONDS = 0.5  # for which an answer serves all who ask
 
 
 class Web:
-    """healthy: why the operator is not, or None. Other modules add their routes to `app` before start()."""
+    """healthy: why the operator is not, or None. ready: why workers cannot come, or None; everybody may read it.
 
-    def __init__(self, healthy: Callable[[], str | None], registry: CollectorRegistry) -> None:
-        self._healthy, self._registry = healthy, registry
+    Other modules add their routes to `app` before start().
+    """
+
+    def __init__(
+        self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry
+    ) -> None:
+        self._healthy, self._ready, self._registry = healthy, ready, registry
         self._scraping = asyncio.Lock()
         self._scraped, self._scraped_at = b"", 0.0
         self._runner: web.AppRunner | None = None
         self.app = web.Application()
         self.app.router.add_get("/healthz", self._health)
+        self.app.router.add_get("/readyz", self._readiness)
         self.app.router.add_get("/metrics", self._metrics)
 
     async def start(self, host: str, port: int) -> int:
@@ -44,6 +50,11 @@ class Web:
         if problem:
             logger.error("not healthy: %s", problem)  # NB: this port is everybody's
         return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)
+
+    async def _readiness(self, request: web.Request) -> web.Response:
+        if reason := self._ready():
+            return web.Response(text=f"{reason}\n", status=503)
+        return await self._health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         """NB: with many jobs it takes a while to write, which must not hold up their coordinators, nor may callers."""

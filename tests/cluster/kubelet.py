@@ -41,8 +41,12 @@ class Kubelet:
                     self._sync(pod)
 
     async def add(self, node: Node) -> None:
-        await node.register()
-        self.nodes[node.spec.name] = node
+        self.nodes[node.spec.name] = node  # NB: pods may be bound to it before register() is through
+        try:
+            await node.register()
+        except BaseException:
+            del self.nodes[node.spec.name]
+            raise
         self._beats[node.spec.name] = self._task(node.beat())
 
     async def close(self) -> None:

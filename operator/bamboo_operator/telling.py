@@ -1,0 +1,81 @@
+"""A job's status as it was written last, and the facts that the next one is made of."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from bamboo.events import Status
+from bamboo_operator.api import Api
+from bamboo_operator.conditions import job_status, worth_writing
+from bamboo_operator.doors import JobKey
+from bamboo_operator.facts import Base, Facts
+
+
+class Telling:
+    """written: the status that was found."""
+
+    def __init__(self, key: JobKey, uid: str, selector: str, written: Mapping[str, Any]) -> None:
+        self._key, self._uid = key, uid
+        self.written: dict[str, Any] = dict(written)
+        self._written_at = 0.0
+        self.facts = Facts(now=now(), generation=0, spec=None, base=Base.of(self.written), selector=selector)
+
+    def note(self, **facts: Any) -> None:
+        """What has changed."""
+        self.facts = replace(self.facts, **facts)
+
+    def begin(self) -> None:
+        """A coordinator is made: what was counted before it is added to what it counts."""
+        self.note(base=Base.of(self.written), cost=Decimal(0), finish=None, plan=None, troubles=())
+
+    @property
+    def over(self) -> bool:
+        """Is the end of the job written down?"""
+        return _is_over(self.written)
+
+    @property
+    def plan(self) -> str | None:
+        """There is one while there are workers that train, perhaps left by another operator."""
+        return self.written.get("plan") or None
+
+    @property
+    def created(self) -> int:
+        """How many workers were ever made."""
+        return int(self.written.get("workersCreated") or 0)
+
+    def active_for(self) -> timedelta | None:
+        started = moment(self.written.get("startTime"))
+        return now() - started if started else None
+
+    async def write(self, api: Api, status: Status | None, created: int | None = None) -> None:
+        """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""
+        self.note(now=now())
+        new = job_status(status, self.written, self.facts)
+        started = self.written.get("startTime") or (self.facts.time if status else None)
+        new["startTime"] = None if self.facts.suspended and not _is_over(new) else started
+        if _is_over(new):
+            new["completionTime"] = self.written.get("completionTime") or self.facts.time
+        new["workersCreated"] = created if created is not None else self.written.get("workersCreated")
+        new = {key: value for key, value in new.items() if value is not None}
+        if not worth_writing(new, self.written, time.monotonic() - self._written_at):
+            return
+        removed = {key: None for key in self.written if key not in new}
+        await api.write_status(*self._key, self._uid, {**new, **removed})
+        self.written, self._written_at = new, time.monotonic()
+
+
+def _is_over(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def moment(text: Any) -> datetime | None:
+    """As the API writes times."""
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

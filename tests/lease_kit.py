@@ -1,0 +1,170 @@
+"""Operators that share a Lease, in virtual time: an API server with one Lease, and processes that die and freeze."""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import count
+from typing import Any
+
+from bamboo_operator.api import TIMEOUT_SECONDS, ApiError
+from bamboo_operator.lease import Lease, LeaseLost, Place
+
+PLACE = Place("system", "operator")
+
+
+class World:
+    """An API server with one Lease and the operators' pods; nothing takes time but sleep()."""
+
+    def __init__(self) -> None:
+        self.now, self.numbers = 0.0, count()
+        self.queue: list[tuple[float, int, Process, asyncio.Future[None]]] = []
+        self.lease: dict[str, Any] | None = None
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.processes: list[Process] = []
+        self.version = 0
+        self.checks: list[Callable[[], None]] = []
+
+    def start(self, name: str) -> "Process":
+        """In a pod of that name."""
+        self.pods[name] = {"metadata": {}, "status": {"phase": "Running"}}
+        self.processes.append(Process(self, name))
+        return self.processes[-1]
+
+    async def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        await self._settle()
+        while self.queue and self.queue[0][0] <= end:
+            self.now, _, process, future = heapq.heappop(self.queue)
+            if process.frozen:
+                process.late.append(future)
+            elif not future.done():
+                future.set_result(None)
+                await self._settle()
+        self.now = end
+
+    async def _settle(self) -> None:
+        """Until all wait for the clock."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for check in self.checks:
+            check()
+
+    def at_work(self) -> list["Process"]:
+        return [process for process in self.processes if process.works]
+
+    async def close(self) -> None:
+        for process in self.processes:
+            await process.kill()
+
+
+class Process:
+    """One operator's, as far as the Lease goes; and its way to the API server."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.works = self.frozen = self.cut = False
+        self.disturbed = -1e9  # when it was last frozen or cut off
+        self.late: list[asyncio.Future[None]] = []
+        self.writes = 0
+        self.lease = self._lease()
+        self.task = asyncio.create_task(self._live())
+
+    def _lease(self) -> Lease:
+        return Lease(self, PLACE, self.name, clock=lambda: self.world.now, sleep=self.sleep)
+
+    async def _live(self) -> None:
+        """In a container that is started again whenever it ends."""
+        while True:
+            self.lease = self._lease()
+            await self.lease.acquire()
+            keeping = asyncio.create_task(self.lease.keep())
+            settling = asyncio.create_task(self.lease.settle())
+            try:
+                await asyncio.wait((keeping, settling), return_when=asyncio.FIRST_COMPLETED)
+                self.works = not keeping.done()
+                with contextlib.suppress(LeaseLost):
+                    await keeping
+            finally:
+                self.works = False
+                keeping.cancel()
+                settling.cancel()
+                await asyncio.gather(keeping, settling, return_exceptions=True)
+            await self.sleep(1)
+
+    @property
+    def in_its_pod(self) -> bool:
+        """Which is there, and not told to leave."""
+        pod = self.world.pods.get(self.name)
+        return pod is not None and "deletionTimestamp" not in pod["metadata"]
+
+    async def kill(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def again(self) -> None:
+        """The container dies and is started again."""
+        await self.kill()
+        self.task = asyncio.create_task(self._live())
+
+    async def end(self) -> None:
+        """As by SIGTERM."""
+        await self.kill()
+        with contextlib.suppress(TimeoutError, ApiError):
+            await self.lease.release()
+
+    def freeze(self, *, frozen: bool) -> None:
+        self.frozen, self.disturbed = frozen, self.world.now
+        for future in self.late:
+            heapq.heappush(self.world.queue, (self.world.now, next(self.world.numbers), self, future))
+        self.late.clear()
+
+    def cut_off(self, *, cut: bool) -> None:
+        self.cut, self.disturbed = cut, self.world.now
+
+    async def sleep(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self.world.queue, (self.world.now + seconds, next(self.world.numbers), self, future))
+        await future
+
+    # what the API server answers
+
+    async def _reach(self) -> None:
+        if self.cut:
+            await self.sleep(TIMEOUT_SECONDS)
+            raise TimeoutError
+
+    async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
+        await self._reach()
+        assert (namespace, name) == ("system", "operator")
+        return deepcopy(self.world.lease)
+
+    async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        await self._reach()
+        if self.world.lease is not None:
+            raise ApiError(409, "AlreadyExists", "it is there")
+        return self._store(lease)
+
+    async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
+        await self._reach()
+        if self.world.lease is None:
+            raise ApiError(404, "NotFound", "it is not there")
+        if lease["metadata"]["resourceVersion"] != self.world.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "it has changed")
+        return self._store(lease)
+
+    def _store(self, lease: dict[str, Any]) -> dict[str, Any]:
+        self.world.version += 1
+        self.writes += 1
+        stored = deepcopy(lease)
+        stored["metadata"]["resourceVersion"] = str(self.world.version)
+        self.world.lease = stored
+        return deepcopy(stored)
+
+    async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
+        await self._reach()
+        assert namespace == "system"
+        if name not in self.world.pods:
+            raise ApiError(404, "NotFound", "no such pod")
+        return deepcopy(self.world.pods[name])

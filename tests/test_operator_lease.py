@@ -1,0 +1,327 @@
+"""Which operator works: the decisions, and several operators in virtual time."""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bamboo_operator.api import TIMEOUT_SECONDS
+from bamboo_operator.lease import (
+    DURATION_SECONDS,
+    NOTICE_SECONDS,
+    POLL_SECONDS,
+    RENEW_SECONDS,
+    HolderPod,
+    Place,
+    Record,
+    Sight,
+    held,
+    judge,
+    pod_of_holder,
+    released,
+)
+from lease_kit import PLACE, Process, World
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+def record(holder: str = "x", renewed: str = "1", before: tuple[str, ...] = ()) -> Record:
+    return Record(holder=holder, seconds=30.0, renewed=renewed, transitions=0, before=before)
+
+
+# Decisions
+
+
+@pytest.mark.parametrize(
+    ("holder", "silent", "pod", "take", "notice", "message"),
+    [
+        (None, 0, HolderPod.UNKNOWN, True, False, "there was none"),
+        ("me", 0, HolderPod.UNKNOWN, True, False, "it was ours"),
+        ("", 0, HolderPod.UNKNOWN, True, False, "nobody held it"),
+        ("x", 0, HolderPod.LIVES, False, False, "x holds it"),
+        ("x", 29.9, HolderPod.LIVES, False, False, "x holds it"),
+        ("x", 29.9, HolderPod.UNKNOWN, False, False, "x holds it"),
+        ("x", 30, HolderPod.LIVES, True, False, "x has not renewed it for 30 s"),
+        ("x", 30, HolderPod.UNKNOWN, True, False, "x has not renewed it for 30 s"),
+        ("x", 0, HolderPod.LEAVES, True, True, "the pod of x is being deleted"),
+        ("x", 30, HolderPod.LEAVES, True, False, "x has not renewed it for 30 s"),
+        ("x", 0, HolderPod.OVER, True, False, "the pod of x is gone or has ended"),
+    ],
+)
+def test_who_may_take_it(
+    holder: str | None, silent: float, pod: HolderPod, take: bool, notice: bool, message: str
+) -> None:
+    sight = None if holder is None else Sight(record(holder), 100.0)
+    verdict = judge(sight, "me", 100.0 + silent, pod)
+    assert (verdict.take, verdict.notice, verdict.message) == (take, ("x",) * notice, message)
+    if holder is not None and take:
+        sight = Sight(record(holder, before=("a", "me")), 100.0)
+        verdict = judge(sight, "me", 100.0 + silent, pod)
+        assert verdict.notice == ("a", *("x",) * notice), "who had to notice before that still has to"
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 2)), min_size=1))
+def test_a_holders_time_begins_anew_with_each_renewal_that_is_seen(looks: list[tuple[float, int]]) -> None:
+    """Whatever times are written in the record."""
+    now, sight, changed, last = 0.0, Sight(record(), 0.0), 0.0, record()
+    for pause, renewed in looks:
+        now += pause
+        found = record(renewed=str(renewed))
+        sight, changed, last = sight.after(found, now), now if found != last else changed, found
+        assert (sight.record, sight.since) == (found, changed)
+        assert judge(sight, "me", now, HolderPod.LIVES).take == (now - changed >= 30)
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (None, HolderPod.OVER),
+        ({"metadata": {}, "status": {"phase": "Failed"}}, HolderPod.OVER),
+        ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Succeeded"}}, HolderPod.OVER),
+        ({"metadata": {"deletionTimestamp": "x"}, "status": {"phase": "Running"}}, HolderPod.LEAVES),
+        ({"metadata": {}, "status": {"phase": "Running"}}, HolderPod.LIVES),
+        ({"metadata": {}, "status": {"phase": "Unknown"}}, HolderPod.LIVES),
+        ({"metadata": {}}, HolderPod.LIVES),
+    ],
+)
+def test_what_a_pod_says_of_its_processes(pod: dict[str, Any] | None, expected: HolderPod) -> None:
+    assert pod_of_holder(pod) is expected
+
+
+def test_a_lease_as_it_is_written() -> None:
+    first = held(PLACE, None, "me", NOW)
+    stamp = "2026-03-01T12:00:00.250000Z"
+    spec = {"holderIdentity": "me", "leaseDurationSeconds": 30, "acquireTime": stamp, "renewTime": stamp}
+    assert first == {
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"namespace": "system", "name": "operator"}, "spec": {**spec, "leaseTransitions": 0},
+    }  # fmt: skip
+    first["metadata"]["resourceVersion"] = "7"
+    later = held(PLACE, first, "me", NOW.replace(second=10))
+    assert later["metadata"] == {**first["metadata"], "annotations": {}}
+    assert later["spec"] == {**first["spec"], "renewTime": "2026-03-01T12:00:10.250000Z"}
+    later["metadata"]["annotations"]["a"] = "b"
+    noted = held(PLACE, later, "other", NOW.replace(second=50), ("x", "me"))
+    assert noted["metadata"]["annotations"] == {"a": "b", "bamboo.dev/holders-before": "x,me"}
+    assert Record.of(noted).before == ("x", "me")
+    assert held(PLACE, noted, "other", NOW)["metadata"]["annotations"] == {"a": "b"}
+    taken = noted["spec"]
+    assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("other", 1)
+    assert taken["acquireTime"] == taken["renewTime"] == "2026-03-01T12:00:50.250000Z"
+    assert Record.of(released(later)).holder == ""
+
+
+@pytest.mark.parametrize("text", ["", "name", "/name", "a/", "a/b/c", "A/b", "a/B", "a.b/c"])
+def test_a_place_is_a_namespace_and_a_name(text: str) -> None:
+    with pytest.raises(ValueError, match=f'^expected NAMESPACE/NAME, got "{re.escape(text)}"$'):
+        Place.parse(text)
+    assert str(Place.parse("bamboo-system/bamboo-operator")) == "bamboo-system/bamboo-operator"
+
+
+# Several operators in virtual time
+
+
+@contextlib.asynccontextmanager
+async def two() -> AsyncIterator[tuple[World, Process, Process]]:
+    """The first one works, the second one waits."""
+    world = World()
+    first = world.start("first")
+    await world.run(1)
+    second = world.start("second")
+    await world.run(100)
+    assert world.at_work() == [first]
+    try:
+        yield world, first, second
+    finally:
+        await world.close()
+
+
+async def test_one_works_and_the_other_waits_and_both_are_quiet() -> None:
+    async with two() as (world, first, second):
+        assert second.lease.waiting == "waiting for the lease held by first"
+        before = first.writes
+        await world.run(600)
+        assert first.writes - before == 600 / RENEW_SECONDS
+        assert second.writes == 0
+        assert world.lease["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_container_that_is_started_again_goes_on_at_once() -> None:
+    async with two() as (world, first, _):
+        await first.again()
+        await world.run(0)
+        assert world.at_work() == [first]
+        assert world.lease["spec"]["leaseTransitions"] == 0
+
+
+async def test_what_is_released_is_taken_at_the_next_look() -> None:
+    async with two() as (world, first, second):
+        await first.end()
+        assert world.lease["spec"]["holderIdentity"] == ""
+        await world.run(POLL_SECONDS)
+        assert world.at_work() == [second]
+        assert world.lease["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_dead_holder_is_not_waited_for(gone: bool) -> None:
+    async with two() as (world, first, second):
+        await first.kill()
+        await world.run(4 * POLL_SECONDS)
+        assert world.at_work() == [], "its pod is there"
+        if gone:
+            del world.pods["first"]
+        else:
+            world.pods["first"]["status"]["phase"] = "Failed"
+        await world.run(POLL_SECONDS)
+        assert world.at_work() == [second]
+
+
+async def test_a_holder_that_says_nothing_loses_it_after_its_time() -> None:
+    async with two() as (world, first, second):
+        await first.kill()
+        await world.run(DURATION_SECONDS - RENEW_SECONDS - POLL_SECONDS)
+        assert world.at_work() == []
+        await world.run(RENEW_SECONDS + 2 * POLL_SECONDS)
+        assert world.at_work() == [second]
+
+
+async def test_an_evicted_holder_that_lives_notices_before_the_next_one_works() -> None:
+    async with two() as (world, first, second):
+        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+        await world.run(POLL_SECONDS)
+        assert world.at_work() == [first]
+        assert second.lease.waiting == "waiting until first has ended"
+        await world.run(RENEW_SECONDS)
+        assert world.at_work() == []
+        await world.run(NOTICE_SECONDS)
+        assert world.at_work() == [second]
+
+
+async def test_one_that_dies_while_the_one_before_may_work_waits_for_it_all_the_same() -> None:
+    async with two() as (world, first, second):
+        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+        await world.run(POLL_SECONDS)
+        await second.again()
+        await world.run(0)
+        assert world.at_work() == [first]
+        assert second.lease.waiting == "waiting until first has ended"
+        await world.run(NOTICE_SECONDS)
+        assert world.at_work() == [second]
+        await world.run(RENEW_SECONDS)
+        assert Record.of(world.lease).before == ()
+
+
+async def test_nobody_waits_for_an_evicted_holder_that_has_ended() -> None:
+    async with two() as (world, first, second):
+        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+        await first.end()
+        await world.run(POLL_SECONDS)
+        world.lease["spec"]["holderIdentity"] = "first"  # as if it had not released it in time
+        del world.pods["first"]
+        await world.run(2 * POLL_SECONDS)
+        assert world.at_work() == [second]
+
+
+async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with two() as (world, first, second):
+        first.cut_off(cut=True)
+        await world.run(300)
+        assert world.at_work() == [first, second], "it cannot know"
+        said = [entry.message for entry in caplog.records if "cannot renew the lease system/operator" in entry.message]
+        assert 4 <= len(said) <= 6
+        first.cut_off(cut=False)
+        await world.run(TIMEOUT_SECONDS + POLL_SECONDS)
+        assert world.at_work() == [second]
+    async with two() as (world, first, second):
+        first.cut_off(cut=True)
+        await world.run(2 * POLL_SECONDS)
+        first.cut_off(cut=False)
+        await world.run(100)
+        assert world.at_work() == [first]
+
+
+async def test_a_lease_that_somebody_changes_or_deletes() -> None:
+    async with two() as (world, first, _):
+        world.version += 1
+        world.lease["metadata"] |= {"labels": {"a": "b"}, "resourceVersion": str(world.version)}
+        await world.run(RENEW_SECONDS)
+        assert world.at_work() == [first]
+        assert world.lease["metadata"]["labels"] == {"a": "b"}
+        await world.run(RENEW_SECONDS / 2)
+        world.lease = None
+        await world.run(2 * RENEW_SECONDS)
+        assert len(world.at_work()) == 1, "whoever came first"
+
+
+async def test_who_is_no_pod_is_waited_for() -> None:
+    """A name that cannot be a pod's says nothing about the process; nor does it get into an address."""
+    world = World()
+    for name in ("../nodes/x", "Laptop", "a pod"):
+        world.lease = held(PLACE, None, name, NOW)
+        world.lease["metadata"]["resourceVersion"] = "0"
+        process = world.start("me")
+        await world.run(DURATION_SECONDS - 1)
+        assert world.at_work() == []
+        await world.run(2 * POLL_SECONDS)
+        assert world.at_work() == [process]
+        await process.kill()
+    await world.close()
+
+
+WHAT = st.sampled_from(("again", "end", "evict", "vanish", "cut", "join", "freeze", "thaw"))
+STORY = st.lists(st.tuples(st.floats(0, 50), WHAT, st.integers(0, 2)), max_size=12)
+
+
+@settings(max_examples=60)
+@given(STORY)
+def test_never_do_two_work_that_reach_the_api_server_and_at_last_one_does(
+    story: list[tuple[float, str, int]],
+) -> None:
+    asyncio.run(_tell(story))
+
+
+async def _tell(story: list[tuple[float, str, int]]) -> None:
+    world, names = World(), (f"pod-{number}" for number in count())
+
+    def one_brain() -> None:
+        calm = [p for p in world.at_work() if not p.cut and not p.frozen and world.now - p.disturbed > 13]
+        assert len(calm) <= 1, f"at {world.now}: {[p.name for p in calm]}"
+
+    world.checks.append(one_brain)
+    for _ in range(2):
+        world.start(next(names))
+    for pause, what, index in story:
+        await world.run(pause)
+        process = world.processes[index % len(world.processes)]
+        match what:
+            case "again" if process.in_its_pod:
+                await process.again()
+            case "end" if not process.cut:
+                await process.end()
+            case "vanish":
+                await process.kill()
+                world.pods.pop(process.name, None)
+            case "evict":
+                world.pods.get(process.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
+                world.start(next(names))
+            case "cut" | "join":
+                process.cut_off(cut=what == "cut")
+            case "freeze" | "thaw":
+                process.freeze(frozen=what == "freeze")
+    world.start(next(names))
+    for process in world.processes:
+        process.cut_off(cut=False)
+        process.freeze(frozen=False)
+    await world.run(DURATION_SECONDS + 2 * NOTICE_SECONDS + 20)
+    assert len(world.at_work()) == 1
+    await world.close()

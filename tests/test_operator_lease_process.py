@@ -1,0 +1,106 @@
+"""What the operator's process does while it waits for the Lease, and its flags; without a cluster."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+import typer
+import yaml
+from aiohttp import web
+from typer.testing import CliRunner
+
+from bamboo.names import EXIT_USAGE
+from bamboo_operator.__main__ import command
+from bamboo_operator.lease import held
+from bamboo_operator.operating import Options, operate
+from bamboo_operator.pods import OperatorSettings
+from lease_kit import PLACE
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+@contextlib.asynccontextmanager
+async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
+    """Knows one Lease and its holder's pod, and remembers what is asked. KUBECONFIG names it."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(f"{request.method} {request.path}")
+        lease = held(PLACE, None, holder, NOW)
+        return web.json_response(lease if "/leases/" in request.path else {"metadata": {}, "status": {}})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    named = {"name": "x", "cluster": {"server": server}}, {"name": "x", "user": {"token": "t"}}
+    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
+    config = {"clusters": [named[0]], "users": [named[1]], "contexts": [context], "current-context": "x"}
+    (folder / "kubeconfig").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config}))
+    try:
+        yield asked
+    finally:
+        await runner.cleanup()
+
+
+def options(port: int) -> Options:
+    return Options(
+        listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=PLACE,
+        workers=OperatorSettings(coordinator_url="", image="x"), certificate=None, identity="me",
+    )  # fmt: skip
+
+
+async def readiness(port: int) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientConnectionError):
+                async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                    text = await answer.text()
+                    if "held by" in text:
+                        return answer.status, text
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("signal", [True, False])
+async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_changes(
+    signal: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unused_tcp_port: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    authority = tmp_path / "ca.crt"
+    authority.write_text("one")
+    monkeypatch.setattr("bamboo_operator.operating.AUTHORITY_FILE", authority)
+    monkeypatch.setattr("bamboo_operator.authority.LOOK_SECONDS", 0.01)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    stop = asyncio.Event()
+    async with api_server(tmp_path, "other") as asked:
+        operating = asyncio.create_task(operate(options(unused_tcp_port), stop))
+        assert await readiness(unused_tcp_port) == (503, "waiting for the lease held by other\n")
+        await asyncio.sleep(0.1)
+        assert not operating.done(), "the authority is the same"
+        if signal:
+            stop.set()
+        else:
+            authority.write_text("two")
+        await asyncio.wait_for(operating, 5)
+    group, core = "apis/coordination.k8s.io/v1", "api/v1"
+    reads = (f"{group}/namespaces/system/leases/operator", f"{core}/namespaces/system/pods/other")
+    assert set(asked) == {f"GET /{path}" for path in reads}
+    assert ("the cluster has a new certificate authority" in caplog.text) != signal
+
+
+def test_a_wrong_lease_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--lease", "bamboo-operator"])
+    assert result.exit_code == EXIT_USAGE
+    assert 'bamboo-operator: --lease: expected NAMESPACE/NAME, got "bamboo-operator"' in result.output

@@ -1,0 +1,220 @@
+"""Who is looked after, in any order of events and whichever are missed; the API server is a small one of ours."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+
+from bamboo_operator import missed
+from bamboo_operator.api import Api, ApiError
+from bamboo_operator.cluster import Cluster
+from bamboo_operator.doors import Doors, Reviews
+from bamboo_operator.lifecycle import Tools
+from bamboo_operator.missed import Missed
+from bamboo_operator.pods import OperatorSettings
+from bamboo_operator.watch import Lives
+from manifest_kit import minimal
+
+KEY = ("default", "test")
+EARLY, LATE = "2026-03-01T12:00:00Z", "2026-03-01T12:00:05Z"
+
+
+class Server:
+    """uids: of the BambooJobs that there are. namespaces: in which pods can be made."""
+
+    def __init__(self) -> None:
+        self.uids: dict[tuple[str, str], str] = {}
+        self.namespaces = {"default"}
+        self.asked: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path}")
+        parts = request.path.split("/")
+        namespace = parts[parts.index("namespaces") + 1]
+        if parts[-1] == "pods":
+            found = namespace in self.namespaces
+            return web.json_response(
+                {} if found else {"reason": "NotFound", "message": "no such namespace"}, status=201 if found else 404
+            )
+        if parts[-1] == "status":
+            return web.json_response({})
+        uid = self.uids.get((namespace, parts[-1]))
+        return web.json_response(
+            {"metadata": {"uid": uid}} if uid else {"reason": "NotFound"}, status=200 if uid else 404
+        )
+
+
+@asynccontextmanager
+async def looked_after(server: Server) -> AsyncIterator[Lives]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", server.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    api = Api(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    tools = Tools(
+        cluster=Cluster(), doors=Doors(), api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://127.0.0.1:1",
+        settings=OperatorSettings(coordinator_url="", image="bamboo-trainer"),
+    )  # fmt: skip
+    lives = Lives(tools)
+    try:
+        yield lives
+    finally:
+        await lives.stop()
+        await api.close()
+        await runner.cleanup()
+
+
+def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:
+    document = minimal()
+    metadata = {**document["metadata"], "namespace": KEY[0], "name": KEY[1], "uid": uid, "generation": 1}
+    return {**document, "metadata": {**metadata, "creationTimestamp": made}, "spec": {**document["spec"], **spec}}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def uids(lives: Lives) -> list[str]:
+    return [life.uid for life in lives.living()]
+
+
+@pytest.mark.parametrize("made", [EARLY, LATE])
+def test_a_job_made_anew_under_its_name_is_looked_after(made: str) -> None:
+    """Events of two jobs with one name come in any order."""
+
+    async def check() -> None:
+        async with looked_after(Server()) as lives:
+            lives.job_event("ADDED", body("old"))
+            lives.job_event("ADDED", body("new", made))
+            assert uids(lives) == ["new"]
+            for kind in ("MODIFIED", "DELETED", "MODIFIED"):
+                lives.job_event(kind, body("old"))
+                assert uids(lives) == ["new"]
+            lives.job_event("DELETED", body("new", made))
+            await asyncio.sleep(0)
+            assert uids(lives) == []
+
+    asyncio.run(check())
+
+
+def test_what_a_listing_shows_replaces_what_was_there() -> None:
+    async def check() -> None:
+        async with looked_after(Server()) as lives:
+            lives.job_event("ADDED", body("old"))
+            lives.job_event(None, body("new"))
+            assert uids(lives) == ["new"]
+
+    asyncio.run(check())
+
+
+def test_a_deletion_that_was_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missed, "SETTLE_SECONDS", 0.05)
+    server = Server()
+
+    async def check() -> None:
+        async with looked_after(server) as lives:
+            lives.job_event("ADDED", body("old", suspend=True))
+            other = body("other", suspend=True)
+            other["metadata"]["name"] = "other"
+            lives.job_event(None, other)  # a listing in which the first one is not
+            await until(lambda: uids(lives) == ["other"])
+            assert [line for line in server.asked if line.startswith("GET")] == [
+                "GET /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs/test"
+            ]
+
+    asyncio.run(check())
+
+
+def test_a_job_goes_with_its_namespace() -> None:
+    server = Server()
+    server.namespaces.clear()
+
+    async def check() -> None:
+        async with looked_after(server) as lives:
+            lives.job_event("ADDED", body("lonely"))
+            await until(lambda: not lives.living())
+            assert lives.look(KEY) is None
+
+    asyncio.run(check())
+
+
+class Things:
+    """there: what there is; known: what is thought to be; both uids by name."""
+
+    def __init__(self, there: dict[str, str], known: dict[str, str], failures: int = 0) -> None:
+        self.there, self.known, self.failures = there, known, failures
+        self.asked: list[str] = []
+        self.missed = Missed(lambda: self.known, self._uid_of, lambda name: self.known.pop(name))
+
+    async def _uid_of(self, name: str) -> str | None:
+        self.asked.append(name)
+        if self.failures:
+            self.failures -= 1
+            raise ApiError(503, "ServiceUnavailable", "busy")
+        return self.there.get(name)
+
+
+def listed(things: Things, script: Callable[[Things], Awaitable[None]]) -> Things:
+    async def play() -> None:
+        await script(things)
+        await until(
+            lambda: things.missed._timer is None and (things.missed._asking is None or things.missed._asking.done())
+        )
+        await things.missed.stop()
+
+    asyncio.run(play())
+    return things
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missed, "SETTLE_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_what_was_not_listed_is_asked_for() -> None:
+    async def script(things: Things) -> None:
+        for name in ("a", "b"):
+            things.missed.seen(None, name)
+
+    things = listed(Things({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "2", "c": "3", "d": "4"}), script)
+    assert (things.asked, sorted(things.known)) == (["c", "d"], ["a", "b", "c"])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_watch_without_interruption_asks_for_nothing() -> None:
+    async def script(things: Things) -> None:
+        things.missed.seen(None, "a")
+        await asyncio.sleep(0.2)
+        for kind in ("MODIFIED", "MODIFIED", "DELETED"):
+            things.missed.seen(kind, "a")
+        things.missed.seen("ADDED", "b")
+        await asyncio.sleep(0.2)
+
+    assert listed(Things({}, {"a": "1"}), script).asked == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_another_object_of_that_name_is_not_the_one_that_was_known() -> None:
+    async def script(things: Things) -> None:
+        things.missed.seen(None, "a")
+
+    assert listed(Things({"a": "1", "b": "new"}, {"a": "1", "b": "old"}), script).known == {"a": "1"}
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_api_server_that_is_busy_is_asked_again() -> None:
+    async def script(things: Things) -> None:
+        things.missed.seen(None, "a")
+        await until(lambda: "b" not in things.known)
+
+    things = listed(Things({"a": "1"}, {"a": "1", "b": "2"}, failures=2), script)
+    assert (things.asked, things.known) == (["b", "b", "b"], {"a": "1"})
