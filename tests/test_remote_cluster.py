@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -363,8 +364,12 @@ def test_the_page_is_shown_through_a_tunnel_with_a_token_of_its_own(
         status, text = _fetch(f"{found[1]}state", found[2])
         assert (status, "shown" in text) == (200, True)
         assert _fetch(f"{found[1].replace('/shown/', '/other/')}state", found[2])[0] == 404
-        page.send_signal(signal.SIGINT)
-        rest, complaints = page.communicate(timeout=20)
+        address = found[1].split("/")[2].split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=10) as held:  # a browser keeps its own
+            held.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert held.recv(100).startswith(b"HTTP/1.1 200")
+            page.send_signal(signal.SIGINT)
+            rest, complaints = page.communicate(timeout=20)
         assert (page.returncode, complaints) == (130, ""), rest
     finally:
         page.kill()

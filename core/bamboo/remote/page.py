@@ -179,6 +179,8 @@ class Tunnel:
                 self._broken.set()
         except (RemoteError, ConnectionError, aiohttp.ClientError):
             pass  # this connection only: the browser tries again by itself
+        except asyncio.CancelledError:
+            pass  # NB: it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
         finally:
             self._connections.discard(task)
             writer.close()
