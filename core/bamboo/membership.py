@@ -7,7 +7,7 @@ from bamboo import protocol
 from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
 from bamboo.names import ALONE_SECONDS, EXIT_FENCED, ISOLATED_SECONDS, RECONNECT_GRACE_SECONDS
 from bamboo.plan import Peer, Plan, WorkerId, misfits
-from bamboo.spec import FailureAction
+from bamboo.spec import FailureAction, wanted_workers
 from bamboo.state import State, Turn, Worker
 
 
@@ -274,7 +274,5 @@ def unwanted(state: State) -> int:
 
 def _missing(state: State) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
-    spec = state.spec
     staying = sum(1 for w in state.workers.values() if w.notice_until is None)
-    pipelines = max(spec.topology.pipelines, spec.elastic.max_pipelines)
-    return spec.topology.stages * pipelines + spec.standby.workers - staying - state.requested
+    return wanted_workers(state.spec) - staying - state.requested

@@ -266,3 +266,13 @@ class JobSpec:
     progress_deadline_seconds: int = 1800
     ttl_seconds_after_finished: int | None = None
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+
+
+def wanted_pipelines(spec: JobSpec) -> int:
+    """As many as the coordinator asks workers for."""
+    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def wanted_workers(spec: JobSpec) -> int:
+    """Those on standby included."""
+    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

@@ -83,13 +83,8 @@ class Api:
 
     async def uid_of(self, place: str) -> str | None:
         """Of the object at that path; None if there is none."""
-        try:
-            found = await self._call("GET", place)
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-        return str((found.get("metadata") or {}).get("uid"))
+        found = await self._find(place)
+        return None if found is None else str((found.get("metadata") or {}).get("uid"))
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
         """That very pod; also if it is gone already."""
@@ -162,12 +157,7 @@ class Api:
 
     async def read_lease(self, namespace: str, name: str) -> Object | None:
         """None if there is no such Lease."""
-        try:
-            return await self._call("GET", f"{_leases(namespace)}/{name}")
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._find(f"{_leases(namespace)}/{name}")
 
     async def create_lease(self, lease: Object) -> Object:
         return await self._call("POST", _leases(lease["metadata"]["namespace"]), lease)
@@ -179,6 +169,15 @@ class Api:
 
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+
+    async def _find(self, place: str) -> Object | None:
+        """The object at that path; None if there is none."""
+        try:
+            return await self._call("GET", place)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
 
     async def _call(
         self,

@@ -90,6 +90,7 @@ class Brain:
         self.unborn: list[tuple[WorkerId, str]] = []  # ended before they joined, and how; for the hands
         self._farewells: list[Send] = []  # until the end of the job is written down
         self._interrupted = self._dismissed = False
+        self._task = task_digest(job.spec)
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._now = AwakeClock()
@@ -123,8 +124,8 @@ class Brain:
             return None
         rows = [[a.owner for a in row] for row in plan.pipelines]
         lost = sorted(self._lost & self._pods().keys())
-        task = task_digest(self._job.spec)
-        return json.dumps({"epoch": plan.epoch, "pipelines": rows, "lost": lost, "task": task}, separators=(",", ":"))
+        kept = {"epoch": plan.epoch, "pipelines": rows, "lost": lost, "task": self._task}
+        return json.dumps(kept, separators=(",", ":"))
 
     async def run(self) -> None:
         """Until cancelled: who comes late to a job that is over is told so."""
@@ -303,20 +304,21 @@ class Brain:
 
 def known_lost(plan: str | None) -> frozenset[WorkerId]:
     """The lost workers in what `Brain.plan` gave."""
-    try:
-        lost = json.loads(plan or "{}")["lost"]
-    except (ValueError, KeyError, TypeError):
-        return frozenset()
+    lost = _kept(plan, "lost")
     return frozenset(name for name in lost if isinstance(name, str)) if isinstance(lost, list) else frozenset()
 
 
 def known_task(plan: str | None) -> str | None:
-    """The digest of the task in what `Brain.plan` gave."""
+    """The digest of the task in it."""
+    digest = _kept(plan, "task")
+    return digest if isinstance(digest, str) else None
+
+
+def _kept(plan: str | None, name: str) -> Any:
     try:
-        digest = json.loads(plan or "{}")["task"]
+        return json.loads(plan or "{}")[name]
     except (ValueError, KeyError, TypeError):
         return None
-    return digest if isinstance(digest, str) else None
 
 
 def _failed(pod: dict[str, Any]) -> bool:

@@ -6,8 +6,8 @@ from decimal import Decimal
 from typing import Any
 
 from bamboo.events import Status, WorkerState
-from bamboo.spec import Capacity
-from bamboo_operator.facts import Facts, wanted_pipelines, wanted_workers
+from bamboo.spec import Capacity, wanted_pipelines, wanted_workers
+from bamboo_operator.facts import Facts
 from bamboo_operator.pools import price_per_hour
 from bamboo_operator.verdicts import LONGEST_MESSAGE, Scene, Verdict, display, held, verdicts
 

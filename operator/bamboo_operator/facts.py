@@ -61,12 +61,3 @@ class Facts:
     def time(self) -> str:
         """As the API writes times."""
         return self.now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def wanted_pipelines(spec: JobSpec) -> int:
-    """As many as the coordinator asks workers for."""
-    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
-
-
-def wanted_workers(spec: JobSpec) -> int:
-    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

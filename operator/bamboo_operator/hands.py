@@ -11,13 +11,12 @@ from typing import Any
 from bamboo.events import Emit, WorkerState
 from bamboo.names import API_VERSION, KIND, worker_name
 from bamboo.plan import WorkerId
-from bamboo.spec import JobSpec, NodePool
+from bamboo.spec import JobSpec, NodePool, wanted_workers
 from bamboo_operator import silence
 from bamboo_operator.api import API_ERRORS, Api, ApiError
 from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
-from bamboo_operator.facts import wanted_workers
 from bamboo_operator.gates import Releases, gates
 from bamboo_operator.network_policy import network_policy
 from bamboo_operator.pods import (
