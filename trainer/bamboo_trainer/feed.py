@@ -29,22 +29,20 @@ class Feed:
     def announced(self, version: int, mine: int, same: bool) -> Owed:
         """The replica says that it holds `version` (-1: nothing); `mine` is the owner's. same: equal digests."""
         owed = self._owed(version, mine, same)
-        if self.since is None or self.acked < self.since:
-            self.follows_from = None
-        elif self.follows_from is None:
+        if self.follows_from is None and self.since is not None and self.acked >= self.since:
             self.follows_from = mine
         return owed
 
     def _owed(self, version: int, mine: int, same: bool) -> Owed:
         self.acked = max(self.acked, version)
         if version >= 0 and not same:
-            self.since, self.acked = mine, -1
+            self.since, self.acked, self.follows_from = mine, -1, None
             return Owed.STATE
         if self.since is not None and version >= self.since:
             return Owed.NOTHING
         if self.since is not None and version < 0:
             return Owed.NOTHING  # its state is on the way
-        self.since = mine if version < mine else version
+        self.since, self.follows_from = max(version, mine), None
         if version < mine:
             return Owed.STATE
         return Owed.GRADIENT if version == mine else Owed.NOTHING
@@ -55,7 +53,7 @@ class Feed:
             return Owed.NOTHING
         if self.acked >= mine:
             return Owed.GRADIENT
-        self.since = mine
+        self.since, self.follows_from = mine, None
         return Owed.STATE
 
     def caught_up(self, mine: int) -> bool:
