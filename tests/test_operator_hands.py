@@ -1,4 +1,6 @@
-"""What becomes of a job's pods: those that a gate holds back, and those that are wanted and cannot be made yet."""
+"""What becomes of a job's pods: those that a gate holds back, those that are wanted and cannot be made yet, and those
+that go before anybody looks.
+"""
 
 import asyncio
 import contextlib
@@ -33,16 +35,18 @@ class Place:
         self.pods: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
+        self.shown = True  # does the watch tell of pods that are made?
 
-    async def create_pod(self, pod: dict[str, Any]) -> None:
+    async def create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(0)
         if len(self.pods) >= self.room:
             raise ApiError(403, "Forbidden", "exceeded quota: pods")
         self.made += 1
-        self.put(pod, f"uid-{self.made}")
+        made = self.put(pod, f"uid-{self.made}")
         self.meanwhile()
+        return copy.deepcopy(made)
 
-    def put(self, pod: dict[str, Any], uid: str, age: float = 0.0) -> None:
+    def put(self, pod: dict[str, Any], uid: str, age: float = 0.0) -> dict[str, Any]:
         made = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
         pod = copy.deepcopy(pod)
         pod["metadata"] |= {"uid": uid, "creationTimestamp": made}
@@ -50,7 +54,13 @@ class Place:
             condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
             pod["status"] = {"phase": "Pending", "conditions": [condition]}
         self.pods[pod["metadata"]["name"]] = pod
-        self.cluster.pod_event("ADDED", pod)
+        if self.shown:
+            self.cluster.pod_event("ADDED", pod)
+        return pod
+
+    def take(self, name: str) -> None:
+        """Somebody else deletes that pod."""
+        self.cluster.pod_event("DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
         """NB: the condition stays until the scheduler has judged the pod."""
@@ -206,3 +216,39 @@ async def test_an_edit_is_heeded_in_the_middle_of_a_pass(begin: Callable[..., Jo
     place.meanwhile = lambda: scaled.edit(job(**of(1)))
     await scaled.passes(10)
     assert (place.made, scaled.brain.adding, scaled.brain.state.requested) == (2, 0, 2)
+
+
+# gone before anybody looks
+
+
+async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
+    """As those of a job that is suspended and resumed at once."""
+    first = Place()
+    await begin(first).passes()
+    place = Place()
+    for name, pod in first.pods.items():
+        place.put(pod, f"uid-{name}")
+    resumed = begin(place)
+    place.take("tiny-w0")  # NB: the coordinator is made, and its loop has not begun
+    await resumed.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert (resumed.brain.adding, resumed.brain.state.requested) == (0, 2)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
+    begin: Callable[..., Job], answered: bool
+) -> None:
+    """Events that come in one moment reach us as one, so that of such a pod only its end is told."""
+    place = Place()
+    place.shown = False
+    started = begin(place)
+    if not answered:
+        place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
+    await started.passes()
+    if answered:
+        assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
+        place.take("tiny-w0")
+        await started.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert (started.brain.adding, started.brain.state.requested) == (0, 2)

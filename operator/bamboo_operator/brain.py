@@ -84,8 +84,7 @@ class Brain:
         self._job, self._cluster, self._doors, self._wake = job, cluster, doors, wake
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._noticed: dict[WorkerId, float] = {}  # when they will be gone
-        pods = self._pods()
-        self._lost: set[WorkerId] = {name for name in pods if name in job.judged}
+        self._lost: set[WorkerId] = set()
         self.joined: set[WorkerId] = set()
         self.unborn: list[tuple[WorkerId, str]] = []  # ended before they joined, and how; for the hands
         self._farewells: list[Send] = []  # until the end of the job is written down
@@ -100,7 +99,7 @@ class Brain:
         self.story = Story(self.record)  # not posted yet
         self.finish: Finish | None = None
         self._channels = Channels(self._events.put_nowait, doors.counted(pod_check(job.key, reviews, self._uid_of)))
-        state = coordinator.initial(
+        self.state: State = coordinator.initial(
             job.spec,
             job.manifest,
             secret=hmac.new(key, job.uid.encode(), sha256).hexdigest(),
@@ -108,7 +107,6 @@ class Brain:
             now=self._now(),
             resumed=job.resumed,
         )
-        self.state: State = replace(state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
 
     def status(self) -> Status:
         return status(self.state, self._now())
@@ -130,9 +128,12 @@ class Brain:
     async def run(self) -> None:
         """Until cancelled: who comes late to a job that is over is told so."""
         self._cluster.listen(self._job.key, self)
+        pods = self._pods()  # NB: of each of these it is heard from now on when it goes
+        self._lost = {name for name in pods if name in self._job.judged}
+        self.state = replace(self.state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
         self._doors.open(self._job.key, self._channels)
         try:
-            for name in self._pods():
+            for name in pods:
                 self.pod_seen(name)
             self._tick()
             while True:
@@ -219,9 +220,6 @@ class Brain:
     def queued(self) -> int:
         """Events that are not handled yet."""
         return self._events.qsize()
-
-    def is_lost(self, worker: WorkerId) -> bool:
-        return worker in self._lost
 
     def _gone(self, worker: WorkerId, signal: Signal) -> None:
         if worker not in self._lost:

@@ -1,6 +1,6 @@
 """What the operator has seen of pods and nodes, kept small; and who wants to hear of changes."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ from bamboo.names import KIND, LABEL_JOB_NAME
 from bamboo_operator.doors import JobKey
 
 Object = dict[str, Any]
+REMEMBERED = 1000
 
 
 class Listener(Protocol):
@@ -28,6 +29,7 @@ class Cluster:
         self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, Listener] = {}
+        self._never_shown: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods that ended before they were known
 
     def listen(self, job: JobKey, listener: Listener) -> None:
         self._listeners[job] = listener
@@ -61,6 +63,18 @@ class Cluster:
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
 
+    def pod_made(self, pod: Mapping[str, Any]) -> None:
+        """The API server's answer to who made it; the watch may have told more of it before that, even its end."""
+        job, uid = _job_of(pod), pod["metadata"]["uid"]
+        if job is None:
+            return
+        known = self._pods.get(job, {}).get(pod["metadata"]["name"])
+        if uid not in self._never_shown:
+            if known is None or known["metadata"]["uid"] != uid:
+                self.pod_event("ADDED", pod)
+        elif listener := self._listeners.get(job):
+            listener.pod_gone(_trimmed_pod(pod))
+
     def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
         """kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
         job, name = _job_of(pod), pod["metadata"]["name"]
@@ -68,7 +82,8 @@ class Cluster:
             return
         before = self._pods.get(job, {}).get(name)
         if kind == "DELETED" and (before is None or before["metadata"].get("uid") != pod["metadata"].get("uid")):
-            return  # a later pod of that name has come already
+            self._never_shown.append(pod["metadata"]["uid"])
+            return  # NB: a later pod of that name may have come already
         if before is not None and (node := before["spec"].get("nodeName")):
             self._placed[node].discard((job, name))
             if not self._placed[node]:

@@ -55,7 +55,6 @@ class Hands:
         self.created = max(self.created, created)
         if image := worker_image(self._living()):  # NB: the operator's default may have changed with its version
             self._settings = replace(settings, image=image)
-        self._made: dict[str, str] = {}  # pods that no watch has shown yet, and their pools
         self._waiting_since: float | None = None
         self._releases = Releases(job.spec)
         self._given_back: set[WorkerId] = set()
@@ -105,8 +104,7 @@ class Hands:
 
     def by_pool(self) -> Counter[str]:
         """Living workers' pods by the name of their pool."""
-        pools = [worker_pool(pod) or "" for pod in self._living().values()]
-        return Counter([*pools, *self._made.values()])
+        return Counter(worker_pool(pod) or "" for pod in self._living().values())
 
     def paid_for(self) -> Counter[str]:
         """The same, but only those that have a node."""
@@ -130,9 +128,7 @@ class Hands:
         pods, now = self._pods(), time.monotonic()
         self._brain.withdraw()
         self._releases.look(self._waiting(), now)
-        unseen = {name: pool for name, pool in self._made.items() if name not in pods}
-        self._made = {name: pool for name, pool in unseen.items() if not self._brain.is_lost(name)}
-        if not self._looking() and not self._made and not self._brain.adding:
+        if not self._looking() and not self._brain.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
             released = {name: self._releases.at(name) for name in self._looking()}
@@ -170,18 +166,17 @@ class Hands:
     async def _create(self, pool: NodePool | None) -> bool:
         """False if the name belongs to somebody else; the next number is tried then."""
         number = self.created
-        pod = worker_pod(self._job.spec, self._meta, number, pool, self._settings)
-        name = worker_name(self._job.spec.name, number)
-        mine = True
+        wanted = worker_pod(self._job.spec, self._meta, number, pool, self._settings)
         try:
-            await self._api.create_pod(pod)
+            pod = await self._api.create_pod(wanted)
         except ApiError as error:
             if error.status != 409:
                 raise
-            mine = owner_uid(await self._api.read_pod(self._job.key[0], name)) == self._job.uid
+            pod = await self._api.read_pod(self._job.key[0], worker_name(self._job.spec.name, number))
         self.created = number + 1
+        mine = owner_uid(pod) == self._job.uid
         if mine:
-            self._made[name] = pool.name if pool else ""
+            self._cluster.pod_made(pod)
         return mine
 
     # removing
@@ -262,14 +257,13 @@ class Hands:
                 self._release(worker, f"pool {placed[worker]} is not needed any more; {worker} is given back")
                 return
             waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
-            made = Counter(self._made.values())
-            target = pool_to_try(pools, counts + made, waiting + made)
-            there = len(placed) + len(self._made)  # NB: a worker that leaves counts, too: one at a time
-            if target is not None and not self._brain.adding and there <= wanted:
+            target = pool_to_try(pools, counts, waiting)
+            # NB: a worker that leaves counts, too: one at a time
+            if target is not None and not self._brain.adding and len(placed) <= wanted:
                 self._probes.add(worker_name(spec.name, self.created))
                 await self._create(target)
                 return
-        self._probes &= placed.keys() | self._made.keys()
+        self._probes &= placed.keys()
         counted = {name: pool for name, pool in placed.items() if name not in self._probes}
         late = [name for name in self._waiting() if name not in joined]
         worker = surplus(pools, counted, late, standby, leaving, wanted)
