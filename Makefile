@@ -54,8 +54,9 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 soak: $(STAMP) ## random faults, N=50 rounds
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m soak --timeout=0 $(PYTEST_ARGS)
 
-simulate: $(STAMP) ## the protocol under random faults in virtual time, N=50 times 100 seeds of each kind
+simulate: $(STAMP) ## protocol and operator under random faults in virtual time, N=50 times 100 seeds of each kind
 	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done
+	$(BIN)/python tests/operator_simulate.py --seeds 0:$(N)0
 
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
 	PYTHONPATH=tests $(BIN)/python -m cluster $(DO)

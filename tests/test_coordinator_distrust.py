@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from bamboo import coordinator, protocol
-from bamboo.events import Received, RemoveWorker, Send, WorkerJoined
+from bamboo.events import AddWorkers, Received, RemoveWorker, Send, WorkerJoined
 from bamboo.plan import Plan
 from world import World, back, restarted
 
@@ -51,6 +51,25 @@ def test_the_others_go_on_without_the_worker_that_brought_an_unsound_plan() -> N
     assert world.state.phase == "Running"
     world.settle()
     assert world.finish is None
+
+
+def test_who_comes_back_after_another_has_its_place_is_sent_away_and_not_waited_for() -> None:
+    """It was declared lost, and another coordinator counted its pod, which still lives."""
+    world = World(3, 1, 1)
+    plan = restarted(world)
+    rows = tuple(
+        tuple(replaced(a, replicas=tuple(r for r in a.replicas if r != "w3")) for a in row) for row in plan.pipelines
+    )
+    newer = replaced(
+        plan, epoch=plan.epoch + 1, workers=tuple(p for p in plan.workers if p.worker != "w3"), pipelines=rows
+    )
+    for worker in sorted(newer.worker_ids()):
+        back(world, worker, newer)
+    assert (world.state.phase, world.state.requested) == ("Running", 1)
+    state, commands = coordinator.step(world.state, hello("w3", plan), world.now)
+    assert RemoveWorker("w3") in commands
+    assert "w3" in state.gone
+    assert AddWorkers(1) in commands, "the job wants another one"
 
 
 def test_costs_are_taken_from_the_worker_that_was_asked_and_only_before_there_is_a_plan() -> None:

@@ -211,6 +211,24 @@ def test_another_object_of_that_name_is_not_the_one_that_was_known() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_an_answer_says_nothing_of_a_later_listing() -> None:
+    class Late(Things):
+        async def _uid_of(self, name: str) -> str | None:
+            found = await super()._uid_of(name)
+            await answer.wait()
+            return found
+
+    answer, things = asyncio.Event(), Late({"a": "1", "b": "2"}, {"a": "1", "b": "2"})
+    things.missed.seen(None, "a")
+    await until(lambda: things.asked == ["b"])
+    del things.there["b"]
+    things.missed.seen(None, "a")  # NB: listed again, without b, before the answer is here
+    answer.set()
+    await until(lambda: "b" not in things.known)
+    await things.missed.stop()
+
+
+@pytest.mark.usefixtures("quick")
 def test_an_api_server_that_is_busy_is_asked_again() -> None:
     async def script(things: Things) -> None:
         things.missed.seen(None, "a")
@@ -218,3 +236,37 @@ def test_an_api_server_that_is_busy_is_asked_again() -> None:
 
     things = listed(Things({"a": "1"}, {"a": "1", "b": "2"}, failures=2), script)
     assert (things.asked, things.known) == (["b", "b", "b"], {"a": "1"})
+
+
+# edits
+
+
+class Checking(Server):
+    """Takes its time for dry runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checks, self.go = 0, asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if "dryRun" in request.query:
+            self.checks += 1
+            await self.go.wait()
+        return await super().answer(request)
+
+
+async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_job_begins_with() -> None:
+    server = Checking()
+    async with looked_after(server) as lives:
+        first = body("u1")
+        lives.job_event("ADDED", first)
+        await until(lambda: server.checks == 1)
+        second = body("u1", training={**first["spec"]["training"], "steps": 7})
+        second["metadata"]["generation"] = 2
+        lives.job_event("MODIFIED", second)
+        server.go.set()
+        life = lives._lives[KEY][0]
+        await until(lambda: life._brain is not None)
+        assert life._brain is not None
+        assert life._brain.state.spec.training.steps == 7
+        assert life._brain.state.manifest["spec"]["training"]["steps"] == 7

@@ -22,8 +22,9 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         _returned(turn, worker, peer)
         return
     if plan and state.phase not in ("Pending", "Recovering"):
-        turn.set(gone=state.gone | {worker})
+        turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
         turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
+        turn.do(RemoveWorker(worker))
         return
     if plan and (problems := misfits(plan, state.spec)):
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
@@ -143,10 +144,11 @@ def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> 
 def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:
     """The worker will be taken away in that many seconds; a later notice can only shorten that.
 
-    own: the worker itself says so, and only it could take that back.
+    own: the worker itself says so, and only it could take that back; nor does one that is to go (wanted) stay because
+    its node does.
     """
     record, until = turn.state.workers.get(worker), turn.now + seconds
-    if record is not None and own:
+    if record is not None and (own or wanted):
         turn.worker(worker, notice_own=True)
     if record is None or (record.notice_until is not None and record.notice_until <= until):
         return

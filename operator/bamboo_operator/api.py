@@ -86,8 +86,8 @@ class Api:
         found = await self._find(place)
         return None if found is None else str((found.get("metadata") or {}).get("uid"))
 
-    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
-        """That very pod; also if it is gone already."""
+    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+        """That very pod. False if it was gone already."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
@@ -96,6 +96,8 @@ class Api:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            return False
+        return True
 
     async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
         """Merged into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""

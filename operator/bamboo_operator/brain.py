@@ -21,7 +21,6 @@ from bamboo import coordinator
 from bamboo.clock import AwakeClock
 from bamboo.edits import task_digest
 from bamboo.events import (
-    AddWorkers,
     Command,
     Emit,
     Event,
@@ -39,7 +38,6 @@ from bamboo.events import (
     WorkerJoined,
     WorkerLost,
 )
-from bamboo.membership import unwanted
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.record import Record
 from bamboo.plan import WorkerId
@@ -53,13 +51,23 @@ from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, pod_check
 from bamboo_operator.pods import JobMeta, claim_name, weights_folder
-from bamboo_operator.signals import LEAST_SECONDS, Kind, Signal, node_gone, pod_gone, worker_signal
+from bamboo_operator.signals import (
+    LEAST_SECONDS,
+    Kind,
+    Signal,
+    is_deleted,
+    node_gone,
+    notice_ended,
+    pod_gone,
+    worker_signal,
+)
 from bamboo_operator.story import Story
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 LATE_SECONDS = 1.0  # of a tick: then something stood still
+LATEST_SECONDS = 10.0  # after the end of its notice a worker that has not joined will not come any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +79,7 @@ class Running:
     spec: JobSpec
     manifest: dict[str, Any]
     resumed: bool  # the job had begun before this operator did
-    judged: frozenset[WorkerId] = frozenset()  # those whose end was heard of before that
+    judged: frozenset[WorkerId] = frozenset()  # those whose end was heard of before this coordinator, or asked for
     meter: Meter = field(default_factory=lambda: Meter(Counts()))
 
 
@@ -93,7 +101,6 @@ class Brain:
         self._due = time.monotonic()
         self._ticker: asyncio.TimerHandle | None = None
         self._now = AwakeClock()
-        self.adding = 0  # pods that are wanted and not made yet
         self.removing: dict[WorkerId, float] = {}  # since when
         self.record = Record()  # for the job's page
         self.story = Story(self.record)  # not posted yet
@@ -121,7 +128,7 @@ class Brain:
         if plan is None:
             return None
         rows = [[a.owner for a in row] for row in plan.pipelines]
-        lost = sorted(self._lost & self._pods().keys())
+        lost = sorted((self._lost | self.state.gone) & self._pods().keys())
         kept = {"epoch": plan.epoch, "pipelines": rows, "lost": lost, "task": self._task}
         return json.dumps(kept, separators=(",", ":"))
 
@@ -129,7 +136,8 @@ class Brain:
         """Until cancelled: who comes late to a job that is over is told so."""
         self._cluster.listen(self._job.key, self)
         pods = self._pods()  # NB: of each of these it is heard from now on when it goes
-        self._lost = {name for name in pods if name in self._job.judged}
+        self._lost = {name for name, pod in pods.items() if self._is_judged(name, pod)}
+        self.removing.update((name, time.monotonic()) for name in self._lost)
         self.state = replace(self.state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
         self._doors.open(self._job.key, self._channels)
         try:
@@ -154,11 +162,9 @@ class Brain:
         """The worker is to leave as soon as it can be spared."""
         self._events.put_nowait(Notice(worker, seconds, wanted=True))
 
-    def withdraw(self) -> None:
-        """Pods that are not made yet, and not wanted any more, are not to be made."""
-        if count := min(self.adding, unwanted(self.state)):
-            self.adding -= count
-            self._handle(RequestsWithdrawn(count))
+    def withdraw(self, count: int) -> None:
+        """So many pods that are not wanted any more are not made."""
+        self._handle(RequestsWithdrawn(count))
 
     @property
     def ending(self) -> bool:
@@ -178,6 +184,10 @@ class Brain:
         for farewell in self._farewells:
             self._channels.send(farewell.worker, farewell.message)
         self._farewells.clear()
+
+    def _is_judged(self, name: WorkerId, pod: dict[str, Any]) -> bool:
+        """Is it no worker of this training, or not any more?"""
+        return name in self._job.judged or (not self._job.resumed and is_deleted(pod))
 
     # what the cluster says
 
@@ -246,6 +256,10 @@ class Brain:
         if now - self._due > LATE_SECONDS:  # NB: the coordinator leaves that time out, and the clouds do not
             for worker, until in self._noticed.items():
                 self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - now)))
+        for worker, until in list(self._noticed.items()):
+            absent = worker not in self.state.workers and worker not in self.state.gone
+            if absent and now > until + LATEST_SECONDS:  # NB: notices of those are not kept by the coordinator
+                self._gone(worker, notice_ended(worker))
         self._events.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -280,14 +294,13 @@ class Brain:
         return msgspec.structs.replace(hello, zone=str(zone)) if zone else hello
 
     def _execute(self, command: Command) -> None:
+        """NB: AddWorkers only wakes the hands; how many are wanted is in the state."""
         match command:
             case Send(worker, message):
                 if self.finish is not None and not self._dismissed:
                     self._farewells.append(command)
                 else:
                     self._channels.send(worker, message)
-            case AddWorkers(count):
-                self.adding += count
             case RemoveWorker(worker):
                 self.removing.setdefault(worker, time.monotonic())
             case Emit(reason, message, warning):

@@ -29,7 +29,7 @@ class Cluster:
         self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
         self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
         self._listeners: dict[JobKey, Listener] = {}
-        self._never_shown: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods that ended before they were known
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
 
     def listen(self, job: JobKey, listener: Listener) -> None:
         self._listeners[job] = listener
@@ -50,12 +50,13 @@ class Cluster:
     def node_uids(self) -> dict[str, str]:
         return {name: node["metadata"]["uid"] for name, node in self.nodes.items()}
 
-    def pod_missed(self, key: tuple[str, str]) -> None:
-        """Its deletion was not told of."""
+    def pod_missed(self, key: tuple[str, str], uid: str | None = None) -> None:
+        """Its deletion was not told of (yet). uid: of which pod of that name, if not of any."""
         namespace, name = key
         found = [pods[name] for (place, _), pods in self._pods.items() if place == namespace and name in pods]
         for pod in found:
-            self.pod_event("DELETED", pod)
+            if uid in (None, pod["metadata"]["uid"]):
+                self.pod_event("DELETED", pod)
 
     def node_missed(self, name: str) -> None:
         self.node_event("DELETED", self.nodes[name])
@@ -69,7 +70,7 @@ class Cluster:
         if job is None:
             return
         known = self._pods.get(job, {}).get(pod["metadata"]["name"])
-        if uid not in self._never_shown:
+        if uid not in self._deleted:
             if known is None or known["metadata"]["uid"] != uid:
                 self.pod_event("ADDED", pod)
         elif listener := self._listeners.get(job):
@@ -81,9 +82,10 @@ class Cluster:
         if job is None:
             return
         before = self._pods.get(job, {}).get(name)
-        if kind == "DELETED" and (before is None or before["metadata"].get("uid") != pod["metadata"].get("uid")):
-            self._never_shown.append(pod["metadata"]["uid"])
-            return  # NB: a later pod of that name may have come already
+        if kind == "DELETED":
+            self._deleted.append(pod["metadata"]["uid"])
+            if before is None or before["metadata"].get("uid") != pod["metadata"].get("uid"):
+                return  # a later pod of that name has come already
         if before is not None and (node := before["spec"].get("nodeName")):
             self._placed[node].discard((job, name))
             if not self._placed[node]:

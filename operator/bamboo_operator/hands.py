@@ -8,15 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from bamboo.edits import taken_over
 from bamboo.events import Emit, WorkerState
+from bamboo.membership import unwanted
 from bamboo.names import API_VERSION, KIND, worker_name
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool, wanted_workers
 from bamboo_operator import silence
-from bamboo_operator.api import API_ERRORS, Api, ApiError
+from bamboo_operator.api import API_ERRORS, Api, ApiError, pod_place
 from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.cluster import Cluster, owner_uid
+from bamboo_operator.doubts import Doubts
 from bamboo_operator.gates import Releases, gates
 from bamboo_operator.network_policy import network_policy
 from bamboo_operator.pods import (
@@ -37,6 +40,7 @@ logger = logging.getLogger(__name__)
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 EVENTS_A_PASS, PODS_A_PASS = 20, 50
+MAKING_SECONDS = 10.0  # and then the rest of the pass
 GIVE_BACK_SECONDS = 3600.0
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 COMPONENT = "bamboo-operator"
@@ -59,8 +63,9 @@ class Hands:
         self._releases = Releases(job.spec)
         self._given_back: set[WorkerId] = set()
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
-        self._began = datetime.now(UTC)
+        self._began = self._recovered = datetime.now(UTC)
         self._backoff = Backoff()
+        self._doubts = Doubts[str]()
         self._seen: set[WorkerId] = set()  # those that had joined when we looked last
         self._guarded = not settings.network_policy
         self._deleted: dict[str, float] = {}  # by uid: when
@@ -72,7 +77,7 @@ class Hands:
         await asyncio.sleep(0)  # NB: first the coordinator takes in what it has been told, such as an edit
         self._look()
         failed: Exception | None = None
-        for part in (self._guard, self._make, self._remove, self._replace, self._move, self._give_back):
+        for part in (self._guard, self._make, self._remove, self._replace, self._ask, self._move, self._give_back):
             if self._brain.finish is not None:
                 break  # whose pods are left then is for the clean-up
             try:
@@ -86,12 +91,12 @@ class Hands:
         """Why workers do not start; a reason that is new is told."""
         found = troubles(self._pods())
         if self._full:
-            message = f"{self._brain.adding} worker(s) are not asked for: every node pool has its maxWorkers"
+            message = f"{self.adding} worker(s) are not asked for: every node pool has its maxWorkers"
             found = (Trouble("PoolsFull", message), *found)
-        if self._brain.adding and self._backoff.holds(time.monotonic()):
+        if self.adding and self._backoff.holds(time.monotonic()):
             message = f"workers end before they have joined ({self._backoff.detail}); the next ones are asked for"
             found = (Trouble("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
-        if late := silence.trouble(self._silent(), self._settings.coordinator_url):
+        if late := silence.trouble(self._silent(self._began), self._settings.coordinator_url):
             found = (*found, late)
         for trouble in found:
             if trouble.reason not in self._told:
@@ -100,7 +105,22 @@ class Hands:
         return found
 
     def edit(self, spec: JobSpec) -> None:
-        self._job = replace(self._job, spec=spec)
+        """NB: what is fixed while the job runs is so for new workers, too."""
+        self._job = replace(self._job, spec=taken_over(self._job.spec, spec))
+
+    @property
+    def adding(self) -> int:
+        """Pods that are wanted and not there."""
+        return max(0, self._brain.state.requested - len(self._coming().keys() - self._probes))
+
+    def _coming(self) -> dict[str, dict[str, Any]]:
+        """The pods of workers that have not joined, and may."""
+        known = self._brain.joined | self._brain.state.gone
+        return {name: pod for name, pod in self._pods().items() if name not in known}
+
+    def _withdraw(self) -> None:
+        if count := min(self.adding, unwanted(self._brain.state)):
+            self._brain.withdraw(count)
 
     def by_pool(self) -> Counter[str]:
         """Living workers' pods by the name of their pool."""
@@ -126,9 +146,9 @@ class Hands:
 
     def _look(self) -> None:
         pods, now = self._pods(), time.monotonic()
-        self._brain.withdraw()
+        self._withdraw()
         self._releases.look(self._waiting(), now)
-        if not self._looking() and not self._brain.adding:
+        if not self._looking() and not self.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
             released = {name: self._releases.at(name) for name in self._looking()}
@@ -151,21 +171,25 @@ class Hands:
 
     async def _make(self) -> None:
         self._full = False
+        end = time.monotonic() + MAKING_SECONDS
         for _ in range(PODS_A_PASS):
-            self._brain.withdraw()  # NB: fewer may be wanted since the last one was made
-            if not self._brain.adding or self._brain.finish is not None or self._backoff.holds(time.monotonic()):
+            self._withdraw()  # NB: fewer may be wanted since the last one was made
+            now = time.monotonic()
+            if not self.adding or self._brain.finish is not None or self._backoff.holds(now) or now > end:
                 return
             pools = self._job.spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
             if pools and pool is None:
                 self._full = True
                 return
-            if await self._create(pool):
-                self._brain.adding -= 1
+            await self._create(pool)
 
-    async def _create(self, pool: NodePool | None) -> bool:
-        """False if the name belongs to somebody else; the next number is tried then."""
+    async def _create(self, pool: NodePool | None) -> None:
+        """None, if the name is taken; the next number is tried then."""
         number = self.created
+        if worker_name(self._job.spec.name, number) in self._brain.joined | self._brain.state.gone:
+            self.created = number + 1  # NB: it was made, and the answer to that was lost
+            return
         wanted = worker_pod(self._job.spec, self._meta, number, pool, self._settings)
         try:
             pod = await self._api.create_pod(wanted)
@@ -174,10 +198,8 @@ class Hands:
                 raise
             pod = await self._api.read_pod(self._job.key[0], worker_name(self._job.spec.name, number))
         self.created = number + 1
-        mine = owner_uid(pod) == self._job.uid
-        if mine:
+        if owner_uid(pod) == self._job.uid:
             self._cluster.pod_made(pod)
-        return mine
 
     # removing
 
@@ -197,17 +219,29 @@ class Hands:
                 await self._delete(pods[worker])
                 del self._brain.removing[worker]
 
-    def _silent(self) -> dict[WorkerId, float]:
-        return silence.silent(self._living(), self._brain.joined, self._began, datetime.now(UTC))
+    def _silent(self, since: datetime) -> dict[WorkerId, float]:
+        return silence.silent(self._living(), self._brain.joined, since, datetime.now(UTC))
 
     async def _replace(self) -> None:
         """Workers that run and never come are made anew; the coordinator hears of the loss."""
-        for name, seconds in self._silent().items():
+        if self._brain.state.phase == "Recovering":  # NB: they train, and look for the way back
+            self._recovered = datetime.now(UTC)
+        for name, seconds in self._silent(self._recovered).items():
             if seconds > silence.REPLACED_SECONDS:
                 message = f"{name} has run for {seconds:.0f} s and has not joined; another one is made"
                 self._brain.story.append(Emit("WorkerSilent", message, True))
                 if pod := self._pods().get(name):
                     await self._delete(pod)
+
+    async def _ask(self) -> None:
+        """Whether the pods are there for whose workers the coordinator waits."""
+        waited_for = {pod["metadata"]["uid"]: name for name, pod in self._coming().items()}
+        for uid in self._doubts.due(waited_for, time.monotonic()):
+            key = (self._job.key[0], waited_for[uid])
+            there = await self._api.uid_of(pod_place(*key))
+            self._doubts.asked(uid, time.monotonic())
+            if there != uid:
+                self._cluster.pod_missed(key, uid)
 
     async def _delete(self, pod: dict[str, Any]) -> None:
         """Once: the watch may be a while behind."""
@@ -215,8 +249,10 @@ class Hands:
         self._deleted = {uid: at for uid, at in self._deleted.items() if now - at < DELETED_SECONDS}
         if metadata["uid"] in self._deleted:
             return
-        await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"])
-        self._deleted[metadata["uid"]] = now
+        if await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
+            self._deleted[metadata["uid"]] = now
+        else:
+            self._cluster.pod_missed((metadata["namespace"], metadata["name"]), metadata["uid"])
 
     # pools
 
@@ -259,7 +295,7 @@ class Hands:
             waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
             target = pool_to_try(pools, counts, waiting)
             # NB: a worker that leaves counts, too: one at a time
-            if target is not None and not self._brain.adding and len(placed) <= wanted:
+            if target is not None and not self.adding and len(placed) <= wanted:
                 self._probes.add(worker_name(spec.name, self.created))
                 await self._create(target)
                 return

@@ -10,6 +10,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from bamboo.edits import task_digest
@@ -70,6 +71,7 @@ class Life:
         self._changed = asyncio.Event()
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
+        self._dismissed: set[str] = set()  # whose pods were deleted for good; NB: they may come in again until they end
         self._comparison: Comparison | None = None
         self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
 
@@ -96,6 +98,8 @@ class Life:
         """Until the job is deleted because its time is over, or this task is cancelled."""
         while not self._telling.over:
             spec = await self._accepted()
+            if self._changed.is_set():
+                continue
             if spec is None or spec.suspend:
                 if spec is not None or not self._begun():
                     await self._remove_pods(CleanPodPolicy.ALL)
@@ -188,7 +192,7 @@ class Life:
         telling.begin()
         job = Running(
             key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=plan is not None,
-            judged=known_lost(plan), meter=self.meter,
+            judged=known_lost(plan) | self._dismissed, meter=self.meter,
         )  # fmt: skip
         wake = asyncio.Event()
         tools = self._tools
@@ -372,11 +376,13 @@ class Life:
             return
         pods = list(self._tools.cluster.pods(self.key, self.uid).values())
         for pod in pods if policy is CleanPodPolicy.ALL else self._living():
-            data = pod["metadata"]
-            await self._persist(
-                f"delete pod {data['name']}",
-                lambda data=data: self._tools.api.delete_pod(data["namespace"], data["name"], data["uid"]),
-            )
+            await self._persist(f"delete pod {pod['metadata']['name']}", partial(self._remove_pod, pod["metadata"]))
+
+    async def _remove_pod(self, metadata: Mapping[str, Any]) -> None:
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        self._dismissed.add(name)
+        if not await self._tools.api.delete_pod(namespace, name, uid):
+            self._tools.cluster.pod_missed((namespace, name), uid)
 
     async def _persist(self, what: str, act: Any) -> None:
         pause = FIRST_RETRY

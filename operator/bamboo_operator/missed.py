@@ -63,9 +63,9 @@ class Missed(Generic[K]):
             self._later()
 
     async def _ask(self) -> None:
-        known = self._known()
+        known, listing = self._known(), self._listing
         self._seen = {key: number for key, number in self._seen.items() if key in known}
-        unlisted = {key: uid for key, uid in known.items() if self._seen.get(key, 0) < self._listing}
+        unlisted = {key: uid for key, uid in known.items() if self._seen.get(key, 0) < listing}
         for key, uid in unlisted.items():
             try:
                 there = await self._uid_of(key)
@@ -74,6 +74,6 @@ class Missed(Generic[K]):
                 self._later()
                 return
             if there == uid:
-                self._seen[key] = self._listing
+                self._seen[key] = max(self._seen.get(key, 0), listing)
             elif self._known().get(key) == uid:
                 self._gone(key)

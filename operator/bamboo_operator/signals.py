@@ -94,6 +94,11 @@ def pod_gone(name: str) -> Signal:
     return Signal(kind=Kind.LOST, source="PodDeleted", message=f"pod {name} was deleted")
 
 
+def notice_ended(name: str) -> Signal:
+    """Its time is over, and it has not joined: on a node that hangs, a pod may be on its way out without end."""
+    return Signal(kind=Kind.LOST, source="NoticeEnded", message=f"pod {name} was to be gone by now")
+
+
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:
     """How the worker ended: exit code, and a sentence of which the worker is the subject. None while it runs, or waits.
 

@@ -21,6 +21,7 @@ class Telling:
         self._key, self._uid = key, uid
         self.written: dict[str, Any] = dict(written)
         self._written_at = 0.0
+        self._unsure: set[str] = set()  # fields that may have been written, too: the answer was lost
         self.facts = Facts(now=now(), generation=0, spec=None, base=Base.of(self.written), selector=selector)
 
     def note(self, **facts: Any) -> None:
@@ -60,11 +61,12 @@ class Telling:
             new["completionTime"] = self.written.get("completionTime") or self.facts.time
         new["workersCreated"] = created if created is not None else self.written.get("workersCreated")
         new = {key: value for key, value in new.items() if value is not None}
-        if not worth_writing(new, self.written, time.monotonic() - self._written_at):
+        if not self._unsure and not worth_writing(new, self.written, time.monotonic() - self._written_at):
             return
-        removed = {key: None for key in self.written if key not in new}
+        removed = {key: None for key in self.written.keys() | self._unsure if key not in new}
+        self._unsure |= new.keys()
         await api.write_status(*self._key, self._uid, {**new, **removed})
-        self.written, self._written_at = new, time.monotonic()
+        self.written, self._written_at, self._unsure = new, time.monotonic(), set()
 
 
 def _is_over(status: Mapping[str, Any]) -> bool:

@@ -1,0 +1,31 @@
+"""pytest plugin: a job's coordinator and hands, whose loop runs until the test ends; goes with hands_kit."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bamboo_operator import brain as brain_module
+from bamboo_operator import hands as hands_module
+from hands_kit import Job, Place
+from operator_kit import job
+
+
+@pytest.fixture
+async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Job]]:
+    thinking: list[asyncio.Task[None]] = []
+
+    def make(place: Place, resumed: bool = False, judged: frozenset[str] = frozenset(), **spec: Any) -> Job:
+        made = Job(place, job(**spec), resumed, judged)
+        monkeypatch.setattr(brain_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        monkeypatch.setattr(hands_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        thinking.append(asyncio.create_task(made.brain.run()))
+        return made
+
+    yield make
+    for task in thinking:
+        task.cancel()
+    for ended in await asyncio.gather(*thinking, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError), ended

@@ -1,0 +1,132 @@
+"""What a seed stands for: a job, and what befalls it, its pods, its cluster and its operator. Pure."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sim_stage import Arithmetic
+
+
+class What(StrEnum):
+    SUSPEND = "suspend"  # and resume it later
+    SCALE = "scale"
+    BREAK = "break the spec"  # and mend it later
+    RECREATE = "delete the job and make it anew"
+    DELETE_POD = "delete a pod"
+    REMOVE_POD = "remove a pod by force"
+    CRASH = "crash"
+    KILL = "kill"
+    VANISH = "take a node away"
+    HANG = "a node hangs"  # its pods are deleted later, and never go
+    TAKE = "mark a node and take it away later"
+    MARK = "mark a node and take the mark away later"
+    DROUGHT = "no nodes in the first pool"
+    QUOTA = "no more pods"
+    API = "the API server fails"
+    WATCH = "watches are interrupted"
+    OPERATOR = "the operator restarts"
+    CHANNEL = "cut a channel"
+    ISOLATE = "the operator restarts, and no worker reaches it"
+
+
+WEIGHTS = {
+    What.SUSPEND: 4, What.SCALE: 3, What.BREAK: 1, What.RECREATE: 1, What.DELETE_POD: 3, What.REMOVE_POD: 2,
+    What.CRASH: 3, What.KILL: 3, What.VANISH: 3, What.TAKE: 4, What.MARK: 1, What.DROUGHT: 2, What.QUOTA: 1,
+    What.API: 3, What.WATCH: 4, What.OPERATOR: 3, What.CHANNEL: 2, What.HANG: 2, What.ISOLATE: 1,
+}  # fmt: skip
+SPAN_SECONDS = 240.0
+LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent workers are waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """at, seconds: when, and how long it lasts. number: picks whom, or how many."""
+
+    what: What
+    at: float
+    seconds: float
+    number: int
+
+    def __str__(self) -> str:
+        return f"at {self.at:7.2f}: {self.what}, number {self.number}, {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """careful: workers are taken only while every layer has two holders, so that the job can always go on.
+
+    grid: of time, in seconds (see opsim_loop).
+    """
+
+    seed: int
+    arithmetic: Arithmetic
+    most: int  # pipelines
+    standby: int
+    mode: str
+    pools: bool
+    careful: bool
+    slowdown: float
+    grid: float
+    acts: tuple[Act, ...]
+
+    def manifest(self) -> dict[str, Any]:
+        a = self.arithmetic
+        spec: dict[str, Any] = {
+            "task": {"entrypoint": "stand.in:build"},
+            "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
+            "topology": {"stages": a.stages, "pipelines": a.pipelines},
+            "elastic": {"minPipelines": 1, "maxPipelines": self.most, "stabilizationSeconds": 5},
+            "redundancy": {"mode": self.mode},
+            "standby": {"workers": self.standby},
+            "failurePolicy": {"backoffLimit": 50},
+        }
+        if self.pools:
+            spec["nodePools"] = [{"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20}]
+        metadata = {"name": "sim", "namespace": "default"}
+        return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
+
+    def __str__(self) -> str:
+        a = self.arithmetic
+        return (
+            f"seed {self.seed}: {a.stages} stages x {a.pipelines} to {self.most} pipelines, {a.microbatches} "
+            f"microbatches, {a.steps} steps, standby {self.standby}, {self.mode}, pools {self.pools}, "
+            f"careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}"
+        )
+
+
+def story(seed: int) -> Story:
+    rng = random.Random(f"operator {seed}")
+    stages, pipelines = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
+    return Story(
+        seed=seed,
+        arithmetic=Arithmetic(
+            seed=seed, stages=stages, pipelines=pipelines, microbatches=rng.randint(pipelines + 1, 4),
+            steps=rng.randint(40, 120), sizes=(1,) * stages, any_order=True,
+        ),
+        most=rng.randint(pipelines, 2),
+        standby=rng.choice((0, 0, 1)),
+        mode=rng.choice(("LazyForward", "EagerForward")),
+        pools=rng.random() < 0.5,
+        careful=rng.random() < 0.7,
+        slowdown=10 ** rng.uniform(1.5, 2.5),
+        grid=rng.choice((0.0, 0.01, 0.1)),
+        acts=_acts(rng),
+    )  # fmt: skip
+
+
+def _acts(rng: random.Random) -> tuple[Act, ...]:
+    """Many come close after the one before."""
+    acts: list[Act] = []
+    at = rng.uniform(0.0, 30.0)
+    for _ in range(rng.choice((2, 3, 4, 5, 6, 8, 10))):
+        acts.append(
+            Act(
+                what=rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0],
+                at=at,
+                seconds=10 ** rng.uniform(-1.5, 2.0),
+                number=rng.randrange(1000),
+            )
+        )
+        at += 10 ** rng.uniform(-2, 1.0) if rng.random() < 0.6 else rng.uniform(0.0, 60.0)
+    return tuple(act for act in acts if act.at < SPAN_SECONDS)

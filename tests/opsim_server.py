@@ -1,0 +1,208 @@
+"""An API server as the operator sees it: answers that come late, or not although the thing is done; and its watches."""
+
+import asyncio
+import base64
+import copy
+import json
+import random
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from bamboo.names import TOKEN_AUDIENCE
+from bamboo_operator.api import Api, ApiError
+from bamboo_operator.counts import Calls
+from bamboo_operator.doors import POD_NAME, POD_UID
+from opsim_loop import VirtualLoop
+
+Object = dict[str, Any]
+Changed = Callable[[str, Object], None]  # ADDED, MODIFIED or DELETED, and the object
+PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?")
+
+
+def refusal(status: int, reason: str, name: str = "") -> ApiError:
+    return ApiError(status, reason, f"{name} {reason}".strip())
+
+
+class Watch:
+    """Of one kind of objects. show: is told of changes, those of one object in their order; None: what is listed."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, show: Callable[[str | None, Object], None]) -> None:
+        self._loop, self._rng, self._show = loop, rng, show
+        self.objects: dict[tuple[str, str], Object] = {}
+        self._latest: dict[str, float] = {}  # by uid: when its last change is told
+        self._connection = 0
+        self.listening = False
+
+    def changed(self, kind: str | None, thing: Object) -> None:
+        """NB: what is made anew under its name has a queue of its own."""
+        if not self.listening:
+            return
+        uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
+        self._latest[uid] = max(self._latest.get(uid, 0.0) + 1e-4, when)
+        self._loop.call_at(self._latest[uid], self._tell, kind, copy.deepcopy(thing), self._connection)
+
+    def _tell(self, kind: str | None, thing: Object, connection: int) -> None:
+        if connection == self._connection:
+            self._show(kind, thing)
+
+    def interrupt(self, seconds: float) -> None:
+        """What changes meanwhile is never told; then all is listed."""
+        if self.listening:
+            self.listening = False
+            self._loop.call_later(seconds, self.list)
+
+    def list(self) -> None:
+        """NB: what was told before, and not handled yet, still is."""
+        if not self.listening:
+            self.listening = True
+            for thing in self.objects.values():
+                self.changed(None, thing)
+
+    def forget(self) -> None:
+        """Who listened is gone."""
+        self.listening = False
+        self._connection += 1
+
+
+class Server:
+    """What there is. room: how many pods a quota lets through. changed: of pods and jobs."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, watches: Mapping[str, Watch], changed: Changed) -> None:
+        self._loop, self._rng, self._watches, self._changed = loop, rng, watches, changed
+        self._made = 0
+        self.room = 1000
+        self.trouble = 0.0  # the part of calls that fail
+        self.slowness = 1.0
+        self.events: list[tuple[str, str]] = []
+
+    # for clients
+
+    async def call(self, method: str, place: str, body: Object | None, query: Mapping[str, str] | None) -> Object:
+        await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
+        fails = self._rng.random() < self.trouble
+        if fails and self._rng.random() < 0.6:
+            raise self._rng.choice((refusal(503, "down"), refusal(429, "busy"), OSError("reset"), TimeoutError()))
+        found = copy.deepcopy(self._act(method, place, body, query or {}))
+        await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
+        if fails:
+            raise TimeoutError("no answer came")
+        return found
+
+    def _act(self, method: str, place: str, body: Object | None, query: Mapping[str, str]) -> Object:
+        parts = PLACE.fullmatch(place)
+        assert parts, place
+        namespace, kind, name, status = parts.groups()
+        if kind == "events":
+            assert body
+            self.events.append((body["reason"], body["message"]))
+            return body
+        if kind == "tokenreviews":
+            assert body
+            return {"status": self._review(body["spec"]["token"])}
+        if kind == "networkpolicies":
+            return body or {}
+        if method == "POST":
+            assert body
+            return self._create(kind, body, dry_run="dryRun" in query)
+        thing = self._watches[kind].objects.get((namespace or "", name))
+        if thing is None:
+            raise refusal(404, "NotFound", name)
+        if method == "GET":
+            return thing
+        assert body
+        uid = (body.get("preconditions") or body.get("metadata") or {}).get("uid")
+        if uid not in (None, thing["metadata"]["uid"]):
+            raise refusal(409, "Conflict", name)
+        if status:
+            merged = {**(thing.get("status") or {}), **body["status"]}
+            thing["status"] = {key: value for key, value in merged.items() if value is not None}
+            self.modified(kind, thing)
+        elif method == "DELETE":
+            self.delete(kind, thing)
+        return thing
+
+    def _create(self, kind: str, body: Object, *, dry_run: bool) -> Object:
+        metadata = body["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        if key in self._watches[kind].objects:
+            raise refusal(409, "AlreadyExists", key[1])
+        if len(self._watches[kind].objects) >= self.room:
+            raise refusal(403, "exceeded quota")
+        return body if dry_run else self.create(kind, body)
+
+    def _review(self, token: str) -> Object:
+        claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))["kubernetes.io"]
+        pod = self._watches["pods"].objects.get((claims["namespace"], claims["pod"]["name"]))
+        if pod is None or pod["metadata"]["uid"] != claims["pod"]["uid"]:
+            return {"authenticated": False}
+        names = {POD_NAME: [claims["pod"]["name"]], POD_UID: [claims["pod"]["uid"]]}
+        user = {"username": f"system:serviceaccount:{claims['namespace']}:default", "extra": names}
+        return {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user}
+
+    # for those who live in the cluster
+
+    def create(self, kind: str, body: Object) -> Object:
+        self._made += 1
+        thing = copy.deepcopy(body)
+        stamp = self._loop.date().strftime("%Y-%m-%dT%H:%M:%SZ")
+        thing["metadata"] |= {"uid": f"uid-{self._made}", "creationTimestamp": stamp, "generation": 1}
+        if kind == "pods":
+            thing["status"] = {"phase": "Pending"}
+        self._watches[kind].objects[thing["metadata"].get("namespace", ""), thing["metadata"]["name"]] = thing
+        self._tell(kind, "ADDED", thing)
+        return thing
+
+    def modified(self, kind: str, thing: Object) -> None:
+        self._tell(kind, "MODIFIED", thing)
+
+    def delete(self, kind: str, thing: Object) -> None:
+        """A pod with a node gets its time; everything else goes at once."""
+        if kind == "pods" and thing["spec"].get("nodeName"):
+            if "deletionTimestamp" not in thing["metadata"]:
+                thing["metadata"] |= {"deletionTimestamp": self._later(30), "deletionGracePeriodSeconds": 30}
+                self.modified(kind, thing)
+        else:
+            self.remove(kind, thing)
+
+    def remove(self, kind: str, thing: Object) -> None:
+        key = (thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
+        if self._watches[kind].objects.get(key) is thing:
+            del self._watches[kind].objects[key]
+            self._tell(kind, "DELETED", thing)
+
+    def _later(self, seconds: float) -> str:
+        return (self._loop.date() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _tell(self, kind: str, change: str, thing: Object) -> None:
+        self._watches[kind].changed(change, thing)
+        self._changed(f"{kind} {change}", thing)
+
+
+class Client(Api):
+    """The operator's own client; only what it says goes to that server."""
+
+    def __init__(self, server: Server) -> None:
+        self.calls, self._to = Calls(), server
+
+    async def close(self) -> None:
+        """Has nothing open."""
+
+    async def _call(
+        self,
+        method: str,
+        place: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Object:
+        return await self._to.call(method, place, body, query)
+
+
+def token_of(pod: Object) -> str:
+    """As a kubelet projects it, but for the signature."""
+    metadata = pod["metadata"]
+    about = {"namespace": metadata["namespace"], "pod": {"name": metadata["name"], "uid": metadata["uid"]}}
+    claims = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": about}).encode()).decode().rstrip("=")
+    return f"head.{claims}.signature"

@@ -1,0 +1,190 @@
+"""Who acts in a simulated cluster: the job's user, the cloud, and whatever else befalls it."""
+
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from opsim_acts import LONG_SECONDS, Act, What
+from opsim_server import Object
+
+if TYPE_CHECKING:
+    from opsim_world import World
+
+LOSSES = (What.DELETE_POD, What.REMOVE_POD, What.CRASH, What.KILL, What.VANISH, What.TAKE, What.HANG)
+
+
+class User:
+    """harmed: something was taken without care, so that the job may not be able to go on."""
+
+    def __init__(self, world: "World") -> None:
+        self._world, self._loop = world, world.loop
+        self.harmed = False
+        self._doomed: list[Object] = []  # pods that go
+        self._healed = False
+        self._stopping = False
+        self._returning: asyncio.Task[None] | None = None
+
+    # acts
+
+    def act(self, act: Act) -> None:
+        self._world.log(f"ACT {act}")
+        acts: dict[What, Callable[[Act], None]] = {
+            What.SUSPEND: self._suspend, What.SCALE: self._scale, What.BREAK: self._break,
+            What.RECREATE: self._recreate, What.DROUGHT: self._drought, What.QUOTA: self._quota, What.API: self._api,
+            What.WATCH: self._watch, What.OPERATOR: self._operator, What.CHANNEL: self._channel, What.MARK: self._lose,
+            What.ISOLATE: self._isolate,
+        }  # fmt: skip
+        acts.get(act.what, self._lose)(act)
+
+    async def heal(self) -> None:
+        """All trouble is over; what is still to come, such as a node's end, comes."""
+        self._world.log("all trouble is over")
+        self._healed = True
+        world, server = self._world, self._world.server
+        server.trouble, server.slowness, server.room = 0.0, 1.0, 1000
+        world.kubelets.full.clear()
+        if self._returning:
+            await self._returning
+        if not self._there():
+            self.create()
+        self._edit(lambda spec: spec.update(suspend=False))
+        self._edit(self._mend)
+        for watch in (world.pods, world.nodes, world.jobs):
+            watch.list()
+
+    def create(self) -> None:
+        if not self._there():
+            self._world.server.create("bamboojobs", self._world.story.manifest())
+
+    def delete(self) -> None:
+        if self._there():
+            self._world.server.remove("bamboojobs", self._world.job)
+
+    def _there(self) -> bool:
+        from opsim_world import JOB
+
+        return JOB in self._world.jobs.objects
+
+    # the job
+
+    def _edit(self, change: Callable[[Object], None]) -> None:
+        """NB: what changes nothing makes no generation."""
+        if not self._there():
+            return
+        job = self._world.job
+        before = copy.deepcopy(job["spec"])
+        change(job["spec"])
+        if job["spec"] != before:
+            job["metadata"]["generation"] += 1
+            self._world.server.modified("bamboojobs", job)
+
+    def _mend(self, spec: Object) -> None:
+        spec["training"] = copy.deepcopy(self._world.story.manifest()["spec"]["training"])
+
+    def _suspend(self, act: Act) -> None:
+        self._edit(lambda spec: spec.update(suspend=True))
+        self._later(act, lambda: self._edit(lambda spec: spec.update(suspend=False)))
+
+    def _scale(self, act: Act) -> None:
+        least, most = sorted((1 + act.number % self._world.story.most, 1 + act.number // 2 % self._world.story.most))
+
+        def change(spec: Object) -> None:
+            spec["topology"]["pipelines"] = least
+            spec["elastic"]["maxPipelines"] = most
+
+        self._edit(change)
+
+    def _break(self, act: Act) -> None:
+        self._edit(lambda spec: spec["training"].update(microBatchSize=7))
+        self._later(act, lambda: self._edit(self._mend))
+
+    def _recreate(self, act: Act) -> None:
+        self.delete()
+        self._loop.call_later(act.seconds / 10, self.create)
+
+    # the cluster
+
+    def _drought(self, act: Act) -> None:
+        self._world.kubelets.full.add("spot")
+        self._later(act, lambda: self._world.kubelets.full.discard("spot"))
+
+    def _quota(self, act: Act) -> None:
+        self._world.server.room = len(self._world.pods.objects)
+        self._later(act, lambda: setattr(self._world.server, "room", 1000))
+
+    def _api(self, act: Act) -> None:
+        server = self._world.server
+        server.trouble, server.slowness = (0.2, 0.5, 1.0)[act.number % 3], (1.0, 10.0, 50.0)[act.number // 3 % 3]
+        self._later(act, lambda: (setattr(server, "trouble", 0.0), setattr(server, "slowness", 1.0)))
+
+    def _watch(self, act: Act) -> None:
+        world = self._world
+        watch = (world.pods, world.nodes, world.jobs)[act.number % 3]
+        watch.interrupt(act.seconds)
+
+    def _operator(self, act: Act) -> None:
+        if self._returning is None or self._returning.done():
+            self._returning = self._loop.create_task(self._restart(min(act.seconds, 30.0)))
+
+    def _isolate(self, act: Act) -> None:
+        """NB: with the channels that stand."""
+        self._world.workers.reachable_at = self._loop.time() + LONG_SECONDS * (act.number % 10) / 10
+        self._operator(act)
+
+    async def _restart(self, seconds: float) -> None:
+        await self._world.stop_operator()
+        await asyncio.sleep(seconds)
+        self._world.start_operator()
+
+    # workers
+
+    def _channel(self, act: Act) -> None:
+        living = [node for node in self._world.workers.nodes.values() if node.alive]
+        if living and self._may():
+            living[act.number % len(living)].channel.cut(min(act.seconds, 1.5), self._world.rng.uniform(0.0, 1.0))
+
+    def _lose(self, act: Act) -> None:
+        """A worker, or only its peace of mind."""
+        world, pods = self._world, self._world.living_pods()
+        if not pods or (act.what in LOSSES and not self._may()):
+            return
+        pod = pods[act.number % len(pods)]
+        world.log(f"it is {pod['metadata']['name']}")
+        process = world.kubelets.processes.get(pod["metadata"]["uid"])
+        if act.what in LOSSES:
+            self._doomed.append(pod)
+        match act.what:
+            case What.DELETE_POD:
+                world.server.delete("pods", pod)
+            case What.REMOVE_POD:
+                world.server.remove("pods", pod)
+            case What.CRASH | What.KILL if process:
+                process.end(1 if act.what is What.CRASH else -9)
+            case What.VANISH:
+                world.kubelets.vanish(pod)
+            case What.HANG:
+                world.kubelets.hang(pod, 10 + act.seconds)
+            case What.TAKE | What.MARK:
+                world.kubelets.take(pod, 10 + act.seconds, stays=act.what is What.MARK)
+
+    def _may(self) -> bool:
+        """NB: whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
+        brain = self._world.brain
+        safe = brain is not None and brain.state.phase == "Running" and not brain.status().unprotected
+        if brain is not None and safe:
+            known = brain.state.workers
+            going = any(self._alive(pod) or pod["metadata"]["name"] in known for pod in self._doomed)
+            here = [node for node in self._world.workers.nodes.values() if node.alive and node.name in known]
+            safe = not going and all(node.channel.up and node.channel.open for node in here)
+        if not safe and self._world.story.careful:
+            return False
+        self.harmed = self.harmed or not safe
+        return True
+
+    def _alive(self, pod: Object) -> bool:
+        node = self._world.workers.nodes.get(pod["metadata"]["uid"])
+        return node is not None and node.alive
+
+    def _later(self, act: Act, end: Callable[[], object]) -> None:
+        self._loop.call_later(act.seconds, lambda: None if self._healed else end())

@@ -1,0 +1,178 @@
+"""Workers in pods: the real engines of the protocol's simulation, which come in by the operator's doors."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from bamboo import protocol
+from bamboo.events import ChannelClosed, Event, Received, WorkerJoined
+from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
+from bamboo.plan import Cell, WorkerId
+from bamboo.protocol import Message
+from bamboo.server import Authenticate, Unauthorized, Unavailable
+from bamboo_operator.doors import Doors, JobKey
+from bamboo_trainer.engine import Engine
+from bamboo_trainer.frames import Frame
+from opsim_loop import LoopClock, VirtualLoop
+from opsim_server import Object, token_of
+from sim_checks import Checks
+from sim_control import Channel
+from sim_network import Network
+from sim_stage import Oracle, StandIn
+from sim_worker import Node
+
+
+class SimChannels:
+    """bamboo.server.Channels without sockets."""
+
+    def __init__(self, on_event: Callable[[Any], None], authenticate: Authenticate) -> None:
+        self._on_event, self._authenticate = on_event, authenticate
+        self._channels: dict[WorkerId, Channel] = {}
+        self.closed = False
+
+    async def admit(self, pod: Object) -> None:
+        """Raises Unauthorized and Unavailable."""
+        request: Any = SimpleNamespace(headers={"Authorization": f"Bearer {token_of(pod)}"})
+        assert await self._authenticate(request) == pod["metadata"]["name"]
+
+    def hear(self, channel: Channel, event: Event) -> None:
+        if self.closed:
+            return
+        if isinstance(event, WorkerJoined):
+            self._channels[channel.worker] = channel
+        if isinstance(event, ChannelClosed):
+            self._channels.pop(channel.worker, None)
+        self._on_event(event)
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        if channel := self._channels.get(worker):
+            channel.send(message)
+
+    @property
+    def connected(self) -> frozenset[WorkerId]:
+        return frozenset(self._channels)
+
+    async def close(self) -> None:
+        self.closed = True
+        for channel in self._channels.values():
+            channel.restarted(0.05)
+        self._channels.clear()
+
+
+class DoorChannel(Channel):
+    """knock: whether the worker may come in now."""
+
+    def __init__(self, knock: Callable[[], Awaitable[bool]], **others: Any) -> None:
+        self._knock, self._knocking = knock, None
+        super().__init__(**others)
+
+    _knocking: "asyncio.Task[None] | None"
+
+    def connect(self) -> None:
+        if self.up or self.ended or (self._knocking and not self._knocking.done()):
+            return
+        if self.frozen or self.clock.now < self.reachable_at:
+            super().connect()  # which comes again
+            return
+        self._knocking = asyncio.get_running_loop().create_task(self._try())
+
+    async def _try(self) -> None:
+        if await self._knock():
+            super().connect()
+        elif not self.ended:
+            self.clock.after(self.rng.uniform(0.05, 2.0), self.connect)
+
+
+class Workers:
+    """checks: of what they say. broken: is told what the product raised."""
+
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, oracle: Oracle, job: JobKey, slowdown: float,
+        broken: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.clock: Any = LoopClock(loop)
+        self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
+        self.network = Network(self.clock, rng, 1.0)
+        self.checks = Checks(oracle)
+        self.doors: Doors | None = None  # of the operator, while there is one
+        self.nodes: dict[str, Node] = {}  # by pod uid
+        self.reachable_at = 0.0  # the operator, from the workers
+        self.lossy = rng.random() < 0.5
+        self._job, self._broken = job, broken
+        self._ended: dict[str, Callable[[int | None], None]] = {}
+
+    def start(self, pod: Object, ended: Callable[[int | None], None]) -> Node:
+        """ended: is told the exit code."""
+        name = pod["metadata"]["name"]
+        container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+        env = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert ENV_WORKER in env
+        costs = (1.0,) * self.oracle.arithmetic.stages
+        node = Node(self, name, partial(self._channel, pod), costs, 0.0)
+        node.speed *= self.slowdown
+        self.nodes[pod["metadata"]["uid"]] = node
+        self._ended[name] = ended
+        self.clock.after(self.rng.uniform(0.5, 4.0), node.channel.connect)  # it imports torch
+        return node
+
+    def _channel(self, pod: Object, node: Node) -> Channel:
+        entered: list[SimChannels] = []  # the last one is the one that it is in
+
+        async def knock() -> bool:
+            channels: Any = self.doors._open.get(self._job) if self.doors else None
+            if channels is None or self.clock.now < self.reachable_at:
+                return False
+            try:
+                await channels.admit(pod)
+            except Unavailable:
+                return False
+            except Unauthorized:
+                node.end(EXIT_FENCED)
+                return False
+            entered.append(channels)
+            return not channels.closed
+
+        def to_coordinator(event: Event) -> None:
+            if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
+                self.checks.committed(event.worker, event.message)
+            entered[-1].hear(node.channel, event)
+
+        return DoorChannel(
+            knock, clock=self.clock, rng=self.rng, worker=node.name, to_coordinator=to_coordinator,
+            to_worker=node.put, lossy=self.lossy, heartbeat=node.heartbeat,
+            hello=lambda: protocol.Hello(
+                worker=node.name, host="memory", port=1, plan=node.engine.newest_plan if node.engine else None
+            ),
+        )  # fmt: skip
+
+    # what a Node asks of its surroundings
+
+    def build_engine(self, node: Node) -> Engine:
+        return Engine(
+            worker=node.name,
+            steps=self.oracle.arithmetic.steps,
+            build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+            transport=node.transport,
+            tell=node.channel.say,
+            observer=node,
+            clock=lambda: self.clock.now,
+            lookahead=1,
+        )
+
+    def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
+        return False
+
+    def sending(self, node: Node, peer: str, frame: Frame) -> bool:
+        return False
+
+    def turned(self, node: Node) -> None:
+        """Nothing is checked here that the protocol's simulation does not check."""
+
+    def ended(self, node: Node, code: int | None) -> None:
+        self._ended[node.name](code)
+
+    def broken(self, node: Node, error: Exception) -> None:
+        self._broken(f"{node.name} raised {type(error).__name__}: {error}")

@@ -1,0 +1,293 @@
+"""One simulated cluster with one BambooJob: the real operator over a made-up API server, and workers with real engines.
+
+A run is a function of its story alone (and of PYTHONHASHSEED, see operator_simulate.py).
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from bamboo.spec import wanted_pipelines, wanted_workers
+from bamboo_operator import brain as brain_module
+from bamboo_operator.brain import Brain
+from bamboo_operator.cluster import Cluster
+from bamboo_operator.doors import Doors, Reviews
+from bamboo_operator.lifecycle import Tools
+from bamboo_operator.pods import OperatorSettings
+from bamboo_operator.signals import lives
+from bamboo_operator.watch import Lives
+from opsim_acts import SPAN_SECONDS, Story
+from opsim_loop import VirtualLoop, virtual_time
+from opsim_nodes import Nodes, Process
+from opsim_server import Client, Object, Server, Watch
+from opsim_user import User
+from opsim_workers import SimChannels, Workers
+from sim_stage import Oracle
+
+JOB = ("default", "sim")
+REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
+END_SECONDS = 4000.0
+TIDY_SECONDS = 120.0
+
+
+class Failure(AssertionError):
+    """What the operator did not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """problem: what is wrong, or None. kind: how the job ended."""
+
+    seed: int
+    kind: str
+    problem: str | None
+    seconds: float  # virtual
+
+
+class World:
+    """say: gets every line of the log."""
+
+    def __init__(self, story: Story, say: Callable[[str], None] | None = None) -> None:
+        self.story, self._say = story, say
+        self.loop = VirtualLoop(story.grid)
+        rng = self.rng = random.Random(f"world {story.seed}")
+        self.pods, self.nodes, self.jobs = (
+            Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
+        )
+        watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
+        self.server = Server(self.loop, rng, watches, self._changed)
+        self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
+        self.workers = Workers(self.loop, rng, Oracle(story.arithmetic), JOB, story.slowdown, self.fail)
+        self.lives: Lives | None = None
+        self.failure: str | None = None
+        self.kind = "None"
+
+    def run(self) -> Verdict:
+        handler = _Alarm(self)
+        logs = [logging.getLogger(name) for name in ("bamboo_operator", "bamboo", "bamboo_trainer", "asyncio")]
+        levels = [log.level for log in logs]
+        for log in logs:
+            log.addHandler(handler)
+            log.setLevel(logging.INFO)
+        try:
+            with (
+                virtual_time(self.loop),
+                patch.object(brain_module, "Channels", SimChannels),
+                asyncio.Runner(loop_factory=lambda: self.loop) as runner,
+            ):
+                runner.run(self._run())
+        except (Failure, AssertionError) as error:
+            self.fail(str(error) or repr(error))
+        finally:
+            for log, level in zip(logs, levels, strict=True):
+                log.removeHandler(handler)
+                log.setLevel(level)
+        return Verdict(seed=self.story.seed, kind=self.kind, problem=self.failure, seconds=self.loop.time())
+
+    def log(self, text: str) -> None:
+        if self._say:
+            self._say(f"{self.loop.time():10.3f}  {text}")
+
+    def fail(self, text: str) -> None:
+        self.log(f"FAILURE: {text}")
+        self.failure = self.failure or text
+
+    # the course of things
+
+    async def _run(self) -> None:
+        self.loop.set_exception_handler(self._raised)
+        user = User(self)
+        user.create()
+        self.start_operator()
+        try:
+            for act in self.story.acts:
+                self.loop.call_at(act.at, user.act, act)
+            await asyncio.sleep(SPAN_SECONDS)
+            await user.heal()
+            await self._until(self._at_rest, REST_SECONDS)
+            await self._until(self._over, END_SECONDS)
+            self._judge(user)
+            await self._until(lambda: self._left("pods"), TIDY_SECONDS)
+            user.delete()
+            await self._until(lambda: self._left("pods", "processes", "lives"), TIDY_SECONDS)
+        finally:
+            await self.stop_operator()
+
+    async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
+        """Until there is none, and still none a little later. Raises Failure."""
+        end, good = self.loop.time() + seconds, 0
+        while good < 3:
+            if self.failure:
+                raise Failure(self.failure)
+            good = good + 1 if (found := problem()) is None else 0
+            if self.loop.time() > end:
+                raise Failure(f"after {seconds:g} s: {found}")
+            await asyncio.sleep(1.0)
+
+    def _at_rest(self) -> str | None:
+        """The job is over, or has all that it wants."""
+        if self._over() is None:
+            return None
+        brain, living = self.brain, self.living_pods()
+        if brain is None:
+            return "the operator has no coordinator for the job"
+        state, status = brain.state, brain.status()
+        facts = {
+            "phase": (state.phase, "Running"),
+            "pods": (len(living), wanted_workers(state.spec)),
+            "workers": (len(state.workers), wanted_workers(state.spec)),
+            "requested": (state.requested, 0),
+            "pipelines": (len(status.grid), wanted_pipelines(state.spec)),
+            "unprotected": (len(status.unprotected), 0),
+            "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
+        }
+        wrong = [f"{name} {got}, not {want}" for name, (got, want) in facts.items() if got != want]
+        return "; ".join(wrong) or None
+
+    def _over(self) -> str | None:
+        return None if self._ends() else f"the job is not over: {self._conditions()}"
+
+    def _ends(self) -> list[Object]:
+        return [c for c in self._conditions() if c["type"] in ("Complete", "Failed") and c["status"] == "True"]
+
+    def _conditions(self) -> list[Object]:
+        found: list[Object] = (self.job.get("status") or {}).get("conditions") or []
+        return found
+
+    def _judge(self, user: User) -> None:
+        end = self._ends()[0]
+        self.kind = f"{end['type']} {end['reason']}"
+        if end["type"] == "Complete":
+            brain, digests = self.brain, self.workers.oracle.digests
+            for cell, digest in brain.state.finished if brain else ():
+                if digest != digests[cell.stage]:
+                    raise Failure(f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}")
+        elif not user.harmed:
+            raise Failure(f"the job failed though nothing was taken that it needs: {end}")
+        elif end["reason"] not in ("StageLost", "WorkersGone"):
+            raise Failure(f"the job failed: {end}")
+
+    def _left(self, *kinds: str) -> str | None:
+        left = {
+            "pods": sorted(pod["metadata"]["name"] for pod in self.living_pods()),
+            "processes": sorted(node.name for node in self.workers.nodes.values() if node.alive),
+            "lives": [str(life.key) for life in self.lives.living()] if self.lives else [],
+        }
+        return next((f"{kind} are left: {left[kind]}" for kind in kinds if left[kind]), None)
+
+    # what there is
+
+    @property
+    def job(self) -> Object:
+        return self.jobs.objects[JOB]
+
+    @property
+    def brain(self) -> Brain | None:
+        known = self.lives._lives.get(JOB) if self.lives else None
+        return known[0]._brain if known else None
+
+    def living_pods(self) -> list[Object]:
+        return [pod for pod in self.pods.objects.values() if lives(pod)]
+
+    # the operator
+
+    def start_operator(self) -> None:
+        """NB: as kopf does it: pods and nodes are known before the first job."""
+        self.log("the operator starts")
+        api, doors = Client(self.server), Doors()
+        settings = OperatorSettings(coordinator_url="", image="trainer")
+        self._cluster = Cluster()
+        tools = Tools(
+            cluster=self._cluster, doors=doors, api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://operator",
+            settings=settings,
+        )  # fmt: skip
+        self.lives, self.workers.doors = Lives(tools), doors
+        for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
+            watch.listening = True
+            for thing in list(watch.objects.values()):
+                show(None, thing)
+        self.jobs.list()
+
+    async def stop_operator(self) -> None:
+        self.log("the operator ends")
+        ended, self.lives, self.workers.doors = self.lives, None, None
+        for watch in (self.pods, self.nodes, self.jobs):
+            watch.forget()
+        if ended:
+            await ended.stop()
+
+    def _show_job(self, kind: str | None, job: Object) -> None:
+        if self.lives:
+            self.lives.job_event(kind, job)
+
+    def _show_pod(self, kind: str | None, pod: Object) -> None:
+        """NB: as in the handlers of bamboo_operator.watch."""
+        if self.lives is None:
+            return
+        if kind != "DELETED":
+            self._cluster.pod_event(None, pod)
+        self.lives.pods.seen(kind, (pod["metadata"]["namespace"], pod["metadata"]["name"]))
+        if kind == "DELETED":
+            self._cluster.pod_event("DELETED", pod)
+
+    def _show_node(self, kind: str | None, node: Object) -> None:
+        if self.lives is None:
+            return
+        if kind != "DELETED":
+            self._cluster.node_event(None, node)
+        self.lives.nodes.seen(kind, node["metadata"]["name"])
+        if kind == "DELETED":
+            self._cluster.node_event("DELETED", node)
+
+    # the cluster
+
+    def _changed(self, what: str, thing: Object) -> None:
+        metadata = thing["metadata"]
+        if what != "bamboojobs MODIFIED":
+            self.log(f"{what}: {metadata['name']} ({metadata['uid']}) {(thing.get('status') or {}).get('phase', '')}")
+        match what:
+            case "pods ADDED":
+                self.kubelets.created(thing)
+                owners = {job["metadata"]["uid"] for job in self.jobs.objects.values()}
+                if metadata["ownerReferences"][0]["uid"] not in owners:
+                    self._collect(thing)
+            case "pods MODIFIED":
+                self.kubelets.modified(thing)
+            case "pods DELETED":
+                self.kubelets.deleted(thing)
+            case "bamboojobs DELETED":
+                for pod in list(self.pods.objects.values()):
+                    if pod["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]:
+                        self._collect(pod)
+
+    def _collect(self, pod: Object) -> None:
+        """Its owner is gone."""
+        self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
+
+    def _start(self, pod: Object) -> Process:
+        return self.workers.start(pod, partial(self._ended, pod))
+
+    def _ended(self, pod: Object, code: int | None) -> None:
+        self.log(f"{pod['metadata']['name']} has ended with {code}")
+        self.kubelets.ended(pod, code)
+
+    def _raised(self, loop: Any, context: dict[str, Any]) -> None:
+        self.fail(f"{context.get('message')}: {context.get('exception')!r}")
+
+
+class _Alarm(logging.Handler):
+    """What the product logs as an error is a failure."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.log(f"{record.name}: {record.getMessage()}")
+        if record.levelno >= logging.ERROR:
+            self._world.fail(f"the product says: {record.getMessage()}")

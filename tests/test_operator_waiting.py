@@ -1,0 +1,256 @@
+"""Pods that are waited for: none may be waited for without end, and none made twice."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from bamboo.events import NoticeWithdrawn, WorkerLost
+from bamboo.state import State
+from bamboo_operator.brain import known_lost
+from hands_kit import Job, Place
+from operator_kit import job
+
+pytest_plugins = ["hands_fixtures"]
+
+
+def of(pipelines: int) -> dict[str, dict[str, int]]:
+    """Of a job with two stages."""
+    return {"elastic": {"maxPipelines": pipelines}}
+
+
+def copied(place: Place) -> Place:
+    """The same pods, as another operator finds them, or another training of the job."""
+    other = Place()
+    for pod in place.pods.values():
+        other.put(pod, pod["metadata"]["uid"])
+    other.made = place.made
+    return other
+
+
+# gone before anybody looks
+
+
+async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
+    """As those of a job that is suspended and resumed at once."""
+    first = Place()
+    await begin(first).passes()
+    place = copied(first)
+    resumed = begin(place)
+    place.take("tiny-w0")  # NB: the coordinator is made, and its loop has not begun
+    await resumed.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert (resumed.hands.adding, resumed.brain.state.requested) == (0, 2)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
+    begin: Callable[..., Job], answered: bool
+) -> None:
+    """Events that come in one moment reach us as one, so that of such a pod only its end is told."""
+    place = Place()
+    place.shown = False
+    started = begin(place)
+    if not answered:
+        place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
+    await started.passes()
+    if answered:
+        assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
+        place.take("tiny-w0")
+        await started.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert (started.hands.adding, started.brain.state.requested) == (0, 2)
+
+
+async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost(begin: Callable[..., Job]) -> None:
+    """It would take up room in its pool for ever."""
+    place = Place()
+    started = begin(place, nodePools=[{"name": "spot", "maxWorkers": 2}])
+    place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
+    await started.passes(count=8)
+    assert sorted(place.pods) == sorted(started.hands._pods()) == ["tiny-w1", "tiny-w2"]
+    assert started.troubles() == {}
+
+
+async def test_a_pod_whose_end_no_watch_has_told_of_is_asked_for(begin: Callable[..., Job]) -> None:
+    """After an interruption a listing that is empty tells nothing."""
+    place = Place()
+    started = begin(place)
+    await started.passes()
+    del place.pods["tiny-w0"]
+    await started.passes(50)
+    assert sorted(place.pods) == ["tiny-w1"]
+    await started.passes(15)
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+
+
+async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = begin(place)
+    await started.passes()
+    place.run("tiny-w0", 0.0)
+    del place.pods["tiny-w0"]
+    started.hands._began = started.hands._recovered = datetime.now(UTC) - timedelta(hours=1)
+    started.place.cluster.pods(("default", "tiny"), started.brain._job.uid)["tiny-w0"]["status"]["containerStatuses"][
+        0
+    ]["state"]["running"]["startedAt"] = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    await started.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+
+
+# on their way out
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
+    """Nobody ends it on a node that hangs."""
+    first = Place()
+    await begin(first).passes()
+    place = copied(first)
+    if not resumed:
+        place.mark("tiny-w0")
+    started = begin(place, resumed=resumed)
+    await started.passes()
+    if resumed:
+        place.mark("tiny-w0")
+        await started.passes()
+        assert sorted(place.pods) == ["tiny-w0", "tiny-w1"], "it may still come"
+        started.brain.state = _running(started)
+    await started.ticks(45)
+    await started.passes()
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
+
+
+def _running(started: Job) -> State:
+    return replace(started.brain.state, phase="Running")
+
+
+async def test_a_silent_worker_on_a_node_that_hangs_is_replaced(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.kubelets = False
+    started = begin(place)
+    await started.passes()
+    place.run("tiny-w0", 700)
+    started.hands._recovered = datetime.now(UTC) - timedelta(seconds=700)
+    await started.passes()
+    assert place.deleted == ["tiny-w0"]
+    await started.ticks(45)
+    await started.passes()
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callable[..., Job], told: bool) -> None:
+    """A worker that did not hear of the suspension would bring its old plan. told: of its deletion, by a watch."""
+    first = Place()
+    suspended = begin(first)
+    await suspended.passes()
+    suspended.train()
+    place = copied(first)
+    if told:
+        place.mark("tiny-w1")
+        place.take("tiny-w0")
+    resumed = begin(place, judged=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
+    await resumed.passes()
+    assert resumed.brain._uid_of("tiny-w1") == ""
+    resumed.hear("tiny-w1", plan=suspended.brain.state.plan)
+    assert resumed.brain.state.phase == "Pending"
+    living = [name for name, pod in place.pods.items() if "deletionTimestamp" not in pod["metadata"]]
+    assert {"tiny-w2", "tiny-w3"} <= set(living), "it does not wait for their end"
+
+
+# another operator
+
+
+async def test_workers_that_cannot_reach_a_restarted_operator_are_left_alone(begin: Callable[..., Job]) -> None:
+    """They train on. What keeps them from coming is for the user to find."""
+    first = Place()
+    await begin(first).passes()
+    place = copied(first)
+    for name in place.pods:
+        place.run(name, 36_000)
+    restarted = begin(place, resumed=True)
+    restarted.hands._began = restarted.hands._recovered = datetime.now(UTC) - timedelta(seconds=700)
+    await restarted.passes()
+    assert place.deleted == []
+    assert restarted.brain.state.phase == "Recovering"
+    assert "WorkerSilent" in restarted.troubles()
+
+
+async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(begin: Callable[..., Job]) -> None:
+    first = Place()
+    started = begin(first, standby={"workers": 1})
+    await started.passes()
+    started.train()
+    started.brain._handle(WorkerLost("tiny-w2", "no heartbeat for 5.1 s"))
+    assert known_lost(started.brain.plan()) == {"tiny-w2"}
+    place = copied(first)
+    restarted = begin(place, resumed=True, judged=known_lost(started.brain.plan()), standby={"workers": 1})
+    await restarted.passes()
+    assert restarted.brain.state.requested == 2
+    assert restarted.brain._uid_of("tiny-w2") == ""
+    await restarted.passes(15)
+    assert place.deleted == ["tiny-w2"], "nobody else removes it"
+
+
+# made once
+
+
+async def test_a_number_that_was_made_without_an_answer_is_not_used_again(begin: Callable[..., Job]) -> None:
+    place = Place()
+    scaled = begin(place, **of(1))
+    await scaled.passes()
+    scaled.train()
+    place.unanswered = 1
+    scaled.edit(job(**of(2)))
+    await scaled.passes(count=1)
+    assert "tiny-w2" in place.pods
+    scaled.edit(job(**of(1)))
+    await scaled.passes()
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
+    scaled.edit(job(**of(2)))
+    await scaled.passes(count=8)
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w3", "tiny-w4"], "nobody would let tiny-w2 in"
+    assert scaled.hands.adding == 0
+
+
+async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = begin(place)
+    place.unanswered = 1
+    await started.passes(count=8)
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
+    started.train()
+    place.take("tiny-w0")
+    await started.passes()
+    assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+
+
+# what does not change
+
+
+async def test_new_workers_are_made_as_the_job_began(begin: Callable[..., Job]) -> None:
+    """Else they would differ from those that are there."""
+    place = Place()
+    edited = begin(place, worker={"image": "trainer:1"})
+    await edited.passes()
+    edited.edit(job(worker={"image": "trainer:2"}))
+    place.take("tiny-w0")
+    await edited.passes()
+    assert "ChangeRefused" in edited.told()
+    images = {pod["spec"]["containers"][0]["image"] for pod in place.pods.values()}
+    assert (sorted(place.pods), images) == (["tiny-w1", "tiny-w2"], {"trainer:1"})
+
+
+async def test_a_worker_that_is_given_back_goes_though_its_node_stays(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = begin(place)
+    await started.passes()
+    started.train()
+    started.hands._release("tiny-w1", "not wanted")
+    await asyncio.sleep(0)
+    await started.passes()
+    started.brain._handle(NoticeWithdrawn("tiny-w1"))
+    assert started.brain.state.workers["tiny-w1"].notice_until is not None
