@@ -40,6 +40,7 @@ class Tab:
         self._session: str | None = None
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self._loads: set[str] = set()  # by the browser's names for them, one for each goto()
         self._loaded = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
@@ -49,6 +50,7 @@ class Tab:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "Accessibility", "DOM"):
             await self.call(f"{domain}.enable")
+        await self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -80,7 +82,8 @@ class Tab:
                 self._notice(message.get("method", ""), message.get("params", {}))
 
     def _notice(self, method: str, parameters: dict[str, Any]) -> None:
-        if method == "Page.loadEventFired":
+        if method == "Page.lifecycleEvent" and parameters["name"] == "load":
+            self._loads.add(parameters["loaderId"])
             self._loaded.set()
         elif method == "Runtime.exceptionThrown":
             self.errors.append(str(parameters["exceptionDetails"]))
@@ -103,11 +106,12 @@ class Tab:
 
     async def goto(self, url: str) -> None:
         """Until it has loaded."""
-        self._loaded.clear()
         found = await self.call("Page.navigate", url=url)
         assert "errorText" not in found, found
         async with asyncio.timeout(ANSWER_SECONDS):
-            await self._loaded.wait()
+            while found["loaderId"] not in self._loads:  # NB: the page before may load late
+                self._loaded.clear()
+                await self._loaded.wait()
 
     async def value(self, expression: str) -> Any:
         found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
 LEASE = "bamboo-operator"
 STOP_SECONDS = 15
+PATIENCE = 120.0  # with a job, though the machine is slow
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
@@ -158,18 +159,18 @@ class Job:
         self.path = f"{JOBS.format(namespace)}/{self.name}"
         api.request("POST", JOBS.format(namespace), manifest)
 
-    def wait(self, condition: Callable[[Json], Any], seconds: float = 60) -> Json:
+    def wait(self, condition: Callable[[Json], Any], seconds: float = PATIENCE) -> Json:
         """Until the status is such; the status. Every status on the way has to be valid."""
         found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
         status: Json = found["status"]
         return status
 
-    def until_gone(self, seconds: float = 60) -> None:
+    def until_gone(self, seconds: float = PATIENCE) -> None:
         """Until it is deleted, and its pods are."""
         self.api.wait(self.path, lambda job: not job, seconds)
         self.until_pods(lambda pods: not pods, seconds)
 
-    def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = 60) -> dict[str, Json]:
+    def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = PATIENCE) -> dict[str, Json]:
         """Until the job's pods are such; the pods."""
         deadline = time.monotonic() + seconds
         while not condition(pods := self.pods()):
@@ -179,11 +180,11 @@ class Job:
             time.sleep(0.1)
         return pods
 
-    def until(self, kind: str, value: str = "True", seconds: float = 60) -> Json:
+    def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
         """Until that condition holds; the status."""
         return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
 
-    def step(self, number: int, seconds: float = 60) -> Json:
+    def step(self, number: int, seconds: float = PATIENCE) -> Json:
         return self.wait(lambda status: (status.get("training") or {}).get("step", 0) >= number, seconds)
 
     def status(self) -> Json:
@@ -201,7 +202,7 @@ class Job:
         own.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
         return [(e["reason"], e["message"]) for e in own]
 
-    def told(self, reason: str, seconds: float = 60) -> str:
+    def told(self, reason: str, seconds: float = PATIENCE) -> str:
         """Wait for an event of that reason; its message."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -32,6 +32,7 @@ class Processes:
         self.token, self.started, self.url = secrets.token_hex(8), 0, ""
         self.story: list[Emit] = []
         self.acted: list[str] = []
+        self.frozen: set[str] = set()
         self.exits: dict[str, int | None] = {}
         self.finish: Finish | None = None
         self.state = coordinator.initial(
@@ -39,7 +40,7 @@ class Processes:
             now=time.monotonic(),
         )  # fmt: skip
 
-    async def run(self, seconds: float = 60.0) -> "Processes":
+    async def run(self, seconds: float = 100.0) -> "Processes":
         server = Server(self.queue.put_nowait, token_check(self.token))
         await self.pool.open()
         ticking = asyncio.create_task(self._ticks())
@@ -60,7 +61,7 @@ class Processes:
         return self
 
     def _only_frozen(self) -> bool:
-        return all(worker in self.acted for worker in self.pool.alive)
+        return self.frozen.issuperset(self.pool.alive)
 
     def owner(self, pipeline: int, stage: int) -> str:
         assert self.state.plan is not None
@@ -68,6 +69,8 @@ class Processes:
 
     def signal(self, worker: str, number: int = signal.SIGKILL) -> None:
         self.acted.append(worker)
+        if number == signal.SIGSTOP:
+            self.frozen.add(worker)
         self.pool.signal(worker, number)
 
     async def _ticks(self) -> None:
@@ -98,7 +101,7 @@ class Processes:
 
 
 def run(
-    manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 60.0
+    manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 100.0
 ) -> Processes:
     return asyncio.run(Processes(manifest, folder, decide=decide).run(seconds))
 

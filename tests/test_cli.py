@@ -36,7 +36,7 @@ def write(folder: Path, text: str = MANIFEST) -> str:
 
 
 def bamboo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*BAMBOO, *arguments], capture_output=True, text=True, timeout=100, cwd=folder)
+    return subprocess.run([*BAMBOO, *arguments], capture_output=True, text=True, timeout=250, cwd=folder)
 
 
 def processes_with(setting: str) -> list[str]:
@@ -125,7 +125,7 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
         job.send_signal(number)
         sent = time.monotonic()
         rest = job.stdout.read()
-    assert time.monotonic() - sent < 6
+    assert time.monotonic() - sent < 15
     assert (job.returncode, "Traceback" in rest) == (130, False), rest
     assert "Interrupted" in rest or not said
     assert list(scratch.iterdir()) == []

@@ -29,7 +29,7 @@ def pod(name: str, script: str, container: Mapping[str, Any] | None = None, **sp
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": usual}
 
 
-def run(cluster: Cluster, namespace: str, manifest: Json, phase: str = "Running", seconds: float = 20) -> Json:
+def run(cluster: Cluster, namespace: str, manifest: Json, phase: str = "Running", seconds: float = 40) -> Json:
     cluster.api.create(manifest, namespace)
     path = path_of(namespace, manifest["metadata"]["name"])
     return cluster.api.wait(path, lambda found: found["status"].get("phase") == phase, seconds)
@@ -164,7 +164,17 @@ def test_a_service_accounts_kubeconfig_has_its_rights_only(cluster: Cluster, nam
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
     subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
     cluster.api.create(rbac | {"kind": "RoleBinding", "roleRef": role, "subjects": [subject]}, namespace)
-    assert Client(path).get(f"/api/v1/namespaces/{namespace}/pods")["items"] == []
+    own, pods = Client(path), f"/api/v1/namespaces/{namespace}/pods"
+    until(lambda: not _refused(own, pods))  # what authorizes hears of the rights a little later
+    assert own.get(pods)["items"] == []
+
+
+def _refused(client: Client, path: str) -> bool:
+    try:
+        client.get(path)
+    except ApiError as error:
+        return error.code == 403
+    return False
 
 
 @pytest.mark.parametrize(
@@ -177,8 +187,8 @@ def test_deletion_asks_then_kills(cluster: Cluster, namespace: str, script: str,
     until(lambda: "ready" in cluster.logs(namespace, "leaving"))
     started = time.monotonic()
     cluster.api.delete(path_of(namespace, "leaving"))
-    until(lambda: cluster.api.find(path_of(namespace, "leaving")) is None)
-    assert (time.monotonic() - started > 1) == (grace == 1)
+    until(lambda: cluster.api.find(path_of(namespace, "leaving")) is None, 15)  # less than the grace of who obeys
+    assert grace > 1 or time.monotonic() - started > 1
     if cluster.folder:
         assert cluster.logs(namespace, "leaving") == log  # a real cluster forgets the logs
 
@@ -270,7 +280,7 @@ def test_a_failed_node(cluster: Cluster, namespace: str) -> None:
         run(cluster, namespace, pod(name, "sleep 300 & sleep 300", env, **here))
     until(lambda: len(marked(namespace)) >= 4)
     cluster.fail("doomed")
-    until(lambda: not marked(namespace), 0.5)
+    until(lambda: not marked(namespace), 3)  # long before the cluster notices
     node = "/api/v1/nodes/doomed"
     assert ready(cluster.api.get(node)) == "True"
     cluster.api.wait(node, lambda node: ready(node) == "Unknown")
@@ -282,13 +292,15 @@ def test_a_failed_node(cluster: Cluster, namespace: str) -> None:
     assert cluster.api.find(node) is None
 
 
-def test_a_partitioned_node(cluster: Cluster, namespace: str) -> None:
+def test_a_partitioned_node(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """Its processes go on; what happened meanwhile is told when it is back."""
     cluster.add(on_demand("lonely", "zone-d"))
-    here = {"nodeSelector": {ZONE: "zone-d"}}
-    run(cluster, namespace, pod("ending", "sleep 1; exit 4", **here, tolerations=[{"operator": "Exists"}]))
+    here, end = {"nodeSelector": {ZONE: "zone-d"}}, tmp_path / "end"
+    until_told = f"until test -e {end}; do sleep 0.1; done; exit 4"
+    run(cluster, namespace, pod("ending", until_told, **here, tolerations=[{"operator": "Exists"}]))
     run(cluster, namespace, pod("going-on", "while :; do echo tick; sleep 0.1; done", **here))
     cluster.partition("lonely")
+    end.touch()
     before = len(cluster.logs(namespace, "going-on"))
     cluster.api.wait("/api/v1/nodes/lonely", lambda node: ready(node) == "Unknown")
     assert len(cluster.logs(namespace, "going-on")) > before + 5 * 20
@@ -343,16 +355,19 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
             if end != "stop":
                 until(lambda: len(marked(mark)) >= 3)
                 owner.send_signal(signal.Signals[end])
-            owner.wait(20)
+            owner.wait(60)
         finally:
             owner.kill()
-    until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids), 20)
+    until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids), 60)
     assert not marked(mark)
 
 
 def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "recipe.sh"
-    recipe.write_text('echo building; mkdir -p "$1/bin"; echo $$ >> "$1/../builds"; sleep 0.3; touch "$1/bin/etcd"')
+    recipe.write_text(
+        'echo building; mkdir -p "$1/bin"; echo $$ >> "$1/../builds"\n'
+        'until test -e "$1/../go"; do sleep 0.05; done; touch "$1/bin/etcd"'
+    )
     code = (
         "import sys; from pathlib import Path; from cluster import build\n"
         "build.RECIPE = Path(sys.argv[1]); print(build.binaries())"
@@ -371,7 +386,8 @@ def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypat
     killed.kill()
     killed.communicate()
     both = [start(), start()]
-    folders = {process.communicate(timeout=20)[0].strip() for process in both}
+    builds.with_name("go").touch()
+    folders = {process.communicate(timeout=60)[0].strip() for process in both}
     assert len(folders) == 1
     assert (Path(folders.pop()) / "etcd").exists()
     assert len(builds.read_text().split()) == 2

@@ -56,7 +56,7 @@ async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIte
     try:
         yield control, heard
     finally:
-        await asyncio.to_thread(control.close, 0.2)
+        await asyncio.to_thread(control.close, 5.0)
         assert not [t for t in threading.enumerate() if t is control._thread]
 
 

@@ -150,7 +150,7 @@ def test_it_trains_pipelined_as_in_one_process_and_after_a_loss(
     job.write_text(yaml.safe_dump(document))
     done = subprocess.run(
         [sys.executable, "-m", "bamboo", "run", job, "--preempt", "at:1:1", "--verify", "--json", "--output", kept],
-        capture_output=True, text=True, timeout=100, cwd=EXAMPLES, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, timeout=250, cwd=EXAMPLES, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)

@@ -28,7 +28,7 @@ STEPS = 5
 def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [*BAMBOO, *arguments], capture_output=True, text=True, timeout=100, cwd=folder, env=environment
+        [*BAMBOO, *arguments], capture_output=True, text=True, timeout=250, cwd=folder, env=environment
     )
 
 

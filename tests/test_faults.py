@@ -11,6 +11,7 @@ import pytest
 from bamboo.events import Outcome
 from processes import Decide, Processes, run, run_with_faults
 
+pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
 SECONDS = 180.0  # for jobs with many workers
 

@@ -17,7 +17,7 @@ from dashboard_kit import ROOT
 from metrics_kit import check_page
 from prometheus_kit import prometheus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 JOB = """
 apiVersion: bamboo.dev/v1alpha1

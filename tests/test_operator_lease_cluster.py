@@ -39,7 +39,7 @@ def ask(operator: Operator, path: str) -> tuple[int, str]:
         return 0, str(error)
 
 
-def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = 20) -> None:
+def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while (found := ask(operator, "/readyz")) != expected:
         assert time.monotonic() < deadline, f"it was {found}, not {expected}:\n{operator.said}"

@@ -90,7 +90,7 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
             stop.set()
         else:
             authority.write_text("two")
-        await asyncio.wait_for(operating, 5)
+        await asyncio.wait_for(operating, 30)
     group, core = "apis/coordination.k8s.io/v1", "api/v1"
     reads = (f"{group}/namespaces/system/leases/operator", f"{core}/namespaces/system/pods/other")
     assert set(asked) == {f"GET /{path}" for path in reads}

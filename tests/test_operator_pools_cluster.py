@@ -9,7 +9,7 @@ from operator_jobs import small
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 POOLS = [
     {"name": "spot", "preset": "Karpenter", "pricePerHour": "0.9"},

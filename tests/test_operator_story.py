@@ -18,7 +18,7 @@ from operator_jobs import digests_of_a_local_run, local_run, small, wrapped
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 STEPS = 300
 AWAY_SECONDS = 10

@@ -22,6 +22,7 @@ from bamboo.local.summary import summarize
 from bamboo.local.view import render
 from bamboo.names import PAGE_AUDIENCE
 from bamboo.page import document as d
+from bamboo.page import serve
 from bamboo.page.serve import FILES, MOST_TOKEN, LocalPage, PageError
 from bamboo_operator.api import ApiError
 from bamboo_operator.facts import Facts
@@ -127,9 +128,13 @@ async def test_it_is_read_only(method: str) -> None:
         assert (answer.status, bool(token)) == (405, True)
 
 
-async def test_the_page_is_gone_at_once_if_nobody_looks_and_later_if_somebody_does() -> None:
+async def test_the_page_is_gone_at_once_if_nobody_looks_and_later_if_somebody_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = asyncio.get_running_loop().time
-    for asked, told, least, most in ((False, False, 0, 0.5), (True, False, 1.4, 3), (True, True, 0, 0.7)):
+    monkeypatch.setattr(serve, "WATCHED_SECONDS", 60.0)
+    for asked, told, linger, least in ((False, False, 60.0, 0.0), (True, False, 1.5, 1.4), (True, True, 60.0, 0.0)):
+        monkeypatch.setattr(serve, "LINGER_SECONDS", linger)
         over = False
         page = LocalPage(lambda: document(over=over))  # noqa: B023
         url, _, token = (await page.start()).partition("#token=")
@@ -144,7 +149,7 @@ async def test_the_page_is_gone_at_once_if_nobody_looks_and_later_if_somebody_do
                 async with session.get(f"{url}state", headers=authorized(token)) as answer:
                     assert (await answer.json())["state"]["over"]
             await stopping
-            assert least <= clock() - began < most
+            assert least <= clock() - began < least + 20
             with pytest.raises(aiohttp.ClientConnectionError):
                 await session.get(url)
 

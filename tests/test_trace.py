@@ -35,7 +35,7 @@ kind: BambooJob
 metadata: {name: small}
 spec:
   task: {entrypoint: "bamboo_trainer.models.mlp:build"}
-  training: {steps: 30, globalBatchSize: 32, microBatchSize: 8}
+  training: {steps: 100, globalBatchSize: 32, microBatchSize: 8}
   topology: {stages: 2}
 """
 

@@ -85,22 +85,25 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
 
 def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     a, _, _, b_in = net.pair()
+    for kind in (Kind.SYNC, Kind.ACTIVATION):  # so that both links stand
+        a.send("b", make_frame(torch.ones(1), kind=kind))
+    b_in.wait(Arrived, 2)
     for _ in range(4):
         a.send("b", make_frame(torch.zeros(16 << 20), kind=Kind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
-    kinds = [event.frame.address.kind for event in b_in.wait(Arrived, 5)]
+    kinds = [event.frame.address.kind for event in b_in.wait(Arrived, 7, 60)[2:]]
     assert kinds.index(Kind.ACTIVATION) < 4
 
 
 def test_a_state_is_sent_at_a_bounded_rate_and_delays_nothing_else(net: Net) -> None:
     a, _, _, b_in = net.pair()
-    a.trust(SECRET, state_rate=4e6)
+    a.trust(SECRET, state_rate=1e6)
     began = time.monotonic()
-    a.send("b", make_frame(torch.arange(500_000.0), kind=Kind.STATE))  # 2 MB: half a second
+    a.send("b", make_frame(torch.arange(500_000.0), kind=Kind.STATE))  # 2 MB: two seconds
     a.send("b", make_frame(torch.zeros(500_000), kind=Kind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
     frames = [event.frame for event in b_in.wait(Arrived, 3)]
-    assert time.monotonic() - began > 0.3
+    assert time.monotonic() - began > 1.5
     assert {f.address.kind for f in frames[:2]} == {Kind.SYNC, Kind.ACTIVATION}
     assert torch.equal(frames[2].tensors[0], torch.arange(500_000.0))
 
@@ -113,7 +116,7 @@ def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     time.sleep(0.2)
     began = time.monotonic()
     a.close(0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4
 
 
 def test_a_frame_may_be_larger_than_any_stage() -> None:
@@ -148,7 +151,7 @@ def test_send_to_an_unknown_or_silent_peer_never_blocks(net: Net) -> None:
             a.send("nobody", make_frame(torch.zeros(1000)))
             a.send("silent", make_frame(torch.zeros(1 << 20)))
         a.close(0.1)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 4
 
 
 # -- membership --
@@ -217,7 +220,7 @@ def test_a_killed_peer_is_a_link_down_at_once(net: Net, tmp_path: Path, role: st
         if mode == "sends":
             a_in.wait(Arrived, 2)
         child.send_signal(signal.SIGKILL)
-        a_in.wait(LinkDown, 2 if role == "both" else 1, seconds=1.0)
+        a_in.wait(LinkDown, 2 if role == "both" else 1, seconds=4.0)  # before keepalive asks
     time.sleep(0.3)
     assert a_in.of(LinkDown) == [LinkDown("b")] * (2 if role == "both" else 1)
     assert a_in.of(LinkUp) == []
@@ -314,5 +317,5 @@ def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
             time.sleep(0.1)
             began = time.monotonic()
             a.close(0.2)
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < 4
             assert our_threads() == []

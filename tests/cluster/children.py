@@ -114,8 +114,11 @@ def kill_descendants() -> None:
 
 
 def _children() -> list[int]:
-    tasks = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += [int(pid) for pid in task.read_text().split()]
+    return found
 
 
 def is_alive(pid: int) -> bool:
