@@ -27,6 +27,8 @@ class What(StrEnum):
     WATCH = "watches are interrupted"
     OPERATOR = "the operator restarts"
     CHANNEL = "cut a channel"
+    FREEZE = "freeze a worker"
+    CUT_OFF = "no worker reaches the operator"
     ISOLATE = "the operator restarts, and no worker reaches it"
 
 
@@ -34,7 +36,20 @@ WEIGHTS = {
     What.SUSPEND: 4, What.SCALE: 3, What.BREAK: 1, What.RECREATE: 1, What.DELETE_POD: 3, What.REMOVE_POD: 2,
     What.CRASH: 3, What.KILL: 3, What.VANISH: 3, What.TAKE: 4, What.MARK: 1, What.DROUGHT: 2, What.QUOTA: 1,
     What.API: 3, What.WATCH: 4, What.OPERATOR: 3, What.CHANNEL: 2, What.HANG: 2, What.ISOLATE: 1,
+    What.FREEZE: 2, What.CUT_OFF: 1,
 }  # fmt: skip
+TOGETHER = (  # what is worse in company
+    (What.CUT_OFF, What.SUSPEND),
+    (What.SUSPEND, What.WATCH),
+    (What.WATCH, What.SUSPEND),
+    (What.API, What.SCALE, What.SCALE, What.SCALE),
+    (What.API, What.SUSPEND, What.OPERATOR),
+    (What.API, What.KILL, What.REMOVE_POD, What.REMOVE_POD),
+    (What.KILL, What.HANG),
+    (What.HANG, What.OPERATOR),
+    (What.FREEZE, What.OPERATOR),
+    (What.DROUGHT, What.KILL, What.OPERATOR),
+)
 SPAN_SECONDS = 240.0
 LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent workers are waited for
 
@@ -63,8 +78,9 @@ class Story:
     arithmetic: Arithmetic
     most: int  # pipelines
     standby: int
+    policy: str  # for pods when the job is over
     mode: str
-    pools: bool
+    pools: tuple[dict[str, Any], ...]
     careful: bool
     slowdown: float
     grid: float
@@ -79,10 +95,11 @@ class Story:
             "elastic": {"minPipelines": 1, "maxPipelines": self.most, "stabilizationSeconds": 5},
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
+            "cleanPodPolicy": self.policy,
             "failurePolicy": {"backoffLimit": 50},
         }
         if self.pools:
-            spec["nodePools"] = [{"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20}]
+            spec["nodePools"] = [dict(pool) for pool in self.pools]
         metadata = {"name": "sim", "namespace": "default"}
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 
@@ -90,9 +107,12 @@ class Story:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} to {self.most} pipelines, {a.microbatches} "
-            f"microbatches, {a.steps} steps, standby {self.standby}, {self.mode}, pools {self.pools}, "
-            f"careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}"
+            f"microbatches, {a.steps} steps, standby {self.standby}, pods {self.policy}, {self.mode}, "
+            f"pools {len(self.pools)}, careful {self.careful}, slowdown {self.slowdown:.0f}, grid {self.grid}"
         )
+
+
+POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20, "revert": True})
 
 
 def story(seed: int) -> Story:
@@ -106,8 +126,9 @@ def story(seed: int) -> Story:
         ),
         most=rng.randint(pipelines, 2),
         standby=rng.choice((0, 0, 1)),
+        policy=rng.choice(("Running", "None")),
         mode=rng.choice(("LazyForward", "EagerForward")),
-        pools=rng.random() < 0.5,
+        pools=rng.choice(((), POOLS, ({"name": "spot", "maxWorkers": 2 * stages + 2},))),
         careful=rng.random() < 0.7,
         slowdown=10 ** rng.uniform(1.5, 2.5),
         grid=rng.choice((0.0, 0.01, 0.1)),
@@ -119,14 +140,10 @@ def _acts(rng: random.Random) -> tuple[Act, ...]:
     """Many come close after the one before."""
     acts: list[Act] = []
     at = rng.uniform(0.0, 30.0)
-    for _ in range(rng.choice((2, 3, 4, 5, 6, 8, 10))):
-        acts.append(
-            Act(
-                what=rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0],
-                at=at,
-                seconds=10 ** rng.uniform(-1.5, 2.0),
-                number=rng.randrange(1000),
-            )
-        )
-        at += 10 ** rng.uniform(-2, 1.0) if rng.random() < 0.6 else rng.uniform(0.0, 60.0)
+    for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
+        alone = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        for what in rng.choice(TOGETHER) if rng.random() < 0.3 else alone:
+            acts.append(Act(what=what, at=at, seconds=10 ** rng.uniform(-1.5, 2.0), number=rng.randrange(1000)))
+            at += 10 ** rng.uniform(-2, 1.0)
+        at += 0.0 if rng.random() < 0.6 else rng.uniform(0.0, 60.0)
     return tuple(act for act in acts if act.at < SPAN_SECONDS)

@@ -11,7 +11,7 @@ from opsim_server import Object
 if TYPE_CHECKING:
     from opsim_world import World
 
-LOSSES = (What.DELETE_POD, What.REMOVE_POD, What.CRASH, What.KILL, What.VANISH, What.TAKE, What.HANG)
+LOSSES = (What.DELETE_POD, What.REMOVE_POD, What.CRASH, What.KILL, What.VANISH, What.TAKE, What.HANG, What.FREEZE)
 
 
 class User:
@@ -33,7 +33,7 @@ class User:
             What.SUSPEND: self._suspend, What.SCALE: self._scale, What.BREAK: self._break,
             What.RECREATE: self._recreate, What.DROUGHT: self._drought, What.QUOTA: self._quota, What.API: self._api,
             What.WATCH: self._watch, What.OPERATOR: self._operator, What.CHANNEL: self._channel, What.MARK: self._lose,
-            What.ISOLATE: self._isolate,
+            What.ISOLATE: self._isolate, What.CUT_OFF: self._cut_off,
         }  # fmt: skip
         acts.get(act.what, self._lose)(act)
 
@@ -46,6 +46,7 @@ class User:
         world.kubelets.full.clear()
         if self._returning:
             await self._returning
+        await asyncio.sleep(max(0.0, world.workers.reachable_at - self._loop.time()))
         if not self._there():
             self.create()
         self._edit(lambda spec: spec.update(suspend=False))
@@ -128,9 +129,15 @@ class User:
             self._returning = self._loop.create_task(self._restart(min(act.seconds, 30.0)))
 
     def _isolate(self, act: Act) -> None:
-        """NB: with the channels that stand."""
         self._world.workers.reachable_at = self._loop.time() + LONG_SECONDS * (act.number % 10) / 10
         self._operator(act)
+
+    def _cut_off(self, act: Act) -> None:
+        """All at once: then the operator is patient."""
+        self._world.workers.reachable_at = self._loop.time() + act.seconds
+        for node in self._world.workers.nodes.values():
+            if node.alive:
+                node.channel.cut(act.seconds, self._world.rng.uniform(0.0, 1.0))
 
     async def _restart(self, seconds: float) -> None:
         await self._world.stop_operator()
@@ -147,9 +154,11 @@ class User:
     def _lose(self, act: Act) -> None:
         """A worker, or only its peace of mind."""
         world, pods = self._world, self._world.living_pods()
-        if not pods or (act.what in LOSSES and not self._may()):
+        if not pods:
             return
         pod = pods[act.number % len(pods)]
+        if act.what in LOSSES and not self._is_free(pod) and not self._may():
+            return
         world.log(f"it is {pod['metadata']['name']}")
         process = world.kubelets.processes.get(pod["metadata"]["uid"])
         if act.what in LOSSES:
@@ -163,10 +172,19 @@ class User:
                 process.end(1 if act.what is What.CRASH else -9)
             case What.VANISH:
                 world.kubelets.vanish(pod)
+            case What.FREEZE if process:
+                process.freeze(True)
+                self._loop.call_later(act.seconds, process.freeze, False)
             case What.HANG:
                 world.kubelets.hang(pod, 10 + act.seconds)
             case What.TAKE | What.MARK:
                 world.kubelets.take(pod, 10 + act.seconds, stays=act.what is What.MARK)
+
+    def _is_free(self, pod: Object) -> bool:
+        """Does it hold nothing that anybody needs?"""
+        node, brain = self._world.workers.nodes.get(pod["metadata"]["uid"]), self._world.brain
+        trained = node is not None and node.engine is not None and node.engine.plan is not None
+        return brain is not None and pod["metadata"]["name"] not in brain.state.workers and not trained
 
     def _may(self) -> bool:
         """NB: whose channel is cut may be declared lost, if the API server does not vouch for it in time."""

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from bamboo.spec import wanted_pipelines, wanted_workers
 from bamboo_operator import brain as brain_module
+from bamboo_operator import farewell as farewell_module
 from bamboo_operator.brain import Brain
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import Doors, Reviews
@@ -78,6 +79,7 @@ class World:
             with (
                 virtual_time(self.loop),
                 patch.object(brain_module, "Channels", SimChannels),
+                patch.object(farewell_module, "Channels", SimChannels),
                 asyncio.Runner(loop_factory=lambda: self.loop) as runner,
             ):
                 runner.run(self._run())

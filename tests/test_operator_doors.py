@@ -17,7 +17,9 @@ from bamboo.allowance import Allowance
 from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
 from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Unauthorized
+from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, Reviews, claimed, path, pod_check
+from bamboo_operator.farewell import farewell
 from bamboo_operator.tls import Certificate
 from bamboo_trainer.control import Control
 from certificates import issue
@@ -266,3 +268,24 @@ async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monke
             await until(lambda: len(place.of(Received)) == 60, 30)
             assert time.monotonic() - began > 0.45, "50 of them at 100 a second"
         await until(lambda: place.of(ChannelClosed))
+
+
+async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
+    """Only as long as the operator looks after the job."""
+    cluster = Cluster()
+    owner = {"kind": "BambooJob", "uid": "u-job", "controller": True}
+    labels = {"bamboo.dev/job-name": JOB[1]}
+    metadata = {"name": "job-w0", "namespace": JOB[0], "uid": "u0", "labels": labels, "ownerReferences": [owner]}
+    cluster.pod_event("ADDED", {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
+    async with house() as place, aiohttp.ClientSession() as session:
+        place.server.good[token()] = Bearer("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with (
+            farewell(JOB, "u-job", cluster, place.doors, Reviews(place.server)),
+            session.ws_connect(place.url + path(JOB), headers=headers) as socket,
+        ):
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            assert json.loads((await socket.receive()).data) == {
+                "type": "Stop", "reason": "JobOver", "message": "the job is over"
+            }  # fmt: skip
+        assert await place.knock(f"Bearer {token()}") == (404, None)

@@ -23,6 +23,7 @@ from bamboo_operator.brain import Brain, Running, known_lost, known_task
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, path
+from bamboo_operator.farewell import farewell
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Comparison, Look
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
@@ -350,11 +351,13 @@ class Life:
         return [pod for pod in self._tools.cluster.pods(self.key, self.uid).values() if lives(pod)]
 
     async def _clean_up(self) -> None:
-        spec = self._parsed() or self._telling.facts.spec
-        await self._remove_pods(spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
-        while (left := self._left_to_live()) is None or left > 0:
-            await self._wait_for_change(left, spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING)
-            self._changed.clear()
+        spec, tools = self._parsed() or self._telling.facts.spec, self._tools
+        policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
+        async with farewell(self.key, self.uid, tools.cluster, tools.doors, tools.reviews):
+            await self._remove_pods(policy)
+            while (left := self._left_to_live()) is None or left > 0:
+                await self._wait_for_change(left, policy)
+                self._changed.clear()
         await self._persist("delete the job", lambda: self._tools.api.delete_job(*self.key, self.uid))
 
     def _left_to_live(self) -> float | None:
