@@ -8,12 +8,12 @@ import base64
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bamboo.names import WORKERS_PORT
-from cluster.client import ApiError, Client, Json
+from cluster.client import Client, Json
 from cluster.handle import Cluster
 from helm_kit import Helm, old_chart
 
@@ -113,18 +113,19 @@ def until_none(left: Callable[[], list[str]], seconds: float = 30) -> None:
 
 
 def labelled(api: Client, selector: str) -> list[str]:
-    """KIND NAMESPACE/NAME of all objects with that label, whatever the server has."""
+    """KIND NAMESPACE/NAME of all objects with that label, whatever the server has.
+
+    NB: kinds, and with the last one their group, may go between two of the questions.
+    """
     versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
     found = []
     for version in versions:
-        for resource in api.get(version)["resources"]:
+        for resource in (api.find(version) or {"resources": ()})["resources"]:
             if "list" not in resource["verbs"] or "/" in resource["name"]:
                 continue
-            with suppress(ApiError):
-                items = api.get(f"{version}/{resource['name']}", labelSelector=selector)["items"]
-                found += [
-                    f"{resource['kind']} {o['metadata'].get('namespace', '')}/{o['metadata']['name']}" for o in items
-                ]
+            listed = api.find(f"{version}/{resource['name']}", labelSelector=selector) or {"items": ()}
+            places = [(o["metadata"].get("namespace", ""), o["metadata"]["name"]) for o in listed["items"]]
+            found += [f"{resource['kind']} {namespace}/{name}" for namespace, name in places]
     return sorted(set(found))
 
 

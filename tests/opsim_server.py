@@ -51,11 +51,11 @@ class Watch:
         """What changes meanwhile is never told; then all is listed."""
         if self.listening:
             self.listening = False
-            self._loop.call_later(seconds, self.list)
+            self._loop.call_later(seconds, self.list, self._connection)
 
-    def list(self) -> None:
+    def list(self, connection: int | None = None) -> None:
         """NB: what was told before, and not handled yet, still is."""
-        if not self.listening:
+        if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():
                 self.changed(None, thing)

@@ -61,10 +61,10 @@ class Client:
     def get(self, path: str, **query: Any) -> Json:
         return self.request("GET", path, **query)
 
-    def find(self, path: str) -> Json | None:
+    def find(self, path: str, **query: Any) -> Json | None:
         """None if there is no such object."""
         try:
-            return self.get(path)
+            return self.get(path, **query)
         except ApiError as error:
             if error.code != 404:
                 raise
