@@ -56,7 +56,7 @@ soak: $(STAMP) ## random faults, N=50 rounds
 
 simulate: $(STAMP) ## protocol and operator under random faults in virtual time, N=50 times 100 seeds of each kind
 	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done
-	$(BIN)/python tests/operator_simulate.py --seeds 0:$(N)0
+	$(BIN)/python tests/operator_simulate.py --seeds 0:$(N)0  # a tenth as many, for they take longer
 
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
 	PYTHONPATH=tests $(BIN)/python -m cluster $(DO)

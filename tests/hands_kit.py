@@ -145,7 +145,6 @@ class Job:
 
     def edit(self, spec: JobSpec) -> None:
         self.brain.edit(spec)
-        self.hands.edit(spec)
 
     def told(self) -> list[str]:
         return [emit.reason for emit in self.brain.story]

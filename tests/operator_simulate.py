@@ -1,7 +1,9 @@
 """Run the operator's simulation by hand: one seed with its story, or many on all cores.
 
-python tests/operator_simulate.py --seed 7 [--verbose]
-python tests/operator_simulate.py --seeds 0:1000 [--keep-going]
+    python tests/operator_simulate.py --seed 7 [--verbose]
+    python tests/operator_simulate.py --seeds 0:1000 [--keep-going]
+
+--story: what befalls the job is not drawn, but one of those that went wrong once.
 """
 
 import argparse
@@ -10,20 +12,25 @@ import multiprocessing
 import os
 import sys
 import time
+from functools import partial
 
 import torch
 
-from opsim_acts import story
+from opsim_acts import NAMED, Story, named, story
 from opsim_world import Verdict, World
 
 
-def run_seed(seed: int) -> Verdict:
+def told(seed: int, name: str | None) -> Story:
+    return named(name, seed) if name else story(seed)
+
+
+def run_seed(seed: int, name: str | None) -> Verdict:
     torch.set_num_threads(1)
-    return World(story(seed)).run()
+    return World(told(seed, name)).run()
 
 
 def one(arguments: argparse.Namespace) -> int:
-    what = story(arguments.seed)
+    what = told(arguments.seed, arguments.story)
     print(what)
     for act in what.acts:
         print(f"  {act}")
@@ -38,13 +45,15 @@ def many(arguments: argparse.Namespace) -> int:
     first, last = map(int, arguments.seeds.split(":"))
     kinds: collections.Counter[str] = collections.Counter()
     failed, began = 0, time.monotonic()
+    run = partial(run_seed, name=arguments.story)
+    story_flag = f' --story "{arguments.story}"' if arguments.story else ""
     with multiprocessing.Pool(arguments.processes) as pool:
-        for done, verdict in enumerate(pool.imap_unordered(run_seed, range(first, last)), start=1):
+        for done, verdict in enumerate(pool.imap_unordered(run, range(first, last)), start=1):
             kinds[verdict.kind] += 1
             if verdict.problem:
                 failed += 1
                 print(f"\nseed {verdict.seed}: {verdict.problem.splitlines()[0][:300]}")
-                print(f"  python tests/operator_simulate.py --seed {verdict.seed} --verbose")
+                print(f"  python tests/operator_simulate.py --seed {verdict.seed}{story_flag} --verbose")
             rate = done / (time.monotonic() - began)
             print(f"\r{done} runs, {rate:.2f}/s, {dict(kinds)}, {failed} failed ", end="", flush=True)
             if failed and not arguments.keep_going:
@@ -58,6 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A:B, the half-open range")
+    parser.add_argument("--story", choices=NAMED)
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())

@@ -1,7 +1,7 @@
 """What a seed stands for: a job, and what befalls it, its pods, its cluster and its operator. Pure."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -50,6 +50,7 @@ TOGETHER = (  # what is worse in company
     (What.FREEZE, What.OPERATOR),
     (What.DROUGHT, What.KILL, What.OPERATOR),
 )
+JOB = ("default", "sim")
 SPAN_SECONDS = 240.0
 LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent workers are waited for
 
@@ -100,7 +101,7 @@ class Story:
         }
         if self.pools:
             spec["nodePools"] = [dict(pool) for pool in self.pools]
-        metadata = {"name": "sim", "namespace": "default"}
+        metadata = {"name": JOB[1], "namespace": JOB[0]}
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 
     def __str__(self) -> str:
@@ -147,3 +148,29 @@ def _acts(rng: random.Random) -> tuple[Act, ...]:
             at += 10 ** rng.uniform(-2, 1.0)
         at += 0.0 if rng.random() < 0.6 else rng.uniform(0.0, 60.0)
     return tuple(act for act in acts if act.at < SPAN_SECONDS)
+
+
+def _at(when: float, what: What, seconds: float = 0.0, number: int = 0) -> Act:
+    return Act(what=what, at=when, seconds=seconds, number=number)
+
+
+NAMED = {  # that went wrong once
+    "nobody reaches the operator for a while": (_at(60, What.CUT_OFF, 8.0),),
+    "nobody reaches the operator after its restart": (_at(60, What.ISOLATE, 1.0, 8),),
+    "a node hangs before its worker has joined": (_at(1.9, What.HANG, 0.1),),
+    "suspended while nobody hears it, and resumed": (_at(60, What.CUT_OFF, 25.0), _at(61, What.SUSPEND, 19.0)),
+    "all pods go while nobody watches": (_at(60, What.WATCH, 30.0), _at(60.5, What.SUSPEND, 1.0)),
+    "a lost worker lives, and the operator restarts": (_at(60, What.FREEZE, 9.0), _at(67, What.OPERATOR, 0.5)),
+    "scaled while answers are lost": (
+        _at(60, What.API, 30.0, 1), *(_at(61 + 2 * n, What.SCALE, 0.0, 2 * n + n % 2) for n in range(12)),
+    ),
+    "suspended while answers are lost, and the operator restarts": (
+        _at(60, What.API, 20.0, 1), _at(62, What.SUSPEND, 5.0), _at(66, What.OPERATOR, 0.5),
+        _at(70, What.OPERATOR, 0.5),
+    ),
+}  # fmt: skip
+
+
+def named(name: str, seed: int) -> Story:
+    """A job of that seed, which that befalls."""
+    return replace(story(seed), acts=NAMED[name], careful=True)

@@ -21,6 +21,15 @@ Changed = Callable[[str, Object], None]  # ADDED, MODIFIED or DELETED, and the o
 PLACE = re.compile(r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?")
 
 
+def merged(before: Object, patch: Object) -> Object:
+    """As RFC 7396 has it."""
+    after = {**before, **patch}
+    for key in patch.keys() & before.keys():
+        if isinstance(patch[key], dict) and isinstance(before[key], dict):
+            after[key] = merged(before[key], patch[key])
+    return {key: value for key, value in after.items() if value is not None}
+
+
 def refusal(status: int, reason: str, name: str = "") -> ApiError:
     return ApiError(status, reason, f"{name} {reason}".strip())
 
@@ -72,10 +81,10 @@ class Server:
     def __init__(self, loop: VirtualLoop, rng: random.Random, watches: Mapping[str, Watch], changed: Changed) -> None:
         self._loop, self._rng, self._watches, self._changed = loop, rng, watches, changed
         self._made = 0
+        self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
         self.room = 1000
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
-        self.events: list[tuple[str, str]] = []
 
     # for clients
 
@@ -95,9 +104,7 @@ class Server:
         assert parts, place
         namespace, kind, name, status = parts.groups()
         if kind == "events":
-            assert body
-            self.events.append((body["reason"], body["message"]))
-            return body
+            return body or {}
         if kind == "tokenreviews":
             assert body
             return {"status": self._review(body["spec"]["token"])}
@@ -116,8 +123,7 @@ class Server:
         if uid not in (None, thing["metadata"]["uid"]):
             raise refusal(409, "Conflict", name)
         if status:
-            merged = {**(thing.get("status") or {}), **body["status"]}
-            thing["status"] = {key: value for key, value in merged.items() if value is not None}
+            thing["status"] = merged(thing.get("status") or {}, body["status"])
             self.modified(kind, thing)
         elif method == "DELETE":
             self.delete(kind, thing)
@@ -150,6 +156,10 @@ class Server:
         thing["metadata"] |= {"uid": f"uid-{self._made}", "creationTimestamp": stamp, "generation": 1}
         if kind == "pods":
             thing["status"] = {"phase": "Pending"}
+            name = (thing["metadata"]["ownerReferences"][0]["uid"], thing["metadata"]["name"])
+            if name in self.names:
+                raise AssertionError(f"a pod of that name was made before: {name}")
+            self.names.add(name)
         self._watches[kind].objects[thing["metadata"].get("namespace", ""), thing["metadata"]["name"]] = thing
         self._tell(kind, "ADDED", thing)
         return thing

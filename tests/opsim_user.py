@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from opsim_acts import LONG_SECONDS, Act, What
+from opsim_acts import JOB, LONG_SECONDS, Act, What
 from opsim_server import Object
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ class User:
             self._world.server.remove("bamboojobs", self._world.job)
 
     def _there(self) -> bool:
-        from opsim_world import JOB
-
         return JOB in self._world.jobs.objects
 
     # the job
@@ -133,7 +131,7 @@ class User:
         self._operator(act)
 
     def _cut_off(self, act: Act) -> None:
-        """All at once: then the operator is patient."""
+        """One channel after the other."""
         self._world.workers.reachable_at = self._loop.time() + act.seconds
         for node in self._world.workers.nodes.values():
             if node.alive:

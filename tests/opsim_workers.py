@@ -102,7 +102,7 @@ class Workers:
         self.reachable_at = 0.0  # the operator, from the workers
         self.lossy = rng.random() < 0.5
         self._job, self._broken = job, broken
-        self._ended: dict[str, Callable[[int | None], None]] = {}
+        self._ended: dict[Node, Callable[[int | None], None]] = {}
 
     def start(self, pod: Object, ended: Callable[[int | None], None]) -> Node:
         """ended: is told the exit code."""
@@ -114,7 +114,7 @@ class Workers:
         node = Node(self, name, partial(self._channel, pod), costs, 0.0)
         node.speed *= self.slowdown
         self.nodes[pod["metadata"]["uid"]] = node
-        self._ended[name] = ended
+        self._ended[node] = ended
         self.clock.after(self.rng.uniform(0.5, 4.0), node.channel.connect)  # it imports torch
         return node
 
@@ -172,7 +172,7 @@ class Workers:
         """Nothing is checked here that the protocol's simulation does not check."""
 
     def ended(self, node: Node, code: int | None) -> None:
-        self._ended[node.name](code)
+        self._ended[node](code)
 
     def broken(self, node: Node, error: Exception) -> None:
         self._broken(f"{node.name} raised {type(error).__name__}: {error}")

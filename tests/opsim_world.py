@@ -22,7 +22,7 @@ from bamboo_operator.lifecycle import Tools
 from bamboo_operator.pods import OperatorSettings
 from bamboo_operator.signals import lives
 from bamboo_operator.watch import Lives
-from opsim_acts import SPAN_SECONDS, Story
+from opsim_acts import JOB, SPAN_SECONDS, Story
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
 from opsim_server import Client, Object, Server, Watch
@@ -30,7 +30,6 @@ from opsim_user import User
 from opsim_workers import SimChannels, Workers
 from sim_stage import Oracle
 
-JOB = ("default", "sim")
 REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
 END_SECONDS = 4000.0
 TIDY_SECONDS = 120.0
@@ -116,7 +115,7 @@ class World:
             self._judge(user)
             await self._until(lambda: self._left("pods"), TIDY_SECONDS)
             user.delete()
-            await self._until(lambda: self._left("pods", "processes", "lives"), TIDY_SECONDS)
+            await self._until(lambda: self._left("pods", "processes", "lives", "doors", "listeners"), TIDY_SECONDS)
         finally:
             await self.stop_operator()
 
@@ -146,6 +145,7 @@ class World:
             "requested": (state.requested, 0),
             "pipelines": (len(status.grid), wanted_pipelines(state.spec)),
             "unprotected": (len(status.unprotected), 0),
+            "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
             "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
         }
         wrong = [f"{name} {got}, not {want}" for name, (got, want) in facts.items() if got != want]
@@ -165,10 +165,9 @@ class World:
         end = self._ends()[0]
         self.kind = f"{end['type']} {end['reason']}"
         if end["type"] == "Complete":
-            brain, digests = self.brain, self.workers.oracle.digests
-            for cell, digest in brain.state.finished if brain else ():
-                if digest != digests[cell.stage]:
-                    raise Failure(f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}")
+            found, digests = self.job["status"]["digests"], self.workers.oracle.digests
+            if found != digests:
+                raise Failure(f"the stages ended with {found}, not {digests}")
         elif not user.harmed:
             raise Failure(f"the job failed though nothing was taken that it needs: {end}")
         elif end["reason"] not in ("StageLost", "WorkersGone"):
@@ -179,6 +178,8 @@ class World:
             "pods": sorted(pod["metadata"]["name"] for pod in self.living_pods()),
             "processes": sorted(node.name for node in self.workers.nodes.values() if node.alive),
             "lives": [str(life.key) for life in self.lives.living()] if self.lives else [],
+            "doors": list(self.workers.doors._open) if self.workers.doors else [],
+            "listeners": list(self._cluster._listeners),
         }
         return next((f"{kind} are left: {left[kind]}" for kind in kinds if left[kind]), None)
 
@@ -218,6 +219,7 @@ class World:
     async def stop_operator(self) -> None:
         self.log("the operator ends")
         ended, self.lives, self.workers.doors = self.lives, None, None
+        self.server.names.clear()
         for watch in (self.pods, self.nodes, self.jobs):
             watch.forget()
         if ended:

@@ -5,7 +5,13 @@ from collections.abc import Iterable
 
 from bamboo import protocol
 from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
-from bamboo.names import ALONE_SECONDS, EXIT_FENCED, ISOLATED_SECONDS, RECONNECT_GRACE_SECONDS
+from bamboo.names import (
+    ALONE_SECONDS,
+    EXIT_FENCED,
+    HEARTBEAT_SECONDS,
+    ISOLATED_SECONDS,
+    RECONNECT_GRACE_SECONDS,
+)
 from bamboo.plan import Peer, Plan, WorkerId, misfits
 from bamboo.spec import FailureAction, wanted_workers
 from bamboo.state import State, Turn, Worker
@@ -149,7 +155,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
     """
     record, until = turn.state.workers.get(worker), turn.now + seconds
     if record is not None and (own or wanted):
-        turn.worker(worker, notice_own=True)
+        turn.worker(worker, notice_final=True)
     if record is None or (record.notice_until is not None and record.notice_until <= until):
         return
     turn.worker(worker, notice_until=until, notice_seconds=seconds)
@@ -165,7 +171,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     """The worker may stay after all, unless it has been told to leave."""
     record = turn.state.workers.get(worker)
-    if record is None or record.notice_until is None or record.notice_own or record.released:
+    if record is None or record.notice_until is None or record.notice_final or record.released:
         return
     turn.worker(worker, notice_until=None, free_since_step=None)
     turn.do(Emit("NoticeWithdrawn", f"{worker} may stay"))
@@ -200,7 +206,7 @@ def check_deadlines(turn: Turn) -> None:
     """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
     now, limit = turn.now, turn.state.heartbeat_timeout
     missed = {w: late for w in turn.state.workers if (late := _missed(turn, w)) > 0}
-    patience = _patience(len(missed), len(turn.state.workers))
+    patience = _patience(_unheard(turn), len(turn.state.workers))
     for worker, record in turn.state.workers.items():
         if missed.get(worker, 0.0) > patience:
             cut = record.cut_since is not None
@@ -228,11 +234,17 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
     return late
 
 
-def _patience(missed: int, workers: int) -> float:
-    """Seconds more to wait. If most workers are missed at once, it may be us whom nobody can reach."""
-    if missed == workers:
+def _unheard(turn: Turn) -> int:
+    """How many workers are not heard now: their channels close one after the other, though nobody reaches us."""
+    latest = turn.now - 2 * HEARTBEAT_SECONDS
+    return sum(record.cut_since is not None or record.seen < latest for record in turn.state.workers.values())
+
+
+def _patience(unheard: int, workers: int) -> float:
+    """Seconds more to wait. If most workers are not heard at once, it may be us whom nobody can reach."""
+    if unheard == workers:
         return ALONE_SECONDS
-    return ISOLATED_SECONDS if 2 * missed > workers else 0.0
+    return ISOLATED_SECONDS if 2 * unheard > workers else 0.0
 
 
 def blamed(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:

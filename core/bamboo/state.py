@@ -28,7 +28,7 @@ class Worker:
     cut_since: float | None = None  # the channel is closed since then
     notice_until: float | None = None
     notice_seconds: float = 0.0
-    notice_own: bool = False
+    notice_final: bool = False
     free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 

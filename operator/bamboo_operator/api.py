@@ -94,6 +94,8 @@ class Api:
         try:
             await self._call("DELETE", pod_place(namespace, name), body)
         except ApiError as error:
+            if error.status == 409 and await self.uid_of(pod_place(namespace, name)) == uid:
+                raise  # NB: so may an admission answer
             if error.status not in (404, 409):
                 raise
             return False

@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 LATE_SECONDS = 1.0  # of a tick: then something stood still
-LATEST_SECONDS = 10.0  # after the end of its notice a worker that has not joined will not come any more
+GIVEN_UP_SECONDS = 10.0  # after the end of its notice a worker that has not joined will not come any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Brain:
 
     async def close(self) -> None:
         """No worker can come in any more."""
-        await self._doors.close(self._job.key)
+        await self._doors.close(self._job.key, self._channels)
 
     def edit(self, spec: JobSpec) -> None:
         self._events.put_nowait(SpecChanged(spec))
@@ -234,6 +234,7 @@ class Brain:
     def _gone(self, worker: WorkerId, signal: Signal) -> None:
         if worker not in self._lost:
             self._lost.add(worker)
+            self._noticed.pop(worker, None)
             self._job.meter.signals[signal.source] += 1
             self._events.put_nowait(WorkerLost(worker, signal.message, signal.exit_code))
             self._wake()
@@ -256,13 +257,16 @@ class Brain:
         if now - self._due > LATE_SECONDS:  # NB: the coordinator leaves that time out, and the clouds do not
             for worker, until in self._noticed.items():
                 self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - now)))
-        for worker, until in list(self._noticed.items()):
-            absent = worker not in self.state.workers and worker not in self.state.gone
-            if absent and now > until + LATEST_SECONDS:  # NB: notices of those are not kept by the coordinator
-                self._gone(worker, notice_ended(worker))
+        self._give_up(now)
         self._events.put_nowait(Tick())
         self._due = now + TICK_SECONDS
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _give_up(self, now: float) -> None:
+        """Workers that have not joined, and whose notices the coordinator does not keep."""
+        known = self.state.workers.keys() | self.state.gone
+        for worker in [w for w, until in self._noticed.items() if w not in known and now > until + GIVEN_UP_SECONDS]:
+            self._gone(worker, notice_ended(worker))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):

@@ -8,7 +8,7 @@ from bamboo.names import KIND, LABEL_JOB_NAME
 from bamboo_operator.doors import JobKey
 
 Object = dict[str, Any]
-REMEMBERED = 1000
+REMEMBERED = 1000  # far more than can end while one answer is on its way
 
 
 class Listener(Protocol):
@@ -86,6 +86,8 @@ class Cluster:
             self._deleted.append(pod["metadata"]["uid"])
             if before is None or before["metadata"].get("uid") != pod["metadata"].get("uid"):
                 return  # a later pod of that name has come already
+        elif pod["metadata"]["uid"] in self._deleted:
+            return  # NB: its end was found before it was told
         if before is not None and (node := before["spec"].get("nodeName")):
             self._placed[node].discard((job, name))
             if not self._placed[node]:

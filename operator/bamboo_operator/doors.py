@@ -156,8 +156,8 @@ class Doors:
         return bound
 
     async def stop(self) -> None:
-        for job in list(self._open):
-            await self.close(job)
+        for job, channels in list(self._open.items()):
+            await self.close(job, channels)
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -185,9 +185,11 @@ class Doors:
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
 
-    async def close(self, job: JobKey) -> None:
-        if (channels := self._open.pop(job, None)) is not None:
-            await channels.close()
+    async def close(self, job: JobKey, channels: Channels) -> None:
+        """NB: by now another job of that name may have opened its door."""
+        if self._open.get(job) is channels:
+            del self._open[job]
+        await channels.close()
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         channels = self._open.get((request.match_info["namespace"], request.match_info["name"]))

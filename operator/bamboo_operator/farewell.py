@@ -28,4 +28,4 @@ async def farewell(job: JobKey, uid: str, cluster: Cluster, doors: Doors, review
     try:
         yield
     finally:
-        await doors.close(job)
+        await doors.close(job, channels)

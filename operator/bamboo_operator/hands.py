@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bamboo.edits import taken_over
 from bamboo.events import Emit, WorkerState
 from bamboo.membership import unwanted
 from bamboo.names import API_VERSION, KIND, worker_name
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
-EVENTS_A_PASS, PODS_A_PASS = 20, 50
+EVENTS_A_PASS, PODS_A_PASS, ASKED_A_PASS = 20, 50, 10
 MAKING_SECONDS = 10.0  # and then the rest of the pass
 GIVE_BACK_SECONDS = 3600.0
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
@@ -54,9 +53,7 @@ class Hands:
     ) -> None:
         self._job, self._brain, self._cluster, self._api, self._settings = job, brain, cluster, api, settings
         self._meta = JobMeta(uid=job.uid)
-        numbers = (worker_number(pod) for pod in self._pods().values())
-        self.created = max((n + 1 for n in numbers if n is not None), default=0)
-        self.created = max(self.created, created)
+        self.created = max(created, self._numbered())
         if image := worker_image(self._living()):  # NB: the operator's default may have changed with its version
             self._settings = replace(settings, image=image)
         self._waiting_since: float | None = None
@@ -65,7 +62,7 @@ class Hands:
         self._probes: set[WorkerId] = set()  # asked for only to see whether an earlier pool has nodes again
         self._began = self._recovered = datetime.now(UTC)
         self._backoff = Backoff()
-        self._doubts = Doubts[str]()
+        self._doubts = Doubts()
         self._seen: set[WorkerId] = set()  # those that had joined when we looked last
         self._guarded = not settings.network_policy
         self._deleted: dict[str, float] = {}  # by uid: when
@@ -104,9 +101,10 @@ class Hands:
         self._told = {trouble.reason for trouble in found}
         return found
 
-    def edit(self, spec: JobSpec) -> None:
-        """NB: what is fixed while the job runs is so for new workers, too."""
-        self._job = replace(self._job, spec=taken_over(self._job.spec, spec))
+    @property
+    def _spec(self) -> JobSpec:
+        """The one in force: what is fixed while the job runs is so for new workers, too."""
+        return self._brain.state.spec
 
     @property
     def adding(self) -> int:
@@ -144,8 +142,13 @@ class Hands:
         """Those of them for which the scheduler looks for one."""
         return {n: p for n, p in self._waiting().items() if not gates(p)}
 
+    def _numbered(self) -> int:
+        """The first number that no pod has, as far as is known."""
+        return max((n + 1 for pod in self._pods().values() if (n := worker_number(pod)) is not None), default=0)
+
     def _look(self) -> None:
         pods, now = self._pods(), time.monotonic()
+        self.created = max(self.created, self._numbered())  # NB: the answer to a making may be lost
         self._withdraw()
         self._releases.look(self._waiting(), now)
         if not self._looking() and not self.adding:
@@ -164,7 +167,7 @@ class Hands:
     async def _guard(self) -> None:
         """Who may connect to the workers."""
         if not self._guarded:
-            await self._api.create_network_policy(network_policy(self._job.spec, self._meta))
+            await self._api.create_network_policy(network_policy(self._spec, self._meta))
             self._guarded = True
 
     # making
@@ -177,7 +180,7 @@ class Hands:
             now = time.monotonic()
             if not self.adding or self._brain.finish is not None or self._backoff.holds(now) or now > end:
                 return
-            pools = self._job.spec.node_pools
+            pools = self._spec.node_pools
             pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
             if pools and pool is None:
                 self._full = True
@@ -185,18 +188,18 @@ class Hands:
             await self._create(pool)
 
     async def _create(self, pool: NodePool | None) -> None:
-        """None, if the name is taken; the next number is tried then."""
+        """Or not, if the name is taken; then the next number is tried."""
         number = self.created
-        if worker_name(self._job.spec.name, number) in self._brain.joined | self._brain.state.gone:
+        if worker_name(self._spec.name, number) in self._brain.joined | self._brain.state.gone:
             self.created = number + 1  # NB: it was made, and the answer to that was lost
             return
-        wanted = worker_pod(self._job.spec, self._meta, number, pool, self._settings)
+        wanted = worker_pod(self._spec, self._meta, number, pool, self._settings)
         try:
             pod = await self._api.create_pod(wanted)
         except ApiError as error:
             if error.status != 409:
                 raise
-            pod = await self._api.read_pod(self._job.key[0], worker_name(self._job.spec.name, number))
+            pod = await self._api.read_pod(self._job.key[0], worker_name(self._spec.name, number))
         self.created = number + 1
         if owner_uid(pod) == self._job.uid:
             self._cluster.pod_made(pod)
@@ -236,7 +239,7 @@ class Hands:
     async def _ask(self) -> None:
         """Whether the pods are there for whose workers the coordinator waits."""
         waited_for = {pod["metadata"]["uid"]: name for name, pod in self._coming().items()}
-        for uid in self._doubts.due(waited_for, time.monotonic()):
+        for uid in self._doubts.due(waited_for, time.monotonic())[:ASKED_A_PASS]:
             key = (self._job.key[0], waited_for[uid])
             there = await self._api.uid_of(pod_place(*key))
             self._doubts.asked(uid, time.monotonic())
@@ -265,7 +268,7 @@ class Hands:
             if pool is None or name in self._probes:
                 continue
             since = max(self._waiting_since, released or 0.0)
-            target = move_to(self._job.spec.node_pools, pool, time.monotonic(), since, self.by_pool())
+            target = move_to(self._spec.node_pools, pool, time.monotonic(), since, self.by_pool())
             if target is not None:
                 self._brain.story.append(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
@@ -278,8 +281,8 @@ class Hands:
 
         Whether there are nodes again is only known by asking for one more worker there.
         """
-        spec, status = self._job.spec, self._brain.status()
-        pools, gone, wanted = spec.node_pools, self._brain.state.gone, wanted_workers(self._brain.state.spec)
+        spec, status = self._spec, self._brain.status()
+        pools, gone, wanted = spec.node_pools, self._brain.state.gone, wanted_workers(self._spec)
         placed = {name: worker_pool(pod) or "" for name, pod in self._living().items() if name not in gone}
         joined = {w for w, _ in status.workers}
         standby = [w for w, state in status.workers if state is WorkerState.STANDBY]

@@ -72,7 +72,7 @@ class Life:
         self._changed = asyncio.Event()
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
-        self._dismissed: set[str] = set()  # whose pods were deleted for good; NB: they may come in again until they end
+        self._dismissed: set[str] = set()  # NB: these live until their pods have gone, and must not come in again
         self._comparison: Comparison | None = None
         self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
 
@@ -217,7 +217,7 @@ class Life:
     ) -> None:
         retry, paid_until, ended = FIRST_RETRY, time.monotonic(), math.inf
         while True:
-            self._hear(brain, hands)
+            self._hear(brain)
             now, finish = time.monotonic(), brain.finish
             self._count(brain, hands, now - paid_until)
             paid_until = now
@@ -281,7 +281,7 @@ class Life:
             cost=facts.cost + spent(per_hour, seconds),
         )  # fmt: skip
 
-    def _hear(self, brain: Brain, hands: Hands) -> None:
+    def _hear(self, brain: Brain) -> None:
         """What the user has changed, and whether the job's time is up.
 
         NB: what comes after the end of this training is for the next one, or for the clean-up.
@@ -296,7 +296,6 @@ class Life:
                 brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
                 return
             brain.edit(spec)
-            hands.edit(spec)
         spec_now, active = self._telling.facts.spec, self._telling.active_for()
         limit = spec_now.active_deadline_seconds if spec_now else None
         if limit and active and active > timedelta(seconds=limit):
