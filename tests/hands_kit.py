@@ -28,6 +28,7 @@ class Place:
         self.cluster, self.room, self.made = Cluster(), 100, 0
         self.pods: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
+        self.asked: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
         self.shown = True  # does the watch tell of pods that are made?
         self.unanswered = 0  # how many pods are made, and it is not answered
@@ -97,7 +98,9 @@ class Place:
         self.cluster.pod_event("MODIFIED", self.pods[name])
 
     async def uid_of(self, place: str) -> str | None:
-        pod = self.pods.get(place.rpartition("/")[2])
+        name = place.rpartition("/")[2]
+        self.asked.append(name)
+        pod = self.pods.get(name)
         return pod["metadata"]["uid"] if pod else None
 
     async def create_network_policy(self, policy: dict[str, Any]) -> None:

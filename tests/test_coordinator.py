@@ -171,6 +171,19 @@ def test_a_coordinator_that_misses_most_workers_doubts_itself_first(silent: set[
     assert not world.state.workers.keys() & silent
 
 
+@pytest.mark.parametrize(("cut", "lost"), [(4, 0), (3, 0), (2, 2), (1, 1)])
+def test_channels_that_close_one_after_the_other_are_seen_as_one(cut: int, lost: int) -> None:
+    """All are silent from the same moment on; the first must not be given up before the others are missed."""
+    world = World(2, 2, 0)
+    world.settle()
+    unheard = set(sorted(world.state.workers)[:cut])
+    for worker in sorted(unheard):
+        silence(world, unheard, 1.0)
+        world.tell(ChannelClosed(worker))
+    silence(world, unheard, 4.0)
+    assert len(unheard - world.state.workers.keys()) == lost
+
+
 def test_a_commit_speaks_for_all_owners() -> None:
     world = World(2, 1, 1)
     world.settle()

@@ -86,6 +86,30 @@ async def test_a_pod_whose_end_no_watch_has_told_of_is_asked_for(begin: Callable
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
+async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[..., Job]) -> None:
+    """What was still to be told of it before its end comes too late."""
+    place = Place()
+    started = begin(place)
+    await started.passes()
+    late = place.pods.pop("tiny-w0")
+    await started.passes(65)
+    place.cluster.pod_event("MODIFIED", late)
+    await started.passes()
+    assert sorted(started.hands._pods()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+
+
+async def test_only_some_pods_are_asked_for_in_one_pass(begin: Callable[..., Job]) -> None:
+    """Each may take its time, and other jobs wait for their turn."""
+    place = Place()
+    started = begin(place, **of(2), standby={"workers": 20})
+    await started.passes()
+    assert len(place.pods) == 24
+    await started.passes(65, count=1)
+    assert len(place.asked) == 10
+    await started.passes(0, count=3)
+    assert sorted(place.asked) == sorted(place.pods), "each once"
+
+
 async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)
