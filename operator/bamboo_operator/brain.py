@@ -264,9 +264,9 @@ class Brain:
 
     def _give_up(self, now: float) -> None:
         """Workers that have not joined, and whose notices the coordinator does not keep."""
-        known = self.state.workers.keys() | self.state.gone
-        for worker in [w for w, until in self._noticed.items() if w not in known and now > until + GIVEN_UP_SECONDS]:
-            self._gone(worker, notice_ended(worker))
+        for worker in [w for w, until in self._noticed.items() if now > until + GIVEN_UP_SECONDS]:
+            if worker not in self.state.workers and worker not in self.state.gone:
+                self._gone(worker, notice_ended(worker))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WorkerJoined):
