@@ -156,6 +156,7 @@ def _at(when: float, what: What, seconds: float = 0.0, number: int = 0) -> Act:
 
 NAMED = {  # that went wrong once
     "nobody reaches the operator for a while": (_at(60, What.CUT_OFF, 8.0),),
+    "nobody reaches the operator for a minute, and then one after the other": (_at(60, What.CUT_OFF, 60.0),),
     "nobody reaches the operator after its restart": (_at(60, What.ISOLATE, 1.0, 8),),
     "a node hangs before its worker has joined": (_at(1.9, What.HANG, 0.1),),
     "suspended while nobody hears it, and resumed": (_at(60, What.CUT_OFF, 25.0), _at(61, What.SUSPEND, 19.0)),

@@ -184,6 +184,25 @@ def test_channels_that_close_one_after_the_other_are_seen_as_one(cut: int, lost:
     assert len(unheard - world.state.workers.keys()) == lost
 
 
+def test_the_first_worker_that_comes_back_is_not_the_last() -> None:
+    """After a minute in which nobody reached the coordinator."""
+    world = World(2, 2, 0)
+    world.settle()
+    workers = set(world.state.workers)
+    for worker in sorted(workers):
+        world.tell(ChannelClosed(worker))
+    silence(world, workers, 60.0)
+    away = set(workers)
+    for worker in sorted(workers):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=world.state.plan)))
+        away.discard(worker)
+        silence(world, away, 1.5)
+    assert world.state.workers.keys() == workers
+    world.tell(ChannelClosed("w0"))
+    silence(world, {"w0"}, 12.0)
+    assert "w0" not in world.state.workers, "its patience ends"
+
+
 def test_a_commit_speaks_for_all_owners() -> None:
     world = World(2, 1, 1)
     world.settle()

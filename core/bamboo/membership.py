@@ -11,6 +11,7 @@ from bamboo.names import (
     HEARTBEAT_SECONDS,
     ISOLATED_SECONDS,
     RECONNECT_GRACE_SECONDS,
+    REUNION_SECONDS,
 )
 from bamboo.plan import Peer, Plan, WorkerId, misfits
 from bamboo.spec import FailureAction, wanted_workers
@@ -206,7 +207,7 @@ def check_deadlines(turn: Turn) -> None:
     """Declare lost whoever has been silent, cut off or unreachable for too long, or whose notice has run out."""
     now, limit = turn.now, turn.state.heartbeat_timeout
     missed = {w: late for w in turn.state.workers if (late := _missed(turn, w)) > 0}
-    patience = _patience(_unheard(turn), len(turn.state.workers))
+    patience = _patience(turn) if missed else 0.0
     for worker, record in turn.state.workers.items():
         if missed.get(worker, 0.0) > patience:
             cut = record.cut_since is not None
@@ -234,17 +235,21 @@ def _missed(turn: Turn, worker: WorkerId) -> float:
     return late
 
 
-def _unheard(turn: Turn) -> int:
-    """How many workers are not heard now: their channels close one after the other, though nobody reaches us."""
-    latest = turn.now - 2 * HEARTBEAT_SECONDS
-    return sum(record.cut_since is not None or record.seen < latest for record in turn.state.workers.values())
+def _patience(turn: Turn) -> float:
+    """Seconds more to wait. If most workers are not heard at once, it may be us whom nobody can reach.
 
-
-def _patience(unheard: int, workers: int) -> float:
-    """Seconds more to wait. If most workers are not heard at once, it may be us whom nobody can reach."""
-    if unheard == workers:
-        return ALONE_SECONDS
-    return ISOLATED_SECONDS if 2 * unheard > workers else 0.0
+    Then their channels close one after the other, and one after the other they come back: so it counts who is not
+    heard now, due or not, and our patience outlasts the first that returns.
+    """
+    state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
+    unheard = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
+    found = ISOLATED_SECONDS if 2 * unheard > len(state.workers) else 0.0
+    if unheard and unheard == len(state.workers):
+        found = ALONE_SECONDS
+    before = state.patience if turn.now < state.patient_until else 0.0
+    if found and found >= before:
+        turn.set(patience=found, patient_until=turn.now + REUNION_SECONDS)
+    return max(found, before)
 
 
 def blamed(broken: Iterable[tuple[WorkerId, WorkerId]], part: Counter[WorkerId]) -> WorkerId:

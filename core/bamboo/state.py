@@ -82,6 +82,8 @@ class State:
     gone: frozenset[WorkerId] = frozenset()
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
     signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
+    patience: float = 0.0  # seconds more to wait for who is not heard, because most were not
+    patient_until: float = 0.0
     requested: int = 0  # workers asked for and not joined yet
     silence_told: bool = False  # those that live do not come back to a restarted coordinator
     profiling: WorkerId | None = None
