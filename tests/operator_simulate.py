@@ -7,17 +7,16 @@
 """
 
 import argparse
-import collections
 import multiprocessing
 import os
 import sys
-import time
 from functools import partial
 
 import torch
 
 from opsim_acts import NAMED, Story, named, story
 from opsim_world import Verdict, World
+from sim_many import tell
 
 
 def told(seed: int, name: str | None) -> Story:
@@ -27,6 +26,15 @@ def told(seed: int, name: str | None) -> Story:
 def run_seed(seed: int, name: str | None) -> Verdict:
     torch.set_num_threads(1)
     return World(told(seed, name)).run()
+
+
+def command(seed: int, name: str | None) -> str:
+    story_flag = f' --story "{name}"' if name else ""
+    return f"python tests/operator_simulate.py --seed {seed}{story_flag} --verbose"
+
+
+def _alone(seed: int, name: str | None) -> list[Verdict]:
+    return [run_seed(seed, name)]
 
 
 def one(arguments: argparse.Namespace) -> int:
@@ -43,24 +51,10 @@ def one(arguments: argparse.Namespace) -> int:
 
 def many(arguments: argparse.Namespace) -> int:
     first, last = map(int, arguments.seeds.split(":"))
-    kinds: collections.Counter[str] = collections.Counter()
-    failed, began = 0, time.monotonic()
-    run = partial(run_seed, name=arguments.story)
-    story_flag = f' --story "{arguments.story}"' if arguments.story else ""
+    run = partial(_alone, name=arguments.story)
     with multiprocessing.Pool(arguments.processes) as pool:
-        for done, verdict in enumerate(pool.imap_unordered(run, range(first, last)), start=1):
-            kinds[verdict.kind] += 1
-            if verdict.problem:
-                failed += 1
-                print(f"\nseed {verdict.seed}: {verdict.problem.splitlines()[0][:300]}")
-                print(f"  python tests/operator_simulate.py --seed {verdict.seed}{story_flag} --verbose")
-            rate = done / (time.monotonic() - began)
-            print(f"\r{done} runs, {rate:.2f}/s, {dict(kinds)}, {failed} failed ", end="", flush=True)
-            if failed and not arguments.keep_going:
-                pool.terminate()
-                break
-    print()
-    return 1 if failed else 0
+        replay = partial(command, name=arguments.story)
+        return tell(pool.imap_unordered(run, range(first, last)), replay, arguments.keep_going)
 
 
 def main() -> int:

@@ -146,25 +146,27 @@ class Nodes:
         node["spec"]["taints"] = []
         self._server.modified("nodes", node)
 
-    def vanish(self, pod: Object) -> None:
-        """With all that was on it. The objects go later, in any order."""
+    def _stop(self, pod: Object) -> Object | None:
+        """The pod's node runs nothing any more; the node, or None if there is none that does."""
         node = self._node(pod)
         if node is None or not self._works(pod):
-            return
+            return None
         self._dead.add(node["metadata"]["name"])
         if process := self.processes.get(pod["metadata"]["uid"]):
             process.end(None, silent=self._rng.uniform(0.0, 5.0))
+        return node
+
+    def vanish(self, pod: Object) -> None:
+        """With all that was on it. The objects go later, in any order."""
+        if (node := self._stop(pod)) is None:
+            return
         self._soon(0.0, 40.0, self._server.remove, "nodes", node)
         self._soon(0.0, 60.0, self._server.remove, "pods", pod)
 
     def hang(self, pod: Object, seconds: float) -> None:
         """The pod's node does nothing any more. Its pods are deleted after that time, and never go."""
-        node = self._node(pod)
-        if node is None or not self._works(pod):
+        if self._stop(pod) is None:
             return
-        self._dead.add(node["metadata"]["name"])
-        if process := self.processes.get(pod["metadata"]["uid"]):
-            process.end(None, silent=self._rng.uniform(0.0, 5.0))
         self._loop.call_later(seconds, self._delete, pod)
 
     def _delete(self, pod: Object) -> None:

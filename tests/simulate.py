@@ -7,18 +7,18 @@
 """
 
 import argparse
-import collections
 import multiprocessing
 import os
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from sim_checks import Verdict
 from sim_faults import Scenario, scenario
 from sim_job import Simulation
+from sim_many import tell
 
 BATCH = 20
 
@@ -76,25 +76,9 @@ def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
 def many(arguments: argparse.Namespace) -> int:
     first, last = map(int, arguments.seeds.split(":"))
     tasks = [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in range(first, last, BATCH)]
-    kinds: collections.Counter[str] = collections.Counter()
-    failed: list[Verdict] = []
-    done, began = 0, time.monotonic()
+    replay = partial(command, restarts=arguments.restarts, elastic=arguments.elastic)
     with multiprocessing.Pool(arguments.processes) as pool:
-        for verdicts in pool.imap_unordered(_batch, tasks):
-            done += len(verdicts)
-            kinds.update(v.kind for v in verdicts)
-            new = [v for v in verdicts if v.problem]
-            failed += new
-            for v in new:
-                problem = (v.problem or "").splitlines()[0]
-                print(f"\nseed {v.seed}: {problem[:300]}\n  {command(v.seed, arguments.restarts, arguments.elastic)}")
-            rate = done / (time.monotonic() - began)
-            print(f"\r{done} runs, {rate:.0f}/s, {dict(kinds)}, {len(failed)} failed ", end="", flush=True)
-            if failed and not arguments.keep_going:
-                pool.terminate()
-                break
-    print()
-    return 1 if failed else 0
+        return tell(pool.imap_unordered(_batch, tasks), replay, arguments.keep_going)
 
 
 def main() -> int:

@@ -1,0 +1,36 @@
+"""Many simulated runs: what came of them, as they end."""
+
+import collections
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+
+class Verdict(Protocol):
+    """problem: what is wrong, or None. kind: how the run ended, for statistics."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
+def tell(batches: Iterable[Sequence[Verdict]], command: Callable[[int], str], keep_going: bool) -> int:
+    """Until all have ended, or one has failed; the exit status. command: replays a seed."""
+    kinds: collections.Counter[str] = collections.Counter()
+    done, failed, began = 0, 0, time.monotonic()
+    for verdicts in batches:
+        done += len(verdicts)
+        kinds.update(v.kind for v in verdicts)
+        new = [v for v in verdicts if v.problem]
+        failed += len(new)
+        for v in new:
+            print(f"\nseed {v.seed}: {(v.problem or '').splitlines()[0][:300]}\n  {command(v.seed)}")
+        rate = done / (time.monotonic() - began)
+        print(f"\r{done} runs, {rate:.3g}/s, {dict(kinds)}, {failed} failed ", end="", flush=True)
+        if failed and not keep_going:
+            break
+    print()
+    return 1 if failed else 0
