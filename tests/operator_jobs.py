@@ -1,6 +1,7 @@
 """Small jobs for the operator's tests, and what becomes of them if nothing happens."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 
 import yaml
 
+import paced
 from cluster.client import Json
 
-TEXT = str(Path(__file__).parents[1] / "LICENSE")
+TESTS = Path(__file__).parent
+TEXT = str(TESTS.parent / "LICENSE")
 TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
 
 
@@ -45,7 +48,8 @@ def local_run(document: Json, folder: Path) -> Path:
     path, output = folder / "job.yaml", folder / "output"
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "bamboo", "run", str(path), "--json", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=True)
     (output / "summary.json").write_text(done.stdout)
     return output
 
@@ -62,3 +66,18 @@ def wrapped(document: Json, command: list[str]) -> Json:
     """The same job, whose workers run something else."""
     document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
     return document
+
+
+def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
+    """The same job, and a file: it trains slowly until that is removed. Its workers run on this machine."""
+    mark = folder / "pace" / "slow"
+    mark.parent.mkdir()
+    mark.touch()
+    task, template = document["spec"]["task"], document["spec"]["worker"]["template"]
+    assert task["entrypoint"] == "bamboo_trainer.models.gpt:build"
+    seen_as = f"/pace/{mark.name}"
+    document["spec"]["task"] = {"entrypoint": "paced:build", "config": {**task["config"], paced.WHILE: seen_as}}
+    template["spec"]["volumes"] = [{"name": "pace", "hostPath": {"path": str(mark.parent), "type": "Directory"}}]
+    container = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": str(TESTS)}]}
+    template["spec"]["containers"] = [{**container, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]
+    return document, mark

@@ -24,7 +24,7 @@ spec:
 """
 
 SPIRALS = MANIFEST.replace('"no_such_module:build"', "bamboo_trainer.models.mlp:build").replace(
-    "steps: 3", "steps: 200, maxGradientNorm: 1.0"
+    "steps: 3", "steps: 600, maxGradientNorm: 1.0"
 )
 BAMBOO = [sys.executable, "-c", "from bamboo.cli import main; main()"]
 

@@ -13,7 +13,7 @@ from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
 from bamboo.server import REFUSED_HEADER
 from cluster.client import Json
 from cluster.handle import Cluster
-from operator_jobs import digests_of_a_local_run, manifest
+from operator_jobs import digests_of_a_local_run, manifest, slowed
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 def test_a_job_survives_its_nodes_and_its_operator(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    document = manifest("story", steps=500)
+    document, slow = slowed(manifest("story", steps=300), tmp_path)
     job = Job(installed.api, namespace, document)
     job.until("Running")
     nodes = {name: pod["spec"]["nodeName"] for name, pod in job.pods().items()}
@@ -31,7 +31,7 @@ def test_a_job_survives_its_nodes_and_its_operator(
     _neighbours_are_apart(job.status(), nodes)
 
     # a node gets notice: its workers leave between two steps
-    job.step(20)
+    job.step(5)
     victim = next(iter(json.loads(job.status()["plan"])["pipelines"][0]))
     installed.taint(nodes[victim], "cloud.google.com/impending-node-termination", "", "NoSchedule")
     assert "of pipeline 0 in place of" in job.told("TakenOver")
@@ -57,11 +57,12 @@ def test_a_job_survives_its_nodes_and_its_operator(
     owners = json.loads(job.status()["plan"])["pipelines"][0]
     time.sleep(1)
     operator.start()
-    job.step(at + 30)
+    job.step(at + 10)
     assert condition(job.status(), "Running")["status"] == "True"
 
+    slow.unlink()
     status = job.until("Complete", seconds=150)
-    assert status["training"]["step"] == 500
+    assert status["training"]["step"] == 300
     assert status["preemptions"] >= 2
     assert status["state"] == "Complete"
     assert float(status["cost"]["total"]) > 0

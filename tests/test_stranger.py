@@ -18,13 +18,13 @@ from chart_release import CRD, Release, labelled, no_crd, until_none
 from cluster.client import Json
 from cluster.handle import Cluster
 from helm_kit import ROOT, HelmError, Missing, helm
-from operator_jobs import TOLERATE, digests_of_a_local_run
+from operator_jobs import TOLERATE, digests_of_a_local_run, slowed
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(sys.executable).parent
-STEPS = 600
+STEPS = 300
 
 
 class Stranger:
@@ -67,24 +67,28 @@ def bamboo(cluster: Cluster, tmp_path: Path) -> Iterator[Release]:
             cluster.api.delete(f"/api/v1/namespaces/{where}")
 
 
-def adapted(path: Path, folder: Path) -> tuple[Json, Path]:
-    """The example for nodes that are spot nodes by label and taint; with a smaller model and more steps."""
+def adapted(path: Path, folder: Path) -> tuple[Json, Path, Path]:
+    """The example for nodes that are spot nodes by label and taint; with a smaller model, and slow for a while.
+
+    The document, its file, and the file that has to go before training is fast.
+    """
     document: Json = yaml.safe_load(path.read_text())
     spec = document["spec"]
     spec["task"]["config"] |= {"dModel": 32, "heads": 2, "blocks": 3, "context": 16}
     spec["training"] |= {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 2}
     spec["nodePools"] = [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}]
     spec["worker"] = {"template": {"spec": {"tolerations": TOLERATE}}}
+    document, slow = slowed(document, folder)
     written = folder / path.name
     written.write_text(yaml.safe_dump(document))
-    return document, written
+    return document, written, slow
 
 
 def test_a_stranger_gets_from_nothing_to_a_trained_model_and_back(
     bamboo: Release, cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     stranger = Stranger(cluster, namespace)
-    document, example = adapted(ROOT / "examples" / "quickstart.yaml", tmp_path)
+    document, example, slow = adapted(ROOT / "examples" / "quickstart.yaml", tmp_path)
 
     assert "kubectl apply -f examples/quickstart.yaml" in bamboo.install(dashboards={"enabled": True})
     stranger.types("bamboo", "submit", str(example), "--dry-run")
@@ -103,6 +107,7 @@ def test_a_stranger_gets_from_nothing_to_a_trained_model_and_back(
 
     measured = metrics(bamboo)
     assert re.search(r'^bamboo_job_step\{.*job="quickstart".*\} [1-9]', measured, re.MULTILINE), measured
+    slow.unlink()
     boards = dashboards(cluster)
     assert len(boards) == len(list((ROOT / "dashboards").glob("*.json")))
     assert all(board["title"] and board["panels"] for board in boards)
