@@ -66,6 +66,18 @@ def test_how_a_worker_ended_may_be_known_later_than_that_it_is_lost() -> None:
     assert "w1 exit code 137" in world.finish.message
 
 
+def test_what_is_counted_does_not_depend_on_whether_its_end_or_its_loss_is_known_first() -> None:
+    """A pod's status and a closed channel race each other to the coordinator."""
+    counted = []
+    for known_later in (True, False):
+        world = policy(6)
+        if known_later:
+            world.lose("w1")
+        crash(world, "w1", 137)
+        counted.append((world.state.preemptions, world.state.restarts))
+    assert counted == [(1, 1), (1, 1)]
+
+
 def test_a_worker_is_judged_once() -> None:
     world = policy(1)
     crash(world, "w1", 7)

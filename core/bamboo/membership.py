@@ -103,7 +103,7 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
         signs={**state.signs, worker: min(signs)},
         links={pair: since for pair, since in state.links.items() if worker not in pair},
         applied=state.applied - {worker},
-        preemptions=state.preemptions + (record.notice_until is None and not (exit_code and exit_code > 0)),
+        preemptions=state.preemptions + (record.notice_until is None),  # NB: whether its end is known yet is chance
         profiling=None if state.profiling == worker else state.profiling,
     )
     if record.notice_until is None or had_part:

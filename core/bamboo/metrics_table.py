@@ -110,7 +110,10 @@ JOB_DEGRADED_PIPELINES = _job(
 # What a job went through
 
 JOB_PREEMPTIONS = _job(
-    "preemptions_total", Kind.COUNTER, "Workers taken away; notice: true if that was announced, else false.", "notice"
+    "preemptions_total",
+    Kind.COUNTER,
+    "Workers lost, by whatever cause, or given notice; notice: true if there was one, else false.",
+    "notice",
 )
 JOB_SIGNALS = _job(
     "signals_total",
