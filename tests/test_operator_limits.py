@@ -108,6 +108,22 @@ async def test_a_watcher_that_ends_is_missed() -> None:
     assert watchers.lost() == "the watcher for nodes.v1@None has ended"
 
 
+async def test_an_operator_that_began_before_the_api_server_served_jobs_is_not_well() -> None:
+    now = 0.0
+    watchers = Watchers(lambda: now)
+    pods = asyncio.create_task(asyncio.sleep(60), name="watcher for pods.v1@None")
+    assert watchers.lost() is None
+    now = 59.0
+    assert watchers.lost() is None
+    now = 61.0
+    assert "BambooJobs are not watched" in (watchers.lost() or "")
+    jobs = asyncio.create_task(asyncio.sleep(60), name="watcher for bamboojobs.v1alpha1.bamboo.dev@None")
+    await asyncio.sleep(0)
+    assert watchers.lost() is None
+    for task in (pods, jobs):
+        task.cancel()
+
+
 def test_only_workers_of_the_job_connect_to_its_workers_and_whoever_reads_metrics() -> None:
     spec: JobSpec = job()
     workers = {"matchLabels": {"bamboo.dev/job-uid": "uid-1"}}

@@ -1,12 +1,13 @@
-"""Who is taken away in a drill, what speaks against it, and the taints of nodes. Pure."""
+"""Who is taken away in a drill, what speaks against it, and the taints of nodes."""
 
 from typing import Any
 
 import pytest
 
-from bamboo.remote import victims
-from bamboo.remote.errors import RemoteError, UsageError
+from bamboo.remote import drill, victims
+from bamboo.remote.errors import ApiError, RemoteError, UsageError
 from bamboo.remote.model import Worker, job_of, workers_of
+from bamboo.remote.session import Session
 from bamboo.remote.victims import Choice
 from bamboo_operator.signals import Kind, node_signal
 from remote_kit import NOW, SPEC, Json, condition, ended, job, node, plan, pod
@@ -122,3 +123,33 @@ def test_a_clouds_own_taint_is_left_alone() -> None:
     with pytest.raises(RemoteError, match="has the taint"):
         victims.with_taint(taken, key)
     assert victims.without_taint(taken, key) is None
+
+
+class BusyNode:
+    """The API server's nodes, of which something else writes one between our read and our write, that many times."""
+
+    def __init__(self, conflicts: int) -> None:
+        self.conflicts, self.writes = conflicts, 0
+        self.taints: list[Json] = []
+
+    async def node(self, name: str) -> Json:
+        return {"metadata": {"name": name}, "spec": {"taints": list(self.taints)}}
+
+    async def set_taints(self, node: Json, taints: list[Json]) -> None:
+        self.writes += 1
+        if self.writes <= self.conflicts:
+            self.taints.append({"key": f"other-{self.writes}"})
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self.taints = taints
+
+
+async def test_a_node_that_others_write_gets_its_taint_all_the_same() -> None:
+    key, api = "test", BusyNode(2)
+    session: Any = Session(api, "default", quiet=True)  # type: ignore[arg-type]
+    assert await drill._set_taints(session, "n", lambda node: victims.with_taint(node, key))
+    assert [taint["key"] for taint in api.taints] == ["other-1", "other-2", "test"]
+    assert await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
+    assert not await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
+    assert [taint["key"] for taint in api.taints] == ["other-1", "other-2"]
+    with pytest.raises(ApiError, match="modified"):
+        await drill._set_taints(Session(BusyNode(99), "d"), "n", lambda node: victims.with_taint(node, key))  # type: ignore[arg-type]

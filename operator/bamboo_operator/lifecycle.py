@@ -224,7 +224,7 @@ class Life:
             await self._turn()
             try:
                 done = await self._attempt("bring the pods up to date", brain, hands.work())
-                self._telling.note(troubles=hands.troubles())
+                self._telling.note(troubles=hands.troubles(), plan=brain.plan() or self._telling.facts.plan)
                 telling = self._telling.write(self._tools.api, brain.status(), hands.created)
                 written = await self._attempt("write the status", brain, telling)
                 posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
@@ -276,10 +276,8 @@ class Life:
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
         if facts.spec and self._comparison:
             self._comparison = self._comparison.later(facts.spec.node_pools, paid, seconds)
-        self._telling.note(
-            pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, plan=brain.plan() or facts.plan,
-            cost=facts.cost + spent(per_hour, seconds),
-        )  # fmt: skip
+        cost = facts.cost + spent(per_hour, seconds)
+        self._telling.note(pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, cost=cost)
 
     def _hear(self, brain: Brain) -> None:
         """What the user has changed, and whether the job's time is up.

@@ -18,7 +18,7 @@ from bamboo.remote.victims import Choice
 from bamboo.remote.watching import Gone, Overdue
 
 LOOK_SECONDS = 0.5
-UNTAINT_TRIES = 10
+TAINT_TRIES = 10
 UNTAINT_SECONDS = 20.0
 
 
@@ -61,11 +61,10 @@ async def _notice_to_node(
 ) -> int:
     """The taint is removed at the end, whatever comes in between."""
     job, name = scene.job, lost[0].node
-    found = await session.api.node(name)
-    key = victims.taint_key(found)
+    key = victims.taint_key(await session.api.node(name))
     await _mind_others(session, job, name, yes)
     began = time.monotonic()
-    await session.api.set_taints(found, victims.with_taint(found, key))
+    await _set_taints(session, name, lambda node: victims.with_taint(node, key))
     try:
         who = ", ".join(f"{job.short(w.name)} ({words.places(w.cells) or 'no stage'})" for w in lost)
         session.say(f"node {name} gets notice (taint {key}): {who}")
@@ -91,22 +90,11 @@ async def _mind_others(session: Session, job: Job, node: str, yes: bool) -> None
 
 
 async def _untaint(session: Session, name: str, key: str) -> None:
-    """NB: also after Ctrl-C, and though others write the node at the same time."""
+    """NB: also after Ctrl-C."""
     try:
         async with asyncio.timeout(UNTAINT_SECONDS):
-            for attempt in range(UNTAINT_TRIES):
-                found = await session.patiently(lambda: session.api.node(name))
-                left = victims.without_taint(found, key)
-                if left is None:
-                    return
-                try:
-                    await session.api.set_taints(found, left)
-                except ApiError as error:
-                    if error.status != 409 or attempt == UNTAINT_TRIES - 1:
-                        raise
-                else:
-                    session.say(f"node {name} is free again: the taint {key} is removed")
-                    return
+            if await _set_taints(session, name, lambda node: victims.without_taint(node, key)):
+                session.say(f"node {name} is free again: the taint {key} is removed")
     except (RemoteError, TimeoutError, asyncio.CancelledError) as error:
         if isinstance(error, ApiError) and error.status == 404:
             return
@@ -115,6 +103,23 @@ async def _untaint(session: Session, name: str, key: str) -> None:
             print(f"bamboo: {message}", file=sys.stderr)
             raise
         raise RemoteError(f"{message} ({error})" if str(error) else message) from None
+
+
+async def _set_taints(
+    session: Session, name: str, wanted: Callable[[dict[str, Any]], list[dict[str, Any]] | None]
+) -> bool:
+    """Though others write the node at the same time. wanted: its taints then; None if they are so: then it is False."""
+    for attempt in range(TAINT_TRIES):
+        node = await session.patiently(lambda: session.api.node(name))
+        if (taints := wanted(node)) is None:
+            return False
+        try:
+            await session.api.set_taints(node, taints)
+            break
+        except ApiError as error:
+            if error.status != 409 or attempt == TAINT_TRIES - 1:
+                raise
+    return True
 
 
 # What came of it

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
@@ -21,6 +22,7 @@ from bamboo.remote.render import Scene, events, live
 from bamboo.remote.session import Session, on_a_terminal
 
 INTERVAL_SECONDS = 2.0
+LAST_WORDS_SECONDS = 1.0  # the operator posts a job's last events after its last status
 KEYS = "q leaves; the job goes on"
 Draw = Callable[[int, int, str], RenderableType]  # for a width, a height, and what the keys do
 
@@ -103,10 +105,13 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
     uid, scene = None, None
     with screen(session, quit) as shown:
         while not quit.is_set():
+            first = scene is None
             scene = await session.patiently(partial(_scene, looker, uid))
             uid = scene.job.uid
             shown.show(scene)
             if scene.job.ended:
+                if not first:
+                    await _last_words(looker, uid, shown, quit)
                 break
             await pause(quit, interval)
     if scene is None:
@@ -118,6 +123,13 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
     if not isinstance(shown, LiveScreen):
         session.say(words.verdict(scene.job))
     return code
+
+
+async def _last_words(looker: Looker, uid: str, shown: Screen, quit: asyncio.Event) -> None:
+    """The events that came after the end; without them, if the cluster or the job has gone meanwhile."""
+    await pause(quit, LAST_WORDS_SECONDS)
+    with suppress(RemoteError):
+        shown.show(await _scene(looker, uid))
 
 
 async def _scene(looker: Looker, uid: str | None) -> Scene:
