@@ -104,7 +104,7 @@ def remove_crd(api: Client) -> None:
     api.wait(CRD, lambda found: not found, 60)
 
 
-def until_none(left: Callable[[], list[str]], seconds: float = 30) -> None:
+def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:
     """What is owned by others goes a little later than they do."""
     end = time.monotonic() + seconds
     while found := left():

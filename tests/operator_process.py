@@ -23,7 +23,7 @@ from crd_kit import STATUS_VALIDATOR
 ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
 LEASE = "bamboo-operator"
-STOP_SECONDS = 15
+STOP_SECONDS = 60
 PATIENCE = 120.0  # with a job, though the machine is slow
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
@@ -39,7 +39,10 @@ def install(cluster: Cluster) -> None:
             cluster.api.create(manifest)
     cluster.api.wait(
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev",
-        lambda found: any(c["type"] == "Established" and c["status"] == "True" for c in found["status"]["conditions"]),
+        lambda found: any(
+            c["type"] == "Established" and c["status"] == "True"
+            for c in (found.get("status") or {}).get("conditions") or ()
+        ),
     )
 
 

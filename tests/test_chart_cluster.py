@@ -161,7 +161,7 @@ def test_users_of_a_namespace_get_rights_on_its_jobs(release: Install, cluster: 
         binding = {"metadata": {"name": role}, "roleRef": reference, "subjects": [subject]}
         cluster.api.request("POST", rbac, binding)
     expected = [("viewer", "get"), ("editer", "get"), ("editer", "create"), ("editer", "delete")]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while (found := rights(cluster, namespace)) != expected:  # the cluster's own roles get them one after the other
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

@@ -61,7 +61,7 @@ def marked(value: str) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -259,7 +259,7 @@ def test_a_no_execute_taint_evicts(cluster: Cluster, namespace: str) -> None:
     started = time.monotonic()
     cluster.taint(found["spec"]["nodeName"], "cloud.google.com/impending-node-termination")
     until(lambda: "got TERM" in cluster.logs(namespace, "evicted"))
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
     cluster.api.wait(path_of(namespace, "evicted"), lambda found: not found)
 
 

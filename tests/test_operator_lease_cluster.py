@@ -17,7 +17,7 @@ from operator_jobs import small
 from operator_process import LEASE, Job, Operator
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def stand_in(cluster: Cluster, namespace: str, name: str, **metadata: Any) -> str:

@@ -18,7 +18,7 @@ from operator_jobs import small
 from operator_process import Job, Operator
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 RBAC = "rbac.authorization.k8s.io"
 

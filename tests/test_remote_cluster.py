@@ -22,7 +22,7 @@ from operator_jobs import small, wrapped
 from operator_process import SYSTEM, Job, Operator, condition, install
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 BAMBOO = [sys.executable, "-m", "bamboo"]
 DRILL = "bamboo-drill"
@@ -152,6 +152,8 @@ def test_a_watched_job_gives_its_outcome(installed: Cluster, namespace: str, ope
         timeout=200, env=shell.env,
     )  # fmt: skip
     assert (done.returncode, "Failed: " in done.stdout, done.stderr) == (1, True, ""), done
+    failed = Submitted(installed, namespace, "crash")  # with the first one the job has
+    failed.until_pods(lambda pods: len(pods) == 2 and all(p["status"].get("phase") == "Failed" for p in pods.values()))
     assert "w0 | the last word" in shell.type("logs", "crash", "--previous")
     assert re.search(r"w0 +failed \(Error, exit code 7\)", shell.type("status", "crash"))
 
@@ -349,7 +351,7 @@ def test_the_page_is_shown_through_a_tunnel_with_a_token_of_its_own(
 ) -> None:
     namespace = operator_pod
     shell.type("submit", "-q", shell.file(small("shown")))
-    Submitted(installed, namespace, "shown").until("Running", seconds=90)
+    Submitted(installed, namespace, "shown").until("Running")
     refused = shell.type("page", "shown", "--service-account", "nobody", code=1)
     assert f"there is no ServiceAccount nobody in namespace {SYSTEM}" in refused
     _may_look(installed, namespace)

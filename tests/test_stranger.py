@@ -24,7 +24,7 @@ pytest_plugins = ["cluster_kit"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAMS = Path(sys.executable).parent
-STEPS = 300
+STEPS = 400
 
 
 class Stranger:
