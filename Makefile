@@ -51,8 +51,8 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	MYPYPATH=bench $(BIN)/mypy bench/*.py
 	$(BIN)/lint-imports
 
-soak: $(STAMP) ## random faults, N=50 rounds
-	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m soak --timeout=0 $(PYTEST_ARGS)
+soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with new examples
+	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## protocol and operator under random faults in virtual time, N=50 times 100 seeds of each kind
 	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done

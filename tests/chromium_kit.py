@@ -16,7 +16,7 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = f"needs Chromium ({', '.join(NAMES)}); on Debian: apt-get install chromium"
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 ANSWER_SECONDS = 30.0
 FLAGS = (
     "--headless=new", "--remote-debugging-port=0", "--no-first-run", "--disable-gpu", "--disable-dev-shm-usage",

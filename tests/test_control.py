@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from bamboo.server import ChannelEvent, Server, token_check
 from bamboo_trainer.control import Control
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
@@ -57,7 +56,8 @@ async def client(url: str, token: str = "right", worker: str = "w0") -> AsyncIte
         yield control, heard
     finally:
         await asyncio.to_thread(control.close, 5.0)
-        assert not [t for t in threading.enumerate() if t is control._thread]
+        await asyncio.to_thread(control._thread.join, 30)  # close() itself waits for two seconds at most
+        assert not control._thread.is_alive()
 
 
 async def test_hello_messages_and_heartbeats_go_both_ways() -> None:

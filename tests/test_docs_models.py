@@ -74,7 +74,7 @@ def test_the_code_that_the_page_shows_loads_the_trained_weights(tmp_path: Path, 
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     command = [sys.executable, "-m", "bamboo", "run", "job.yaml", "--output", ".", "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
     (code,) = re.findall(r"```python\n(.*?)```", section("The trained weights"), re.DOTALL)

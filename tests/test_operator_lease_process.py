@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,15 +56,16 @@ def options(port: int) -> Options:
     )  # fmt: skip
 
 
-async def readiness(port: int) -> tuple[int, str]:
+async def readiness(port: int, operating: asyncio.Task[None]) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session:
-        while True:
+        while not operating.done():
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
                     text = await answer.text()
                     if "held by" in text:
                         return answer.status, text
             await asyncio.sleep(0.01)
+    raise AssertionError("it has ended") from operating.exception()
 
 
 @pytest.mark.parametrize("signal", [True, False])
@@ -72,7 +73,7 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
     signal: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    unused_tcp_port: int,
+    unused_tcp_port_factory: Callable[[], int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     authority = tmp_path / "ca.crt"
@@ -82,8 +83,9 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     stop = asyncio.Event()
     async with api_server(tmp_path, "other") as asked:
-        operating = asyncio.create_task(operate(options(unused_tcp_port), stop))
-        assert await readiness(unused_tcp_port) == (503, "waiting for the lease held by other\n")
+        port = unused_tcp_port_factory()  # NB: chosen before, it could be the API server's too
+        operating = asyncio.create_task(operate(options(port), stop))
+        assert await readiness(port, operating) == (503, "waiting for the lease held by other\n")
         await asyncio.sleep(0.1)
         assert not operating.done(), "the authority is the same"
         if signal:

@@ -77,7 +77,7 @@ def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 

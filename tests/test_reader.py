@@ -13,7 +13,7 @@ from bamboo_trainer.task import Parts
 from bamboo_trainer.user_code import TaskError
 from stage_kit import CONFIG, small_task
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @dataclass

@@ -170,6 +170,7 @@ def test_no_bytes_crash_the_parser(raw: bytes, meta: bytes, body: int) -> None:
             continue
 
 
+@pytest.mark.hypothesis  # which sees only what is outside
 def test_damaged_headers_never_deliver(net: Net) -> None:
     """Over a real link: damage to what names the frame's form closes it, delivers nothing and harms no other."""
     _, _, b, b_in = net.pair()

@@ -18,6 +18,7 @@ from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
+SECONDS = 60.0  # that a test waits for something
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Inbox:
         with self.changed:
             return [event for event in self.events if isinstance(event, kind)]
 
-    def wait(self, kind: type, count: int = 1, seconds: float = 10.0) -> list[Any]:
+    def wait(self, kind: type, count: int = 1, seconds: float = SECONDS) -> list[Any]:
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.of(kind)) >= count, seconds), self.events
             return self.of(kind)
@@ -48,7 +49,7 @@ def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch:
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
     """A raw link past the handshake, from "a" to "b"."""
-    sock = socket.create_connection(("127.0.0.1", end.port), 5)
+    sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
     sock.sendall(wire.encode_hello(SECRET.encode(), sock.recv(16), "a", "b", lane))
     assert sock.recv(1) == wire.ACCEPTED
     return sock
@@ -62,7 +63,7 @@ def same(left: Frame, right: Frame) -> bool:
     )
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -89,10 +89,12 @@ class Aws:
         for attempt in range(2):
             if not self._token:
                 self._token = await self.token()
-            answer = await self._http.ask("GET", path, {metadata.AWS_TOKEN_HEADER: self._token}, self._pace.answer)
+            used = self._token
+            answer = await self._http.ask("GET", path, {metadata.AWS_TOKEN_HEADER: used}, self._pace.answer)
             if answer.status != 401 or attempt:
                 break
-            self._token = ""
+            if self._token == used:  # else the other question has just got a new one
+                self._token = ""
         return answer
 
     async def token(self) -> str:

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER = "bamboo_trainer.launcher"
 READY_SECONDS = 120.0  # importing torch from a cold disk
+CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LINE_BYTES = 64 << 20
 
 
@@ -120,7 +121,7 @@ class Pool:
         if not self._ready.is_set() and process.returncode is None:
             process.kill()  # it is still importing and has no child yet
         try:
-            await asyncio.wait_for(process.wait(), 5.0)
+            await asyncio.wait_for(process.wait(), CLOSE_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()
