@@ -73,10 +73,8 @@ def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()
     mark.touch()
-    task, template = document["spec"]["task"], document["spec"]["worker"]["template"]
-    assert task["entrypoint"] == "bamboo_trainer.models.gpt:build"
-    seen_as = f"/pace/{mark.name}"
-    document["spec"]["task"] = {"entrypoint": "paced:build", "config": {**task["config"], paced.WHILE: seen_as}}
+    document = paced.slowed(document, Path("/pace", mark.name))
+    template = document["spec"]["worker"]["template"]
     template["spec"]["volumes"] = [{"name": "pace", "hostPath": {"path": str(mark.parent), "type": "Directory"}}]
     container = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": str(TESTS)}]}
     template["spec"]["containers"] = [{**container, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]

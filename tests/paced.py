@@ -1,4 +1,4 @@
-"""The GPT, whose data come slowly as long as a file is there: a story has its time on a machine of any speed."""
+"""A task whose data come slowly as long as a file is there: a story has its time on a machine of any speed."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bamboo_trainer.models import gpt
+from bamboo_trainer.data import step_samples
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Dataset, Parts, Task
 
-WHILE = "slowWhileThereIs"  # a file: an entry of task.config
+# Entries of task.config.
+WHILE = "slowWhileThereIs"  # a file
+TASK = "slowTask"  # the entrypoint of the task that is slowed; without it the GPT
+SINCE = "slowSince"  # step, seed and globalBatchSize: the steps before come fast; without it none does
 SECONDS = 0.04  # for each microbatch
 
 
@@ -17,16 +21,34 @@ SECONDS = 0.04  # for each microbatch
 class Slow:
     data: Dataset
     mark: Path
+    fast: frozenset[int] = frozenset()  # samples that come at once
 
     def __len__(self) -> int:
         return len(self.data)
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        if self.mark.exists():
+        if not self.fast.issuperset(indices) and self.mark.exists():
             time.sleep(SECONDS)
         return self.data.batch(indices)
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    task = gpt.build({key: value for key, value in config.items() if key != WHILE})
-    return replace(task, dataset=Slow(task.dataset, Path(config[WHILE])))
+    rest = dict(config)
+    mark, since = Path(rest.pop(WHILE)), rest.pop(SINCE, {"step": 0, "seed": 0, "globalBatchSize": 1})
+    task = load_task(rest.pop(TASK, "bamboo_trainer.models.gpt:build"), rest)
+    early = [
+        step_samples(since["seed"], step, since["globalBatchSize"], len(task.dataset)) for step in range(since["step"])
+    ]
+    return replace(task, dataset=Slow(task.dataset, mark, frozenset().union(*early)))
+
+
+def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0) -> dict[str, Any]:
+    """The same job, slow from that step on. Its workers need this folder in PYTHONPATH.
+
+    NB: a step is known by its samples, so the dataset must hold more than the steps before `since` read.
+    """
+    spec = manifest["spec"]
+    task, training = spec["task"], spec["training"]
+    first = {"step": since, "seed": training.get("seed", 0), "globalBatchSize": training["globalBatchSize"]}
+    config = {**task["config"], TASK: task["entrypoint"], WHILE: str(mark), SINCE: first}
+    return {**manifest, "spec": {**spec, "task": {"entrypoint": "paced:build", "config": config}}}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import faulty_worker
+import paced
 from bamboo import coordinator
 from bamboo.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.local.pool import Pool
@@ -104,6 +105,28 @@ def run(
     manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 100.0
 ) -> Processes:
     return asyncio.run(Processes(manifest, folder, decide=decide).run(seconds))
+
+
+def run_slowly(
+    manifest: Mapping[str, Any],
+    folder: Path,
+    monkeypatch: Any,
+    decide: Decide,
+    *,
+    since: int,
+    until: Callable[[Processes], bool],
+) -> Processes:
+    """Trains slowly from that step on, until that is true: what `decide` does comes before the end on any machine."""
+    mark = folder / "slow"
+    mark.touch()
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def decide_and_look(job: Processes) -> None:
+        decide(job)
+        if until(job):
+            mark.unlink(missing_ok=True)
+
+    return run(paced.slowed(manifest, mark, since), folder, decide_and_look)
 
 
 def run_with_faults(

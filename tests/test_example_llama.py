@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import paced
 from bamboo.manifest import load_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
 from bamboo_trainer import reference
@@ -146,11 +147,14 @@ def test_it_trains_pipelined_as_in_one_process_and_after_a_loss(
     }
     spec["training"] = {"steps": STEPS, "globalBatchSize": 8, "microBatchSize": 2, "seed": 0}
     spec |= {"topology": {"stages": 2}, "redundancy": {"mode": "LazyForward"}}
-    job, kept = tmp_path / "llama.yaml", tmp_path / "kept"
+    job, slow, mark, kept = (tmp_path / name for name in ("llama.yaml", "slow.yaml", "slow", "kept"))
     job.write_text(yaml.safe_dump(document))
+    slow.write_text(yaml.safe_dump(paced.slowed(document, mark, since=1)))  # the loss comes before the end
+    mark.touch()
     done = subprocess.run(
-        [sys.executable, "-m", "bamboo", "run", job, "--preempt", "at:1:1", "--verify", "--json", "--output", kept],
-        capture_output=True, text=True, timeout=250, cwd=EXAMPLES, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, "-m", "bamboo", "run", slow, "--preempt", "at:1:1", "--verify", "--json", "--output", kept],
+        capture_output=True, text=True, timeout=250, cwd=EXAMPLES,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(__file__).parent)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)

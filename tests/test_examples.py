@@ -22,7 +22,7 @@ from bamboo_trainer.user_code import TaskError
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 BAMBOO = [sys.executable, "-m", "bamboo"]
-STEPS = 5
+STEPS = 25  # long enough that the loss comes before the end
 
 
 def bamboo(*arguments: str, folder: Path = EXAMPLES) -> subprocess.CompletedProcess[str]:
