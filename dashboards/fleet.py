@@ -93,7 +93,7 @@ def _disturbances() -> list[object]:
     return [
         graph(
             "Preemptions by job",
-            "Workers taken away, announced or not, in an hour.",
+            "Workers lost or given notice, in an hour.",
             "none",
             Query(f"{BY_JOB} (increase(bamboo_job_preemptions_total{{{N}}}[1h]))", "{{namespace}}/{{job}}"),
         ),

@@ -148,7 +148,7 @@ def build(
     for variable in _variables(job=job, several=several):
         board = board.with_variable(variable)
     lost = f"sum by (namespace, job) (increase(bamboo_job_preemptions_total{{{selector}}}[1m])) > 0"
-    board = board.annotation(_annotation("Preemptions", "red", lost, "{{job}}: workers taken away"))
+    board = board.annotation(_annotation("Preemptions", "red", lost, "{{job}}: workers lost or given notice"))
     moved = f"changes(bamboo_job_epoch{{{selector}}}[1m]) > 0"
     board = board.annotation(_annotation("Epochs", "blue", moved, "{{job}}: new plan"))
     link = d.DashboardLink("Bamboo").type(dashboard.DashboardLinkType.DASHBOARDS).tags(["bamboo"])

@@ -33,7 +33,7 @@ def _sums() -> list[object]:
     return [
         number(
             "Preemptions",
-            "Workers taken away.",
+            "Workers lost or given notice.",
             "none",
             f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
         ),

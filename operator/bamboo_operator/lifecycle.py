@@ -224,7 +224,7 @@ class Life:
             await self._turn()
             try:
                 done = await self._attempt("bring the pods up to date", brain, hands.work())
-                self._telling.note(troubles=hands.troubles(), plan=brain.plan() or self._telling.facts.plan)
+                self._telling.note(troubles=hands.troubles(), plan=brain.plan())
                 telling = self._telling.write(self._tools.api, brain.status(), hands.created)
                 written = await self._attempt("write the status", brain, telling)
                 posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
