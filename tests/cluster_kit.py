@@ -34,7 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     try:
         build.binaries(report)
-    except (build.Unavailable, build.BuildFailed) as error:
+    except (build.Unavailable, build.Broken) as error:
         session.config.stash[FAILURE] = error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster import build
 from cluster.children import is_alive
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
@@ -372,6 +373,7 @@ def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypat
         "import sys; from pathlib import Path; from cluster import build\n"
         "build.RECIPE = Path(sys.argv[1]); print(build.binaries())"
     )
+    monkeypatch.delenv("BAMBOO_KUBERNETES", raising=False)
     monkeypatch.setenv("BAMBOO_CACHE", str(tmp_path / "cache"))
     argv = [sys.executable, "-c", code, str(recipe)]
 
@@ -391,3 +393,18 @@ def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypat
     assert len(folders) == 1
     assert (Path(folders.pop()) / "etcd").exists()
     assert len(builds.read_text().split()) == 2
+
+
+def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAMBOO_KUBERNETES", str(tmp_path))
+    for name in build.PROGRAMS[1:]:
+        (tmp_path / name).write_text("#!/bin/sh\necho Kubernetes v1.31.0-rc.1\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(build.Broken, match=r"BAMBOO_KUBERNETES=.* was expected to have .*; missing: etcd$"):
+        build.binaries()
+    (tmp_path / "etcd").symlink_to("kube-apiserver")
+    assert build.binaries() == tmp_path
+    assert build.minor_version(tmp_path) == 31
+    (tmp_path / "kube-apiserver").write_text("#!/bin/sh\necho something else\n")
+    with pytest.raises(build.Broken, match=r"was expected to say Kubernetes v1.x.y; it says: something else"):
+        build.minor_version(tmp_path)

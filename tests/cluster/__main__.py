@@ -51,7 +51,7 @@ def up() -> None:
         folder.mkdir(parents=True, mode=0o700)
         try:
             Cluster.start(folder=folder, owned=False)
-        except (build.Unavailable, build.BuildFailed, RuntimeError) as error:
+        except (build.Unavailable, build.Broken, RuntimeError) as error:
             _fail(str(error))
     print(f"export KUBECONFIG={folder / 'admin.kubeconfig'}")
 

@@ -1,8 +1,12 @@
-"""The control plane's binaries: built once from Debian's packages, then kept outside the checkout."""
+"""The control plane's binaries: those of the folder that BAMBOO_KUBERNETES names, else built here.
+
+Built means once, from Debian's packages, and kept outside the checkout.
+"""
 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,10 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERSION = "1.20.2"
+GIVEN = "BAMBOO_KUBERNETES"
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+BUILT_VERSION = "1.20.2"
 RECIPE = Path(__file__).with_name("kubernetes.sh")
 BUILD_TOOLS = ("bash", "apt-get", "dpkg-deb", "tar", "gzip")
 RUN_TOOLS = ("openssl", "setpriv", "unshare")
+VERSION_SECONDS = 60
 FETCHED = "generating the OpenAPI"  # what the recipe says once it has all packages
 Report = Callable[[str], None]
 
@@ -24,8 +31,8 @@ class Unavailable(Exception):
     """This machine cannot have the test cluster. The message is one sentence."""
 
 
-class BuildFailed(Exception):
-    """The recipe went wrong. The message ends with the last lines of its output."""
+class Broken(Exception):
+    """The binaries should be there and are not; the message says why, or ends with the last lines of the recipe."""
 
 
 def to_stderr(line: str) -> None:
@@ -38,9 +45,11 @@ def cache_folder() -> Path:
 
 
 def binaries(report: Report = to_stderr) -> Path:
-    """The folder with etcd and the kube-* programs; builds them at the first call, which takes some minutes."""
+    """The folder with etcd and the kube-* programs; may have to build them, which takes some minutes."""
     _require(RUN_TOOLS)
-    name = f"kubernetes-{VERSION}-{hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]}"
+    if given := os.environ.get(GIVEN):
+        return _complete(Path(given))
+    name = f"kubernetes-{BUILT_VERSION}-{hashlib.sha256(RECIPE.read_bytes()).hexdigest()[:12]}"
     cache = cache_folder()
     done = cache / name
     if done.is_dir():
@@ -49,13 +58,30 @@ def binaries(report: Report = to_stderr) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with _locked(cache / f"{name}.lock", report) as lock:
         if not done.is_dir():
-            report(f"building Kubernetes {VERSION} into {done}, once; this takes 3 to 6 minutes on 2 cores")
+            report(f"building Kubernetes {BUILT_VERSION} into {done}, once; this takes 3 to 6 minutes on 2 cores")
             unfinished = cache / f"{name}.unfinished"
             _remove(unfinished)
             _run_recipe(unfinished, lock, report)
             (unfinished / "bin").rename(done)
             _remove(unfinished)
     return done
+
+
+def minor_version(programs: Path) -> int:
+    """The 36 of Kubernetes 1.36, asked of the API server's program."""
+    asked = [str(programs / "kube-apiserver"), "--version"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=VERSION_SECONDS).stdout
+    found = re.match(r"Kubernetes v1\.(\d+)\.", told)
+    if found is None:
+        raise Broken(f"{' '.join(asked)} was expected to say Kubernetes v1.x.y; it says: {told.strip()}")
+    return int(found[1])
+
+
+def _complete(folder: Path) -> Path:
+    missing = [name for name in PROGRAMS if not os.access(folder / name, os.X_OK)]
+    if missing:
+        raise Broken(f"{GIVEN}={folder} was expected to have {', '.join(PROGRAMS)}; missing: {', '.join(missing)}")
+    return folder.absolute()
 
 
 def _require(tools: tuple[str, ...]) -> None:
@@ -78,7 +104,7 @@ def _locked(path: Path, report: Report) -> Iterator[int]:
 def _run_recipe(folder: Path, lock: int, report: Report) -> None:
     """The recipe inherits the lock: should this process be killed, nobody builds until the last compiler has ended."""
     recipe = subprocess.Popen(
-        ["bash", str(RECIPE), str(folder), VERSION], text=True, pass_fds=(lock,), start_new_session=True,
+        ["bash", str(RECIPE), str(folder), BUILT_VERSION], text=True, pass_fds=(lock,), start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     tail: deque[str] = deque(maxlen=20)
@@ -98,7 +124,7 @@ def _run_recipe(folder: Path, lock: int, report: Report) -> None:
         why = tail[-1] if tail else f"exit code {code}"
         raise Unavailable(f"the test cluster is built from Debian's packages, which cannot be had: {why}")
     if code:
-        raise BuildFailed(f"building Kubernetes {VERSION} failed with exit code {code}:\n" + "\n".join(tail))
+        raise Broken(f"building Kubernetes {BUILT_VERSION} failed with exit code {code}:\n" + "\n".join(tail))
 
 
 def _remove(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from cluster import children, kubeconfig, pki
+from cluster import build, children, kubeconfig, pki
 from cluster.api import Api, ApiError
 
 HOST = "127.0.0.1"
@@ -20,6 +20,7 @@ STOP_SECONDS = 5
 NODE_MONITOR_PERIOD = "1s"
 NODE_MONITOR_GRACE = "6s"
 UNREACHABLE_TOLERATION_SECONDS = 3
+SECURE_ONLY = 24  # since this minor version: no ports without TLS, no Secrets of ServiceAccounts
 SUBJECTS = {
     "admin": "/O=system:masters/CN=admin",
     "kubelet": "/O=system:masters/CN=process-kubelet",
@@ -50,17 +51,18 @@ class ControlPlane:
         return self.folder / f"{name}.kubeconfig"
 
     async def start(self) -> None:
+        minor = await asyncio.to_thread(build.minor_version, self.programs)
         self.pki = await asyncio.to_thread(pki.create, self.folder / "pki", SUBJECTS)
         self._write_kubeconfigs(self.pki)
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(Api(self.kubeconfig("admin")))
             await self._spawn("etcd", *etcd_flags(self.folder, self._ports))
-            await self._spawn("kube-apiserver", *api_server_flags(self.pki, self._ports))
+            await self._spawn("kube-apiserver", *api_server_flags(self.pki, self._ports, minor))
             await self._until("the API server", api, "/readyz")
-            await self._spawn("kube-controller-manager", *self._manager_flags(self.pki))
-            await self._spawn("kube-scheduler", *self._scheduler_flags())
+            await self._spawn("kube-controller-manager", *self._manager_flags(self.pki, minor))
+            await self._spawn("kube-scheduler", *self._scheduler_flags(minor))
             await self._until("the default ServiceAccount", api, "/api/v1/namespaces/default/serviceaccounts/default",
-                              lambda text: '"secrets"' in text)  # fmt: skip
+                              lambda text: minor >= SECURE_ONLY or '"secrets"' in text)  # fmt: skip
             await self._until("the roles", api, "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:kube-scheduler")
 
     async def stop(self) -> None:
@@ -113,7 +115,7 @@ class ControlPlane:
                 pass
             await asyncio.sleep(0.05)
 
-    def _manager_flags(self, made: pki.Pki) -> list[str]:
+    def _manager_flags(self, made: pki.Pki, minor: int) -> list[str]:
         # The controllers of clouds are left out, and those of what the process kubelet does not have.
         off = (
             "ttl",
@@ -126,18 +128,19 @@ class ControlPlane:
         )
         return [
             f"--kubeconfig={self.kubeconfig('controller-manager')}", "--leader-elect=false", f"--bind-address={HOST}",
-            "--port=0", f"--secure-port={self._ports['manager']}", "--use-service-account-credentials=true",
+            f"--secure-port={self._ports['manager']}", "--use-service-account-credentials=true",
             f"--service-account-private-key-file={made.service_account_key}",
             f"--root-ca-file={made.authority.certificate}",
             f"--node-monitor-period={NODE_MONITOR_PERIOD}", f"--node-monitor-grace-period={NODE_MONITOR_GRACE}",
             "--node-eviction-rate=100", "--secondary-node-eviction-rate=100", "--unhealthy-zone-threshold=1.0",
             "--pvclaimbinder-sync-period=1s", f"--controllers=*,{','.join('-' + name for name in off)}",
+            *no_insecure_port("port", minor),
         ]  # fmt: skip
 
-    def _scheduler_flags(self) -> list[str]:
+    def _scheduler_flags(self, minor: int) -> list[str]:
         return [
             f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false", f"--bind-address={HOST}",
-            "--port=0", f"--secure-port={self._ports['scheduler']}",
+            f"--secure-port={self._ports['scheduler']}", *no_insecure_port("port", minor),
         ]  # fmt: skip
 
 
@@ -150,12 +153,17 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
     ]  # fmt: skip
 
 
-def api_server_flags(made: pki.Pki, ports: dict[str, int]) -> list[str]:
+def no_insecure_port(flag: str, minor: int) -> list[str]:
+    """Before 1.24 components serve without TLS as well, unless told not to; the flags are gone since."""
+    return [] if minor >= SECURE_ONLY else [f"--{flag}=0"]
+
+
+def api_server_flags(made: pki.Pki, ports: dict[str, int], minor: int) -> list[str]:
     """RBAC and the default admission plugins, as a real cluster has them."""
     headers = {"username": "X-Remote-User", "group": "X-Remote-Group", "extra": "X-Remote-Extra-"}
     return [
         f"--etcd-servers=http://{HOST}:{ports['etcd']}", f"--bind-address={HOST}", f"--secure-port={ports['api']}",
-        f"--advertise-address={HOST}", "--endpoint-reconciler-type=none", "--insecure-port=0",
+        f"--advertise-address={HOST}", "--endpoint-reconciler-type=none",
         f"--tls-cert-file={made.server.certificate}", f"--tls-private-key-file={made.server.key}",
         f"--client-ca-file={made.authority.certificate}",
         "--service-account-issuer=https://kubernetes.default.svc",
@@ -174,6 +182,7 @@ def api_server_flags(made: pki.Pki, ports: dict[str, int]) -> list[str]:
         f"--proxy-client-key-file={made.front_proxy.key}",
         "--kubelet-preferred-address-types=InternalIP",
         f"--kubelet-client-certificate={made.clients['admin'].certificate}",
+        *no_insecure_port("insecure-port", minor),
         f"--kubelet-client-key={made.clients['admin'].key}",
     ]  # fmt: skip
 

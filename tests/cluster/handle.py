@@ -50,7 +50,7 @@ class Cluster:
     ) -> Self:  # fmt: skip
         """Ends with this process if owned. images: by name without tag; None for one that cannot be pulled.
 
-        Raises build.Unavailable or build.BuildFailed, or RuntimeError with the components' logs.
+        Raises build.Unavailable or build.Broken, or RuntimeError with the components' logs.
         """
         programs = build.binaries(report)
         folder = folder or Path(tempfile.mkdtemp(prefix="bamboo-cluster-"))

@@ -38,6 +38,7 @@ class Host:
         self.subnet, self.log_port = random.randrange(1, 250), free_ports(1)[0]
         self.api: Api
         self.kubelet: Kubelet
+        self.version: str
         self.logs: LogServer
         self._indexes = iter(range(1, 250))
         self._tasks: list[asyncio.Task[None]] = []
@@ -57,6 +58,7 @@ class Host:
         self.logs = LogServer(self.kubelet.log, self.kubelet.address, self.plane.pki.server, self.log_port)
         await self.logs.open()
         stack.push_async_callback(self.logs.close)
+        self.version = (await self.api.get("/version"))["gitVersion"]
         await storage.create_class(self.api)
         for spec in self.config["nodes"]:
             await self.add(spec)
@@ -78,7 +80,7 @@ class Host:
         return next((repr(task) for task in self._tasks if task.done()), None)
 
     async def add(self, spec: Json) -> None:
-        node = Node(self.api, NodeSpec.of(spec), next(self._indexes), self.subnet, self.log_port)
+        node = Node(self.api, NodeSpec.of(spec), next(self._indexes), self.subnet, self.log_port, self.version)
         await self.logs.listen(node.address)
         await self.kubelet.add(node)
 

@@ -31,10 +31,10 @@ class Mode(StrEnum):
 
 
 class Node:
-    """index and subnet, each 1 to 250, give it the addresses 127.index.subnet.*."""
+    """index and subnet, each 1 to 250, give it the addresses 127.index.subnet.*. version: the cluster's, as v1.36.2."""
 
-    def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int) -> None:
-        self.api, self.spec, self.log_port = api, spec, log_port
+    def __init__(self, api: Api, spec: NodeSpec, index: int, subnet: int, log_port: int, version: str) -> None:
+        self.api, self.spec, self.log_port, self.version = api, spec, log_port, version
         self.mode = Mode.UP
         self.contact = asyncio.Event()
         self.contact.set()
@@ -130,7 +130,8 @@ class Node:
             ],
             "conditions": [{**condition, **times} for condition in (ready, *pressure)],
             "nodeInfo": {
-                **empty, "operatingSystem": "linux", "architecture": "amd64", "kubeletVersion": "v1.20.2-process"
+                **empty, "operatingSystem": "linux", "architecture": "amd64",
+                "kubeletVersion": f"{self.version}-process",
             },
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.log_port}},
         }  # fmt: skip
