@@ -21,6 +21,10 @@ SETS: dict[str, Json] = {
         "imagePullSecrets": [{"name": "pull"}],
         "workers": {"image": {"repository": "registry.example:5000/bamboo-trainer", "tag": "2"}, "metadata": "aws"},
         "tls": {"dnsNames": ["bamboo.example"], "ipAddresses": ["10.0.0.1", "fd00::1"]},
+        "nodeMarks": [
+            {"reason": "RackMaintenance", "taint": {"key": "rack.example/maintenance"}, "noticeSeconds": 600},
+            {"reason": "PowerOff", "condition": {"type": "PowerOff", "status": "True"}, "gone": True},
+        ],
         "verbose": True,
         "extraArgs": ["--verbose"],
         "env": [{"name": "A", "value": "b"}],

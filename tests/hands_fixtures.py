@@ -9,6 +9,7 @@ import pytest
 
 from bamboo_operator import brain as brain_module
 from bamboo_operator import hands as hands_module
+from bamboo_operator.node_marks import NodeMark
 from hands_kit import Job, Place
 from operator_kit import job
 
@@ -17,8 +18,11 @@ from operator_kit import job
 async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Job]]:
     thinking: list[asyncio.Task[None]] = []
 
-    def make(place: Place, resumed: bool = False, judged: frozenset[str] = frozenset(), **spec: Any) -> Job:
-        made = Job(place, job(**spec), resumed, judged)
+    def make(
+        place: Place, resumed: bool = False, judged: frozenset[str] = frozenset(), marks: tuple[NodeMark, ...] = (),
+        **spec: Any,
+    ) -> Job:  # fmt: skip
+        made = Job(place, job(**spec), resumed, judged, marks)
         monkeypatch.setattr(brain_module, "time", SimpleNamespace(monotonic=lambda: made.now))
         monkeypatch.setattr(hands_module, "time", SimpleNamespace(monotonic=lambda: made.now))
         thinking.append(asyncio.create_task(made.brain.run()))

@@ -17,6 +17,7 @@ from bamboo_operator.brain import TICK_SECONDS, Brain, Running
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import Doors, Reviews
 from bamboo_operator.hands import Hands
+from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import worker_pool
 from operator_kit import META, SETTINGS
 
@@ -113,11 +114,14 @@ class Place:
 class Job:
     """A job's coordinator and hands at that place. now: what they take for the time, in seconds."""
 
-    def __init__(self, place: Place, spec: JobSpec, resumed: bool, judged: frozenset[str]) -> None:
+    def __init__(
+        self, place: Place, spec: JobSpec, resumed: bool, judged: frozenset[str], marks: tuple[NodeMark, ...] = ()
+    ) -> None:
         self.place, self.now = place, 10_000.0
         running = Running(
-            key=(spec.namespace, spec.name), uid=META.uid, spec=spec, manifest={}, resumed=resumed, judged=judged
-        )
+            key=(spec.namespace, spec.name), uid=META.uid, spec=spec, manifest={}, resumed=resumed, judged=judged,
+            marks=marks,
+        )  # fmt: skip
         self.brain = Brain(running, place.cluster, Doors(), Reviews(place), b"key", lambda: None)  # type: ignore[arg-type]
         self.hands = Hands(running, self.brain, place.cluster, place, SETTINGS, 0)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ import yaml
 
 import bamboo_operator.__main__ as operator_main
 from bamboo import names
+from bamboo_operator.node_marks import read_marks
 from chart_kit import DIGEST, FOREIGN, GENERATOR, SETS, container, worker
 from helm_kit import CHART, ROOT, Helm, Json, mistakes, one
 
@@ -171,6 +172,26 @@ def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_worke
     assert paths == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
 
 
+def test_own_marks_reach_the_operator_as_it_reads_them(
+    rendered: dict[str, list[Json]], chart: Helm, tmp_path: Path
+) -> None:
+    documents = rendered["everything"]
+    spec = one(documents, "Deployment")["spec"]["template"]
+    option = next(a for a in container(documents)["args"] if a.startswith("--node-marks="))
+    (mount,) = (m for m in container(documents)["volumeMounts"] if m["name"] == "node-marks")
+    (volume,) = (v for v in spec["spec"]["volumes"] if v["name"] == "node-marks")
+    data = one(documents, "ConfigMap", volume["configMap"]["name"])["data"]
+    file = tmp_path / option.removeprefix(f"--node-marks={mount['mountPath']}/")
+    file.write_text(data[file.name])
+    assert [(m.mark.source, m.mark.seconds) for m in read_marks(file)] == [
+        ("RackMaintenance", 600.0),
+        ("PowerOff", None),
+    ]
+    other = one(chart.template({"nodeMarks": SETS["everything"]["nodeMarks"][:1]}), "Deployment")["spec"]["template"]
+    changed = [t["metadata"]["annotations"]["bamboo.dev/node-marks"] for t in (spec, other)]
+    assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
+
+
 def test_images(rendered: dict[str, list[Json]]) -> None:
     assert container(rendered["default"])["image"] == "bamboo-operator:0.1.0"
     assert container(rendered["everything"])["image"] == f"registry.example/x/bamboo-operator@{DIGEST}"
@@ -232,7 +253,7 @@ def test_rules_and_dashboards_arrive_as_they_are(rendered: dict[str, list[Json]]
     assert rules == [yaml.safe_load(files["alerts.yaml"])]
     found: Json = {}
     for document in documents:
-        if document["kind"] == "ConfigMap":
+        if document["kind"] == "ConfigMap" and "node-marks.json" not in document["data"]:
             assert document["metadata"]["namespace"] == "grafana"
             assert document["metadata"]["labels"]["grafana_dashboard"] == "1"
             found |= {name: json.loads(text) for name, text in document["data"].items()}

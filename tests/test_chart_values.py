@@ -18,6 +18,9 @@ VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text())
 
 
+MARK: Json = {"reason": "Repair", "label": {"key": "rack.example/repair"}, "noticeSeconds": 60}
+
+
 def test_the_page_is_not_stale() -> None:
     page = (ROOT / "docs" / "chart.md").read_text()
     assert GENERATOR["page"](page, (CHART / "values.yaml").read_text()) == page, "run `make chart`"
@@ -73,6 +76,15 @@ def test_the_schema_takes_the_defaults() -> None:
         ({"watchNamespaces": ["Team"]}, r"watchNamespaces.0.*does not match"),
         ({"watchNamespaces": ["a", "a"]}, r"watchNamespaces.*(unique|equal)"),
         ({"workers": {"metadata": "ibm"}}, r"workers.metadata.*must be one of"),
+        ({"nodeMarks": [{"taint": {"key": "a/b"}, "gone": True}]}, r"nodeMarks.0.*reason"),
+        ({"nodeMarks": [MARK | {"reason": "in words"}]}, r"nodeMarks.0.reason.*does not match"),
+        ({"nodeMarks": [MARK | {"label": {"key": "no spaces"}}]}, r"nodeMarks.0.label.key.*does not match"),
+        ({"nodeMarks": [MARK | {"notice": 3}]}, r"nodeMarks.0.*additional propert.*'?notice"),
+        (
+            {"nodeMarks": [MARK, MARK | {"taint": {"key": "a/b"}}]},
+            r"nodeMarks\[1\]: expected exactly one of taint, label, annotation and condition, got taint and label",
+        ),
+        ({"nodeMarks": [MARK | {"gone": True}]}, r"nodeMarks\[0\]: expected noticeSeconds or gone: true, got both"),
         ({"workers": {"runAsUser": "root"}}, r"workers.runAsUser.*(got string, want integer|Expected: integer)"),
         ({"networkPolicy": {"workersFrom": "10.0.0.0/8"}}, r"workersFrom.*(got string, want array|Expected: array)"),
         ({"networkPolicy": {"workersFrom": ["10.0.0.1"]}}, r"networkPolicy.workersFrom.0.*does not match"),

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_operator.cloud_marks import CONDITIONS, LABELS, TAINTS
+from bamboo_operator.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
 from bamboo_operator.signals import (
     Kind,
     node_gone,
@@ -34,6 +34,9 @@ NOTICES = [
     (node(taints={"cloud.google.com/impending-node-termination": ""}), "GkeImpendingTermination", 30),
     (node(labels={"cloud.google.com/active-node-maintenance": "ONGOING"}), "GkeMaintenance", 30),
     (node(taints={"remediator.aks.microsoft.com/unschedulable": ""}), "AksAutoDrain", 30),
+    (node(taints={"remediator.kubernetes.azure.com/unschedulable": ""}), "AksAutoDrain", 30),
+    (node(taints={"karpenter.sh/disruption": "disrupting"}), "KarpenterDisruption", 120),
+    (node(conditions=(condition("Terminating", "TerminationRequested"),)), "OpenShiftTermination", 30),
     (node(taints={"cloudprovider.azure.microsoft.com/draining": "spot-eviction"}), "AzureSpotEviction", 30),
     (node(taints={"ToBeDeletedByClusterAutoscaler": "1700000000"}), "ClusterAutoscalerScaleDown", 30),
     (node(conditions=(condition("VMEventScheduled", "PreemptScheduled"),)), "AzurePreempt", 30),
@@ -57,6 +60,9 @@ LOST = [
 
 NOTHING = [
     {},
+    node(taints={"karpenter.sh/disruption": "scheduled"}),
+    node(conditions=(condition("Terminating", "TerminationRequested", status="False"),)),
+    node(conditions=(condition("Terminating", "Maintenance"),)),
     {"metadata": {"name": "n1"}, "spec": {"unschedulable": True}},
     node(),
     *(
@@ -108,7 +114,9 @@ def test_what_is_no_signal(given):
 
 def test_every_mark_of_the_tables_is_tried():
     tried = {source for _, source, _ in NOTICES} | {source for _, source in LOST}
-    assert {mark.source for table in (TAINTS, CONDITIONS, LABELS) for mark in table.values()} <= tried
+    assert {
+        mark.source for table in (TAINTS, TAINTS_WITH_VALUE, CONDITIONS, LABELS) for mark in table.values()
+    } <= tried
 
 
 @pytest.mark.parametrize(
@@ -116,6 +124,7 @@ def test_every_mark_of_the_tables_is_tried():
     [
         (node(annotations={DEADLINE: at(90)}), 90),
         (node(annotations={DEADLINE: at(600)}, taints={"karpenter.sh/disrupted": ""}), 600),
+        (node(annotations={DEADLINE: at(600)}, taints={"karpenter.sh/disruption": "disrupting"}), 600),
         (node(annotations={DEADLINE: at(600)}, labels={"karpenter.sh/capacity-type": "spot"}), 120),
         (node(annotations={DEADLINE: at(40)}, labels={"karpenter.sh/capacity-type": "spot"}, deleted=at(-1)), 40),
         (node(annotations={DEADLINE: at(-40)}), 5),

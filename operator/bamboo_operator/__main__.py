@@ -12,9 +12,11 @@ from typing import Annotated, TypeVar
 import kopf
 import typer
 
+from bamboo.fields import ManifestError
 from bamboo.names import EXIT_FAILED, EXIT_USAGE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.api import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.lease import LeaseLost, Place
+from bamboo_operator.node_marks import NodeMark, read_marks
 from bamboo_operator.operating import Options, operate
 from bamboo_operator.pods import OperatorSettings
 from bamboo_operator.tls import Certificate
@@ -55,6 +57,10 @@ def command(
     metadata: Annotated[
         str, typer.Option(help=f"Cloud whose metadata endpoint workers watch: {', '.join(METADATA_CHOICES)}.")
     ] = "off",
+    node_marks: Annotated[
+        Path | None,
+        typer.Option(help="YAML file with this installation's own marks on nodes that go (docs/install.md)."),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
     ] = None,
@@ -99,6 +105,7 @@ def command(
     options = Options(
         **addresses, url=url, key=_key(key_file), workers=workers, namespaces=list(namespace or ()),
         certificate=certificate, lease=_lease(lease), identity=identity or socket.gethostname(),
+        marks=_marks(node_marks),
     )  # fmt: skip
     try:
         asyncio.run(_until_signal(options))
@@ -121,6 +128,13 @@ def _address(option: str, text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise _wrong(f'{option}: expected ADDRESS:PORT, got "{text}"')
     return host, int(port)
+
+
+def _marks(path: Path | None) -> tuple[NodeMark, ...]:
+    try:
+        return read_marks(path) if path else ()
+    except ManifestError as error:
+        raise _wrong("; ".join(f"--node-marks: {problem}" for problem in error.problems)) from None
 
 
 def _lease(text: str | None) -> Place | None:

@@ -50,6 +50,7 @@ from bamboo_operator.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, pod_check
+from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, claim_name, weights_folder
 from bamboo_operator.signals import (
     LEAST_SECONDS,
@@ -81,6 +82,7 @@ class Running:
     resumed: bool  # the job had begun before this operator did
     judged: frozenset[WorkerId] = frozenset()  # those whose end was heard of before this coordinator, or asked for
     meter: Meter = field(default_factory=lambda: Meter(Counts()))
+    marks: tuple[NodeMark, ...] = ()  # of nodes that go, which this installation has itself
 
 
 class Brain:
@@ -195,7 +197,7 @@ class Brain:
         pod = self._pods().get(name)
         if pod is None or name in self._lost:
             return
-        signal = worker_signal(pod, self._cluster.node_of(pod), _now())
+        signal = worker_signal(pod, self._cluster.node_of(pod), _now(), self._job.marks)
         if signal is None:
             if self._noticed.pop(name, None) is not None:
                 self._events.put_nowait(NoticeWithdrawn(name))

@@ -12,6 +12,7 @@ AWS_SECONDS = 120.0
 GCP_SECONDS = 30.0
 AZURE_SECONDS = 30.0
 SHUTDOWN_SECONDS = 15.0  # of a graceful node shutdown's 30 s, what pods that are not critical get
+OPENSHIFT_SECONDS = 30.0
 DRAIN_SECONDS = 30.0  # an eviction gives a worker its grace period
 
 KARPENTER_DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"  # an annotation: then the node goes by force
@@ -40,6 +41,7 @@ TAINTS: dict[str, Mark] = {
     "cloud.google.com/impending-node-termination": Mark(
         "GkeImpendingTermination", "is about to be terminated by GCP", GCP_SECONDS
     ),
+    "remediator.kubernetes.azure.com/unschedulable": Mark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
     "remediator.aks.microsoft.com/unschedulable": Mark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
     "cloudprovider.azure.microsoft.com/draining": Mark(
         "AzureSpotEviction", "is drained because Azure takes it back", AZURE_SECONDS
@@ -51,6 +53,13 @@ TAINTS: dict[str, Mark] = {
     "node.kubernetes.io/out-of-service": Mark("NodeOutOfService", "is out of service", _GONE),
 }
 
+# By (key, value), where the key alone does not say it
+TAINTS_WITH_VALUE: dict[tuple[str, str], Mark] = {
+    ("karpenter.sh/disruption", "disrupting"): Mark(
+        "KarpenterDisruption", "is disrupted by Karpenter", AWS_SECONDS
+    ),  # before Karpenter 1.0
+}
+
 # By (type, reason) of a condition that is True. Azure says in the message when it happens; see `signals`.
 CONDITIONS: dict[tuple[str, str], Mark] = {
     ("VMEventScheduled", "PreemptScheduled"): Mark("AzurePreempt", "is being taken back by Azure", AZURE_SECONDS),
@@ -59,6 +68,10 @@ CONDITIONS: dict[tuple[str, str], Mark] = {
     ("VMEventScheduled", "RebootScheduled"): Mark("AzureReboot", "is to be rebooted by Azure", 900.0),
     ("PreemptionScheduled", "SpotEvictionIncoming"): Mark(
         "AzureSpotEviction", "is being taken back by Azure", AZURE_SECONDS
+    ),
+    # NB: the same on every cloud; AWS would give more time than the others
+    ("Terminating", "TerminationRequested"): Mark(
+        "OpenShiftTermination", "is about to be terminated by its cloud", OPENSHIFT_SECONDS
     ),
 }
 

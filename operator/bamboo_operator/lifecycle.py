@@ -26,6 +26,7 @@ from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.farewell import farewell
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Comparison, Look
+from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
 from bamboo_operator.signals import lives
@@ -54,6 +55,7 @@ class Tools:
     key: bytes
     url: str
     settings: OperatorSettings
+    marks: tuple[NodeMark, ...] = ()
     counts: Counts = field(default_factory=Counts)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PASSES_AT_ONCE))
 
@@ -193,7 +195,7 @@ class Life:
         telling.begin()
         job = Running(
             key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=plan is not None,
-            judged=known_lost(plan) | self._dismissed, meter=self.meter,
+            judged=known_lost(plan) | self._dismissed, meter=self.meter, marks=self._tools.marks,
         )  # fmt: skip
         wake = asyncio.Event()
         tools = self._tools

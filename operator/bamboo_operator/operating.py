@@ -20,6 +20,7 @@ from bamboo_operator.lease import CONNECTIONS, Lease, LeaseLost, Place
 from bamboo_operator.lifecycle import Tools
 from bamboo_operator.looks import Look
 from bamboo_operator.metrics import Sources
+from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import OperatorSettings
 from bamboo_operator.tls import Certificate
 from bamboo_operator.watch import Lives, registry, settings
@@ -47,6 +48,7 @@ class Options:
     certificate: Certificate | None
     lease: Place | None
     identity: str
+    marks: tuple[NodeMark, ...] = ()
 
 
 async def operate(options: Options, stop: asyncio.Event) -> None:
@@ -137,7 +139,7 @@ class _Operation:
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         tools = Tools(
             cluster=Cluster(), doors=self._doors, api=self._api, reviews=Reviews(self._reviewer), key=options.key,
-            url=options.url or own, settings=options.workers,
+            url=options.url or own, settings=options.workers, marks=options.marks,
         )  # fmt: skip
         lives = self._lives = Lives(tools)
         sources = Sources(lives=lives.living, doors=self._doors, calls=self._calls, counts=tools.counts)

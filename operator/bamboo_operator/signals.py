@@ -5,7 +5,7 @@ Pure functions of the objects as the API gives them, and of the time. A signal h
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,6 +15,7 @@ from typing import Any
 from bamboo.names import GRACE_SECONDS, TRAINER_CONTAINER
 from bamboo_operator import cloud_marks as marks
 from bamboo_operator.cloud_marks import Mark
+from bamboo_operator.node_marks import NodeMark
 
 Json = Mapping[str, Any]
 
@@ -48,22 +49,24 @@ class Signal:
     exit_code: int | None = None
 
 
-def worker_signal(pod: Json, node: Json | None, now: datetime) -> Signal | None:
+def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """The strongest of what a worker's pod and its node say; node: None if it is not known (yet).
 
+    own: the marks that this installation has beside those of the clouds.
     A container that ended by a signal on a node that goes was no failure.
     """
     of_pod = pod_signal(pod, now)
-    of_node = node_signal(node, now) if node else None
+    of_node = node_signal(node, now, own) if node else None
     if of_pod and of_node and of_pod.source == FAILED and of_pod.exit_code in ENDED_BY_SIGNAL:
         return replace(of_pod, source=of_node.source, message=f"{of_pod.message}; {of_node.message}", exit_code=None)
     return min((s for s in (of_pod, of_node) if s), key=_strength, default=None)
 
 
-def node_signal(node: Json, now: datetime) -> Signal | None:
+def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
     """What the node's taints, conditions, labels, annotations and deletion say."""
     name = _metadata(node).get("name", "")
-    signals = (_signal(name, mark, seconds) for mark, seconds in _node_marks(node, now))
+    signals = [_signal(name, mark, seconds) for mark, seconds in _node_marks(node, now)]
+    signals += [_signal(name, found.mark, None) for found in own if found.on(node)]
     return min(signals, key=_strength, default=None)
 
 
@@ -138,7 +141,7 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[Mark, float | None]
     metadata = _metadata(node)
     labels, forced = metadata.get("labels") or {}, _karpenter_seconds(metadata, now)
     for taint in (node.get("spec") or {}).get("taints") or ():
-        if mark := marks.TAINTS.get(taint.get("key")):
+        if mark := _taint_mark(taint):
             yield mark, forced if mark.source.startswith("Karpenter") else _nth_seconds(taint["key"], mark, labels, now)
     for condition in (node.get("status") or {}).get("conditions") or ():
         if found := _condition_mark(condition):
@@ -150,6 +153,11 @@ def _node_marks(node: Json, now: datetime) -> Iterator[tuple[Mark, float | None]
         yield marks.KARPENTER_TERMINATION, forced
     elif metadata.get("deletionTimestamp"):
         yield marks.DELETING, None
+
+
+def _taint_mark(taint: Json) -> Mark | None:
+    key = str(taint.get("key"))
+    return marks.TAINTS.get(key) or marks.TAINTS_WITH_VALUE.get((key, str(taint.get("value") or "")))
 
 
 def _condition_mark(condition: Json) -> Mark | None:

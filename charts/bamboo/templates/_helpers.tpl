@@ -115,6 +115,20 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- if and .Values.monitoring.enabled (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
 {{- fail "monitoring.enabled: needs the Prometheus operator, and this cluster has no monitoring.coreos.com/v1; install it first, or set monitoring.enabled to false" -}}
 {{- end -}}
+{{- range $index, $mark := .Values.nodeMarks -}}
+{{- $places := list -}}
+{{- range list "taint" "label" "annotation" "condition" -}}
+{{- if index $mark . -}}
+{{- $places = append $places . -}}
+{{- end -}}
+{{- end -}}
+{{- if ne (len $places) 1 -}}
+{{- fail (printf "nodeMarks[%d]: expected exactly one of taint, label, annotation and condition, got %s" $index (join " and " $places | default "none")) -}}
+{{- end -}}
+{{- if eq (not $mark.noticeSeconds) (not $mark.gone) -}}
+{{- fail (printf "nodeMarks[%d]: expected noticeSeconds or gone: true, got %s" $index (ternary "both" "neither" (not (not $mark.gone)))) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.priorityClassName .Values.priorityClasses.create -}}
 {{- fail "priorityClassName: expected nothing, for priorityClasses.create makes the operator's class" -}}
 {{- end -}}
