@@ -1,6 +1,7 @@
 """The job page in a real browser: what is drawn, what a screen reader hears, what is said when something is wrong."""
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -37,8 +38,8 @@ spec:
 DRAWN = "!document.getElementById('main').hidden"
 
 
-def page(*, over: bool = False) -> d.Document:
-    """A job with everything that a page can show."""
+def page(*, over: bool = False, told: int = 1) -> d.Document:
+    """A job with everything that a page can show. told: so many events."""
     record = Record()
     record.follow(0, None, ())
     taken = Takeover(
@@ -47,7 +48,8 @@ def page(*, over: bool = False) -> d.Document:
     )  # fmt: skip
     for step in range(1, 6):
         record.follow(step, 6.0 - step, (taken,) if step > 2 else ())
-    record.told(Emit("WorkerLost", HOSTILE, True))
+    for _ in range(told):
+        record.told(Emit("WorkerLost", HOSTILE, True))
     status = said(
         grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
@@ -110,11 +112,44 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         assert await tab.value("document.querySelectorAll('main img, main script, [onerror]').length") == 0
         assert not (await tab.value("document.title")).startswith("taken")
         assert all(request.startswith(url) for request in tab.requests), tab.requests
-        for width in (1280, 390, 320):
-            await tab.size(width, 844, phone=width < 500)
-            await asyncio.sleep(0.3)
-            await tab.until(f"document.documentElement.scrollWidth <= {width}")  # it fits the screen
         assert tab.errors == []
+
+
+FONTS = {  # what makes text as wide as no font does: the page may not rely on those that this machine has
+    "its own": "",
+    "a wide one": "* { font-family: monospace !important; letter-spacing: .25em !important; }",
+    "one twice as wide": "* { letter-spacing: .6em !important; }",
+    "large type": ":root { font-size: 32px !important; }",
+}
+WIDEST = """(() => {
+  const room = document.documentElement.clientWidth;
+  const wide = [...document.body.querySelectorAll("*")].filter((part) => {
+    const scrolled = part.parentElement.closest(".scroll, .plot, .unseen");
+    return !scrolled && part.getBoundingClientRect().right > room + 0.5;
+  });
+  return wide.map((part) => `${part.tagName} ${part.id} ${part.className} ${part.getBoundingClientRect().right}`);
+})()"""
+TAIL = """document.documentElement.scrollHeight - scrollY
+  - Math.max(innerHeight, document.body.getBoundingClientRect().bottom)"""
+
+
+@pytest.mark.parametrize("font", FONTS)
+async def test_it_fits_every_screen_with_any_font(font: str) -> None:
+    """From 320 px on nothing but tables, in boxes of their own, is wider than the window, and nothing follows the content."""
+    async with served([page(told=100)]) as url, browser() as tab:
+        await tab.size(1280, 900)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        await tab.value(
+            f"(() => {{ const own = new CSSStyleSheet(); own.replaceSync({json.dumps(FONTS[font])});"
+            " document.adoptedStyleSheets = [own]; document.querySelector('details').open = true; })()"
+        )
+        for width in (1280, 768, 390, 320):
+            await tab.size(width, 844, phone=width < 500)
+            await tab.until(f"document.querySelector('#plot-loss svg').clientWidth <= {width}")  # drawn anew
+            assert await tab.value(WIDEST) == [], width
+            assert await tab.value("document.documentElement.scrollWidth") <= width
+            assert await tab.value(TAIL) <= 1, width
 
 
 async def test_what_is_said_when_something_is_wrong() -> None:
