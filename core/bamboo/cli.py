@@ -112,8 +112,9 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="WHEN",
-            help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice], trace:FILE[:SPEEDUP]"
-            " (recorded removals, played SPEEDUP times as fast) or none. May be given several times.",
+            help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step),"
+            " trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
+            " May be given several times.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the random choices in --preempt.")] = 0,

@@ -6,9 +6,12 @@ One thread, one loop. JSON lines on stdin:
 
     {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": "module:function"}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
+    {"op": "proceed", "worker": W}
 
 and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
-result (id, value | error), error (message). When stdin ends or SIGTERM comes, every child is killed and reaped.
+result (id, value | error), error (message), asks (worker, step): a worker that was started with "gate": [STEP, ..]
+is about to begin a forward or backward of one of these steps, and waits for proceed. When stdin ends or SIGTERM comes,
+every child is killed and reaped.
 Children belong to the launcher's process group and die with the launcher, even if it is killed.
 """
 
@@ -21,6 +24,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,8 +37,10 @@ MODULES = (
     "aiohttp",
     "safetensors.torch",
     "bamboo_trainer.worker",
+    "bamboo_trainer.gate",
 )
 WORKER_MAIN = "bamboo_trainer.worker:main"
+GATED_MAIN = "bamboo_trainer.gate:main"
 PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
 
@@ -71,6 +77,7 @@ class Launcher:
         self._partial = b""
         self._workers: dict[int, str] = {}
         self._calls: dict[int, _Call] = {}
+        self._gates: dict[str, socket.socket] = {}  # to the workers that ask before they go on
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe()
@@ -121,21 +128,52 @@ class Launcher:
                 self._start(command)
             case "call":
                 self._call(command["id"], command["function"], command["arguments"])
+            case "proceed":
+                self._proceed(command["worker"])
             case other:
                 raise ValueError(f"there is no op {other!r}")
 
     def _start(self, command: dict[str, Any]) -> None:
-        worker, main = command["worker"], command.get("main") or WORKER_MAIN
+        worker, steps = command["worker"], command.get("gate")
+        main = command.get("main") or (GATED_MAIN if steps else WORKER_MAIN)
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
         arguments["trace"] = command.get("trace")
         try:
+            ours, theirs = socket.socketpair() if steps else (None, None)
+            if theirs:
+                arguments |= {"gate": theirs.fileno(), "steps": steps}
             pid = self._fork(lambda: int(resolve(main)(**arguments)))
         except OSError as error:
             print(f"launcher: cannot start {worker}: {error.strerror}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
             return
         self._workers[pid] = worker
+        if ours and theirs:
+            theirs.close()
+            self._gates[worker] = ours
+            self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
         self._tell(event="started", worker=worker, pid=pid)
+
+    def _read_question(self, worker: str, gate: socket.socket) -> None:
+        """NB: a worker asks one thing at a time, so what has come is one short line."""
+        try:
+            data = gate.recv(CHUNK)
+        except ConnectionResetError:  # it was killed before it read the answer
+            data = b""
+        if data:
+            self._tell(event="asks", worker=worker, step=int(data))
+        else:
+            self._close_gate(worker)
+
+    def _proceed(self, worker: str) -> None:
+        if (gate := self._gates.get(worker)) is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                gate.send(b"\n")
+
+    def _close_gate(self, worker: str) -> None:
+        if (gate := self._gates.pop(worker, None)) is not None:
+            self._selector.unregister(gate)
+            gate.close()
 
     def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
         ours, theirs = os.pipe()
@@ -201,6 +239,8 @@ class Launcher:
             for call in self._calls.values():
                 if call.pipe >= 0:
                     os.close(call.pipe)
+            for gate in self._gates.values():
+                gate.close()
             code = body()
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -226,6 +266,7 @@ class Launcher:
                 return
             self._calls.pop(pid, None)
             if (worker := self._workers.pop(pid, None)) is not None:
+                self._close_gate(worker)
                 self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:

@@ -28,6 +28,8 @@ class PoolError(Exception):
 class Pool:
     """on_exit: called in the loop with (worker, exit code), negative for a signal; None if the launcher itself died.
 
+    on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
+    forward or backward of one of these steps; it waits until `proceed`.
     log: the file that gets everything the workers print. imports: modules to be loaded before forking.
     scratch: an existing folder for the workers' temporary files; the caller removes it afterwards.
     """
@@ -39,8 +41,10 @@ class Pool:
         *,
         imports: Sequence[str] = (),
         scratch: Path | None = None,
+        on_ask: Callable[[WorkerId, int], None] | None = None,
     ) -> None:
         self._on_exit = on_exit
+        self._on_ask = on_ask or (lambda worker, step: self.proceed(worker))
         self._log = log
         self._imports = imports
         self._scratch = scratch
@@ -83,11 +87,16 @@ class Pool:
             await self.close()
             raise PoolError(f"the launcher of workers did not start: {self.tail() or 'it said nothing'}")
 
-    def start(self, worker: WorkerId, **arguments: str | None) -> None:
-        """Forks a worker. Raises PoolError if the launcher is gone."""
+    def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
+        """Forks a worker; PoolError if the launcher is gone. gate: the steps in which it asks before it goes on."""
         assert worker not in self._pids, worker
         self._pids[worker] = None
-        self._tell(op="start", worker=worker, **arguments)
+        self._tell(op="start", worker=worker, gate=list(gate), **arguments)
+
+    def proceed(self, worker: WorkerId) -> None:
+        """The worker that asked may go on. Does nothing if it is gone, or the launcher is."""
+        if self._running():
+            self._tell(op="proceed", worker=worker)
 
     def signal(self, worker: WorkerId, number: int) -> None:
         """Does nothing if the worker is gone. One that is being started gets it as soon as it exists."""
@@ -167,6 +176,8 @@ class Pool:
                     self._pids[worker] = event["pid"]
                     if (number := self._early.pop(worker, None)) is not None:
                         self.signal(worker, number)
+            case "asks" if event["worker"] in self._pids:
+                self._on_ask(event["worker"], event["step"])
             case "exited":
                 self._exited(event["worker"], event["code"])
             case "result" if (future := self._calls.get(event["id"])) is not None and not future.done():

@@ -2,7 +2,7 @@
 
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
-    at:STEP[:STAGE][:notice]    once, as soon as the job has reached that step
+    at:STEP[:STAGE][:notice]    once, in the middle of that step (see bamboo.local.strikes)
     trace:FILE[:SPEEDUP]        recorded (see bamboo.local.recording); a removal takes a random worker
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
@@ -24,11 +24,15 @@ TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates."""
+    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates.
+
+    step: it strikes in the middle of that step; None: at once.
+    """
 
     pick: float
     stage: int | None = None
     notice: bool = False
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +110,18 @@ def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ..
         count, rest = _advance(entry, step, now, f"{schedule.seed}:{number}")
         for _ in range(count):
             pick = random.Random(f"{schedule.seed}:pick:{schedule.drawn + len(found)}").random()
-            at = entry if isinstance(entry, AtStep) else AtStep(step=step)
-            found.append(Preemption(pick=pick, stage=at.stage, notice=at.notice))
+            if isinstance(entry, AtStep):
+                found.append(Preemption(pick=pick, stage=entry.stage, notice=entry.notice, step=entry.step))
+            else:
+                found.append(Preemption(pick=pick))
         left.append(rest)
     rest_of_it = replace(schedule, entries=tuple(left), drawn=schedule.drawn + len(found))
     return tuple(found), rest_of_it
+
+
+def steps_of(schedule: Schedule) -> tuple[int, ...]:
+    """The steps in whose middle something is planned, ascending."""
+    return tuple(sorted({entry.step for entry in schedule.entries if isinstance(entry, AtStep)}))
 
 
 def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from bamboo.events import (
     WorkerLost,
 )
 from bamboo.local.pool import Pool, PoolError, exit_detail
-from bamboo.local.preempt import NOTICE_SECONDS, Schedule, due, victim
+from bamboo.local.preempt import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
+from bamboo.local.strikes import Aim, Strikes
 from bamboo.local.summary import Summary, summarize
 from bamboo.local.traces import merge_traces
 from bamboo.local.view import Quit, Take, View, Wish
@@ -92,7 +93,9 @@ class _Run:
         self._url = ""
         task_module = spec.task.entrypoint.partition(":")[0]
         imports = [task_module] if task_module.startswith("bamboo_trainer.") else []
-        self._pool = Pool(self._exited, self._folder / "workers.log", imports=imports, scratch=temporary)
+        self._pool = Pool(
+            self._exited, self._folder / "workers.log", imports=imports, scratch=temporary, on_ask=self._asked
+        )
         self._state = coordinator.initial(
             spec,
             manifest,
@@ -101,7 +104,8 @@ class _Run:
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
         )
-        self._preempt = options.preempt
+        self._preempt, self._strikes = options.preempt, Strikes()
+        self._gate = steps_of(options.preempt)
         self._taken: set[WorkerId] = set()
         self._removed: set[WorkerId] = set()
         self._crashes: list[str] = []  # workers that ended by themselves, and how
@@ -169,7 +173,7 @@ class _Run:
         if committed:
             self._ended = time.monotonic()
         if committed or isinstance(event, Tick):
-            self._preempt_due(now)
+            self._preempt_due(now, self._state.step)
             self._view.status(status(self._state, now))
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
@@ -208,7 +212,7 @@ class _Run:
             self._number += 1
             trace = str(self._traces / f"{worker}.json") if self._options.trace else None
             try:
-                self._pool.start(worker, url=self._url, token=self._token, zone=zone, trace=trace)
+                self._pool.start(worker, self._gate, url=self._url, token=self._token, zone=zone, trace=trace)
             except PoolError as error:
                 self._fail("LauncherLost", str(error))
                 return
@@ -226,22 +230,44 @@ class _Run:
 
     # disturbance
 
-    def _preempt_due(self, now: float) -> None:
+    def _asked(self, worker: WorkerId, step: int) -> None:
+        """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
+        now = self._now()
+        self._strikes.begins(worker, step)
+        self._preempt_due(now, max(step, self._state.step))
+        self._pool.proceed(worker)  # NB: SIGKILL, if it was sent, is faster than this
+
+    def _preempt_due(self, now: float, step: int) -> None:
+        """step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
-        actions, self._preempt = due(self._preempt, self._state.step, now - self._training_since)
+        actions, self._preempt = due(self._preempt, step, now - self._training_since)
         for action in actions:
-            worker = victim(action, status(self._state, now), self._taken)
-            if worker is None:
-                self._view.emit(Emit("PreemptionSkipped", "there is no worker to take away", True))
+            self._aim(action, now)
+        for aim in self._strikes.due(self._state.step):
+            if aim.worker in self._pool.alive:
+                self._take(Take(aim.worker, notice=aim.action.notice), aim.where)
             else:
-                self._take(Take(worker, notice=action.notice))
+                self._aim(replace(aim.action, step=None), now)
 
-    def _take(self, take: Take) -> None:
+    def _aim(self, action: Preemption, now: float) -> None:
+        shown = status(self._state, now)
+        worker = victim(action, shown, self._taken | self._strikes.aimed_at)
+        if worker is None:
+            self._view.emit(Emit("PreemptionSkipped", "there is no worker to take away", True))
+            return
+        owns = any(worker == owner for row in shown.grid for owner, _ in row)
+        if action.step is None or not owns:
+            self._take(Take(worker, notice=action.notice))
+        else:
+            half = self._spec.training.microbatches // len(shown.grid)  # of a cell's forwards and backwards
+            self._strikes.aim(Aim(worker=worker, action=action, step=action.step, after=half))
+
+    def _take(self, take: Take, where: str = "") -> None:
         """Kills a worker, also one that has its notice already, or gives it one."""
         if not take.notice:
             self._taken.add(take.worker)
-            self._view.emit(Emit("Preempting", f"{take.worker} is killed without notice", True))
+            self._view.emit(Emit("Preempting", f"{take.worker} is killed without notice{where}", True))
             self._pool.signal(take.worker, signal.SIGKILL)
         elif take.worker not in self._taken:
             self._taken.add(take.worker)

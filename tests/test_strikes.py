@@ -1,0 +1,109 @@
+"""Preemptions in the middle of a step: whose turn it is, and that a worker waits until it may go on."""
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from bamboo.local.pool import Pool
+from bamboo.local.preempt import Preemption, parse, steps_of
+from bamboo.local.strikes import Aim, Strikes
+from bamboo.plan import Cell
+from bamboo_trainer.gate import Gate
+from bamboo_trainer.trace import Silent
+
+SECONDS = 60.0  # that a test waits for something
+AIM = Aim(worker="w1", action=Preemption(pick=0.0, step=5), step=5, after=2)
+
+
+def begun(strikes: Strikes, worker: str, step: int) -> tuple[Aim, ...]:
+    strikes.begins(worker, step)
+    return strikes.due(step)
+
+
+def test_a_strike_comes_after_so_many_instructions_of_its_worker() -> None:
+    strikes = Strikes()
+    assert begun(strikes, "w0", 5) == ()
+    strikes.aim(AIM)
+    assert strikes.aimed_at == {"w1"}
+    assert [begun(strikes, worker, 5) for worker in ("w1", "w0", "w0", "w1", "w0")] == [()] * 5
+    assert begun(strikes, "w1", 5) == (AIM,)  # two are done, and it is about to begin the third
+    assert (begun(strikes, "w1", 5), strikes.aimed_at) == ((), set())
+
+
+def test_a_place_that_is_missed_is_struck_later() -> None:
+    strikes = Strikes()
+    strikes.aim(AIM)
+    assert strikes.due(5) == ()
+    assert strikes.due(6) == (AIM,)  # the step is over: the worker had no part in it any more
+    begun(strikes, "w1", 4)
+    strikes.aim(AIM)
+    assert begun(strikes, "w1", 7) == (AIM,)
+
+
+def test_workers_ask_in_the_steps_of_the_schedule() -> None:
+    assert steps_of(parse(["random:1", "at:9:1", "at:3", "at:9:0:notice"])) == (3, 9)
+
+
+def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(SECONDS)
+    gate, done = Gate(Silent(), theirs, [5]), threading.Event()
+
+    def work() -> None:
+        for name, step in (("Forward", 4), ("RedundantForward", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
+            gate.started(name, Cell(0, 0), step, 0)
+            gate.finished(name, Cell(0, 0), step, 0)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ours.recv(100) == b"5\n"
+    assert not done.is_set()
+    ours.send(b"\n")
+    assert ours.recv(100) == b"5\n"
+    ours.close()  # nobody will answer: it goes on, and asks no more
+    thread.join(SECONDS)
+    assert done.is_set()
+    gate.started("Forward", Cell(0, 0), 5, 0)
+    gate.close()
+
+
+def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:
+    """Asks once for each step; its exit code is the number of answers."""
+    with socket.socket(fileno=gate) as channel:
+        for step in steps:
+            channel.sendall(b"%d\n" % step)
+            assert channel.recv(1) == b"\n"
+    return len(steps)
+
+
+async def test_the_pool_hears_the_question_and_the_worker_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    asked: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    ended: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
+    pool = Pool(
+        lambda worker, code: ended.put_nowait((worker, code)),
+        tmp_path / "log",
+        on_ask=lambda worker, step: asked.put_nowait((worker, step)),
+    )
+    await pool.open("--bare")
+    try:
+        for worker in ("w0", "w1"):
+            pool.start(worker, (3, 7), url="", token="", zone="", main=f"{__name__}:asking_worker")
+        async with asyncio.timeout(SECONDS):
+            assert {await asked.get() for _ in range(2)} == {("w0", 3), ("w1", 3)}
+            pool.proceed("w1")
+            assert await asked.get() == ("w1", 7)
+            pool.proceed("w1")
+            assert await ended.get() == ("w1", 2)
+            pool.signal("w0", 9)  # it never began what it asked for
+            pool.proceed("w0")
+            assert await ended.get() == ("w0", -9)
+    finally:
+        await pool.close()
+    pool.proceed("w0")  # no complaint
