@@ -53,7 +53,7 @@ def _cost() -> list[object]:
             Query(f"bamboo_job_cost_per_hour{{{J}}}", NAME),
             stacked=True,
         ),
-        graph("Cost so far by job", "Since each job began.", "none", Query(f"bamboo_job_cost_total{{{J}}}", NAME)),
+        graph("Cost so far by job", "Since each job began.", "none", Query(f"bamboo_job_cost_so_far{{{J}}}", NAME)),
         graph(
             "Cost of a million samples",
             "In the last hour; and over the whole job so far.",

@@ -56,7 +56,7 @@ def _jobs() -> list[object]:
         ),
         listing(
             "Jobs",
-            "Every job that the operator follows.",
+            "Every job that the operator follows. Preemptions: in the time shown; cost: since the job began.",
             f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1",
             [
                 ("Step", "none", f"max by (namespace, job) (bamboo_job_step{{{N}}})"),
@@ -69,8 +69,8 @@ def _jobs() -> list[object]:
                 ("Workers ready", "none", f"max by (namespace, job) (bamboo_job_ready_workers{{{N}}})"),
                 ("Workers wanted", "none", f"max by (namespace, job) (bamboo_job_wanted_workers{{{N}}})"),
                 ("Unprotected stages", "none", f"max by (namespace, job) (bamboo_job_unprotected_stages{{{N}}})"),
-                ("Preemptions", "none", f"{BY_JOB} (bamboo_job_preemptions_total{{{N}}})"),
-                ("Cost", "none", f"max by (namespace, job) (bamboo_job_cost_total{{{N}}})"),
+                ("Preemptions", "none", f"{BY_JOB} (increase(bamboo_job_preemptions_total{{{N}}}[$__range]))"),
+                ("Cost", "none", f"max by (namespace, job) (bamboo_job_cost_so_far{{{N}}})"),
             ],
         ),
         graph(

@@ -45,8 +45,8 @@ def _now() -> list[object]:
             "Goodput",
             "Useful part of the paid worker time in the last hour.",
             "percentunit",
-            f"increase(bamboo_job_useful_worker_seconds_total{{{J}}}[1h])"
-            f" / increase(bamboo_job_paid_worker_seconds_total{{{J}}}[1h])",
+            f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[1h]))"
+            f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[1h]))",
             steps=[(None, "red"), (0.5, "orange"), (0.8, "green")],
         ),
         words(
@@ -63,9 +63,12 @@ def _now() -> list[object]:
             steps=[(None, "green"), (1, "orange")],
         ),
         number(
-            "Preemptions", "Since the operator follows the job.", "none", f"sum(bamboo_job_preemptions_total{{{J}}})"
+            "Preemptions",
+            "Workers lost or given notice, in the time shown.",
+            "none",
+            f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
         ),
-        number("Cost so far", "By the prices of the node pools.", "none", f"bamboo_job_cost_total{{{J}}}"),
+        number("Cost so far", "By the prices of the node pools.", "none", f"max(bamboo_job_cost_so_far{{{J}}})"),
     ]
 
 
@@ -88,7 +91,7 @@ def _progress() -> list[object]:
             "Samples a second",
             "Samples of committed steps.",
             "short",
-            Query(f"rate(bamboo_job_samples_total{{{J}}}[$__rate_interval])", "samples"),
+            Query(f"sum(rate(bamboo_job_samples_total{{{J}}}[$__rate_interval]))", "samples"),
         ),
         graph("Steps", "Committed ones.", "none", Query(f"bamboo_job_step{{{J}}}", "step")),
     ]

@@ -145,6 +145,6 @@ def _after() -> list[object]:
             "Workers that failed by themselves",
             "Those that count for backoffLimit, in an hour.",
             "none",
-            Query(f"increase(bamboo_job_restarts_total{{{J}}}[1h])", NAME),
+            Query(f"sum by (namespace, job) (increase(bamboo_job_restarts_total{{{J}}}[1h]))", NAME),
         ),
     ]

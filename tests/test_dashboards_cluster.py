@@ -161,7 +161,7 @@ def _check_numbers(server: Prometheus, ours: str, job: Job) -> None:
         return float(sample["value"][1])
 
     assert one(f"sum(bamboo_job_takeover_pause_seconds_count{{{ours}}})") == job.status()["takeovers"]
-    assert one(f"bamboo_job_samples_total{{{ours}}} - 16 * bamboo_job_step{{{ours}}}") == 0
+    assert one(f"bamboo_job_samples_total{{{ours}}} - 16 * bamboo_job_step{{{ours}}}") == 0, "one operator has seen all"
     useful, paid = (f"bamboo_job_{what}_worker_seconds_total{{{ours}}}" for what in ("useful", "paid"))
     assert 0 < one(f"{useful} / {paid}") < 1
     assert one(f"max(sum by (pod) (rate(bamboo_worker_time_seconds_total{{{ours}}}[1m])))") < 1.1

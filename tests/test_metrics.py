@@ -173,7 +173,7 @@ def test_a_job_without_redundancy_is_not_called_unprotected() -> None:
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     page, meter = Page(Exporter.OPERATOR), Meter(Counts())
-    meter.useful, meter.paid, meter.committed = 30.0, 40.0, 1000.0
+    meter.useful, meter.paid, meter.committed, meter.cost, meter.samples = 30.0, 40.0, 1000.0, 0.1, 48
     meter.signals["NodeDeleted"] += 1
     assert job_page(page, look(), meter) == "Running"
     assert {state for state, value in values(page, table.JOB_STATE).items() if value} == {("Running",)}
@@ -181,8 +181,10 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     assert values(page, table.JOB_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 1}
     assert values(page, table.JOB_PAID_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 0}
     assert values(page, table.JOB_COST_PER_HOUR) == {(): 1.0}
-    assert values(page, table.JOB_COST) == {(): 0.25}
-    samples = values(page, table.JOB_SAMPLES)[()]
+    assert values(page, table.JOB_COST) == {(): 0.1}, "what this operator has seen of it"
+    assert values(page, table.JOB_COST_SO_FAR) == {(): 0.25}
+    samples = 3 * 8
+    assert values(page, table.JOB_SAMPLES) == {(): 48}
     assert values(page, table.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}
     assert values(page, table.JOB_SIGNALS) == {("NodeDeleted",): 1}
     assert values(page, table.JOB_PAID) == {(): 40.0}
@@ -190,10 +192,9 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
 
 
 def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
-    """A counter that fell to 0 and came back would count everything twice."""
     page = Page(Exporter.OPERATOR)
     job_page(page, look(status=said(phase="Recovering", step=0)), Meter(Counts()))
-    for metric in (table.JOB_STEP, table.JOB_SAMPLES, table.JOB_COST_PER_SAMPLES):
+    for metric in (table.JOB_STEP, table.JOB_COST_PER_SAMPLES):
         assert values(page, metric) == {}
 
 

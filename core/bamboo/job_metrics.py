@@ -10,14 +10,12 @@ from bamboo.state import State
 JobKey = tuple[str, str]  # namespace and name
 
 
-def progress(page: Page, job: JobKey, status: Status, batch: int) -> None:
-    """How far it is. batch: samples of a step. Nothing while a restarted coordinator does not know it."""
+def progress(page: Page, job: JobKey, status: Status) -> None:
+    """How far it is. Nothing while a restarted coordinator does not know it."""
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
     page.add(table.JOB_WANTED_STEPS, status.steps, *job)
-    page.add(table.JOB_SAMPLES, status.step * batch - status.lost_samples, *job)
-    page.add(table.JOB_LOST_SAMPLES, status.lost_samples, *job)
     page.add_known(table.JOB_LOSS, status.loss, *job)
     page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
     page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
@@ -36,7 +34,11 @@ def grid(page: Page, job: JobKey, status: Status | None, *, redundant: bool = Tr
 
 
 def history(page: Page, job: JobKey, status: Status) -> None:
-    """What it went through since the coordinator was made."""
+    """What it went through since the coordinator was made: counters begin with it, so that what they say of a time
+    is right also if a coordinator before it had counted on (see `Meter` of the operator).
+    """
+    page.add(table.JOB_LOST_SAMPLES, status.lost_samples, *job)
+    page.add(table.JOB_RESTARTS, status.restarts, *job)
     page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
     page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")
     takeovers = status.takeovers
@@ -56,6 +58,13 @@ def history(page: Page, job: JobKey, status: Status) -> None:
 
 def _milliseconds(takeover: Takeover, phase: str) -> float:
     return {"decide": takeover.decide_ms, "reform": takeover.reform_ms, "recompute": takeover.recompute_ms}[phase]
+
+
+def samples(before: State, after: State) -> int:
+    """Samples that went into the model in the steps committed between these two states of one coordinator."""
+    lost = after.lost_microbatches - before.lost_microbatches
+    training = after.spec.training
+    return (after.step - before.step) * training.global_batch_size - lost * training.micro_batch_size
 
 
 def useful_seconds(before: State, after: State) -> float:

@@ -42,7 +42,10 @@ def _worker(name: str, kind: Kind, help: str, *labels: str, unit: str = "", buck
 JOB_STEP = _job("step", Kind.GAUGE, "Committed steps. A job that starts anew begins at 0.")
 JOB_WANTED_STEPS = _job("wanted_steps", Kind.GAUGE, "Steps that the job asks for.")
 JOB_SAMPLES = _job(
-    "samples_total", Kind.COUNTER, "Samples of committed steps that went into the model.", unit="samples"
+    "samples_total",
+    Kind.COUNTER,
+    "Samples of committed steps that went into the model.",
+    unit="samples",
 )
 JOB_LOST_SAMPLES = _job(
     "lost_samples_total", Kind.COUNTER, "Samples of committed steps that did not go into them.", unit="samples"
@@ -167,7 +170,13 @@ JOB_COST_PER_HOUR = _job(
     "cost_per_hour", Kind.GAUGE, "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
     run=False,
 )  # fmt: skip
-JOB_COST = _job("cost_total", Kind.COUNTER, "What the job has cost so far, by its pools' pricePerHour.", run=False)
+JOB_COST = _job(
+    "cost_total", Kind.COUNTER, "What the job's pods cost, by its pools' pricePerHour.", run=False,
+)  # fmt: skip
+JOB_COST_SO_FAR = _job(
+    "cost_so_far", Kind.GAUGE, "What the job has cost since it began, over all operators, as in status.cost.total.",
+    run=False,
+)  # fmt: skip
 JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", Kind.GAUGE, "Cost so far over samples so far, times a million.", run=False
 )

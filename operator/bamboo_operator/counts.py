@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from bamboo.events import Event
 from bamboo.histogram import Histogram
-from bamboo.job_metrics import useful_seconds
+from bamboo.job_metrics import samples, useful_seconds
 from bamboo.metrics_table import OPERATOR_API_DURATION, OPERATOR_LAG, OPERATOR_PASS_DURATION
 from bamboo.state import State
 
@@ -49,20 +49,35 @@ class Counts:
 
 
 class Meter:
-    """One job's counts. useful, paid: worker-seconds; signals: by source; committed: when the last step was (time)."""
+    """One job's counts: what this process has seen of it, from 0 on. What was counted before is in the job's status.
+
+    A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
+    old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more.
+
+    useful, paid: worker-seconds; cost: in the currency of the pools' prices; samples: of committed steps; signals: by
+    source; committed: when the last step was (time).
+    """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self.useful = self.paid = 0.0
+        self.useful = self.paid = self.cost = 0.0
+        self.samples = 0
         self.signals: Counter[str] = Counter()
         self.committed = time.time()
+        self._resumed = False
+
+    def begin(self, *, resumed: bool) -> None:
+        """A coordinator is made. resumed: of a job that trains; how far that is, it is told when its workers come."""
+        self.committed, self._resumed = time.time(), resumed
 
     def handled(self, event: Event, before: State, after: State) -> None:
         """The job's coordinator has taken in an event."""
         self._counts.events[type(event).__name__] += 1
         if after.step > before.step:
-            self.useful += useful_seconds(before, after)
             self.committed = time.time()
+            if before.step or not self._resumed:  # else those are the steps that were committed before
+                self.useful += useful_seconds(before, after)
+                self.samples += samples(before, after)
 
     def late(self, seconds: float) -> None:
         """Its tick was that late."""

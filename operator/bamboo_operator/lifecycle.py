@@ -200,7 +200,7 @@ class Life:
         wake = asyncio.Event()
         tools = self._tools
         brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, wake.set)
-        self.meter.committed = time.time()
+        self.meter.begin(resumed=job.resumed)
         self._brain, self._comparison = brain, Comparison(since=brain.record.since)
         hands = Hands(job, brain, tools.cluster, tools.api, self._settings(), telling.created)
         thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
@@ -278,8 +278,9 @@ class Life:
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
         if facts.spec and self._comparison:
             self._comparison = self._comparison.later(facts.spec.node_pools, paid, seconds)
-        cost = facts.cost + spent(per_hour, seconds)
-        self._telling.note(pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, cost=cost)
+        more = spent(per_hour, seconds)
+        self.meter.cost += float(more)
+        self._telling.note(pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, cost=facts.cost + more)
 
     def _hear(self, brain: Brain) -> None:
         """What the user has changed, and whether the job's time is up.

@@ -62,18 +62,18 @@ def job_page(page: Page, look: Look, meter: Meter) -> str:
         page.add(table.JOB_CONDITION, condition["status"] == "True", *job, condition["type"])
     _workers(page, job, told)
     _pods(page, job, look, idle=state in IDLE_STATES)
-    page.add(table.JOB_RESTARTS, told["restarts"], *job)
     page.add(table.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
         page.add(table.JOB_SIGNALS, count, *job, source)
     page.add(table.JOB_USEFUL, meter.useful, *job)
     page.add(table.JOB_PAID, meter.paid, *job)
+    page.add(table.JOB_SAMPLES, meter.samples, *job)
     if status is not None and look.spec is not None:
-        job_metrics.progress(page, job, status, look.spec.training.global_batch_size)
+        job_metrics.progress(page, job, status)
         redundant = look.spec.redundancy.mode is not RedundancyMode.NONE
         job_metrics.grid(page, job, None if state in IDLE_STATES else status, redundant=redundant)
         job_metrics.history(page, job, status)
-    _cost(page, job, look, told)
+    _cost(page, look, meter, told)
     return state
 
 
@@ -92,13 +92,15 @@ def _pods(page: Page, job: JobKey, look: Look, *, idle: bool) -> None:
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
 
-def _cost(page: Page, job: JobKey, look: Look, told: Mapping[str, Any]) -> None:
+def _cost(page: Page, look: Look, meter: Meter, told: Mapping[str, Any]) -> None:
     """Only if a pool has a price."""
+    job = (look.namespace, look.name)
     if (cost := told.get("cost")) is None:
         return
     total = float(look.facts.base.cost + look.facts.cost)
     page.add(table.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
-    page.add(table.JOB_COST, total, *job)
+    page.add(table.JOB_COST, meter.cost, *job)
+    page.add(table.JOB_COST_SO_FAR, total, *job)
     status, spec = look.status, look.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":
         samples = status.step * spec.training.global_batch_size - status.lost_samples

@@ -10,7 +10,7 @@ from bamboo.events import Emit, Status
 from bamboo.job_metrics import JobKey
 from bamboo.local.view import Wish
 from bamboo.metrics import Exporter, Page, PageCollector
-from bamboo.metrics_table import JOB_RESTARTS, RUN_WORKER_MEMORY
+from bamboo.metrics_table import JOB_SAMPLES, RUN_WORKER_MEMORY
 from bamboo.spec import JobSpec, RedundancyMode
 
 
@@ -60,10 +60,10 @@ class MetricsView:
 
 def fill(page: Page, job: JobKey, status: Status, spec: JobSpec) -> None:
     """All metrics of one job."""
-    job_metrics.progress(page, job, status, spec.training.global_batch_size)
+    job_metrics.progress(page, job, status)
+    page.add(JOB_SAMPLES, status.step * spec.training.global_batch_size - status.lost_samples, *job)
     job_metrics.grid(page, job, status, redundant=spec.redundancy.mode is not RedundancyMode.NONE)
     job_metrics.history(page, job, status)
-    page.add(JOB_RESTARTS, status.restarts, *job)
     for worker, account in status.memory:
         for kind, size in account.by_kind().items():
             page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)

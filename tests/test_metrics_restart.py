@@ -1,0 +1,136 @@
+"""What Prometheus makes of a job's counters when its operator is made anew, or another one takes over.
+
+The new operator knows of the one before only what the job's status says, which is up to 15 s old.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from bamboo.events import Tick
+from bamboo.metrics import Exporter, Page
+from bamboo_operator.counts import Counts, Meter
+from bamboo_operator.lifecycle import Life
+from bamboo_operator.metrics import job_page
+from operator_kit import job, said
+from prometheus_kit import promtool
+from test_metrics import exposed
+
+PER_HOUR, MINUTES, RESTART = 60, 60, 40
+SPEC = {
+    "task": {"entrypoint": "a:b"},
+    "training": {"steps": 10_000, "globalBatchSize": 16, "microBatchSize": 2},
+    "topology": {"stages": 2},
+    "nodePools": [{"name": "spot", "pricePerHour": str(PER_HOUR)}],
+}
+BY_JOB = "sum by (namespace, job)"
+COUNTED = (  # over the hour; what happened while nobody looked is not
+    ("bamboo_job_cost_total", MINUTES),
+    ("bamboo_job_samples_total", 16 * MINUTES),
+    ('bamboo_job_preemptions_total{notice="false"}', 12),
+    ("bamboo_job_restarts_total", 6),
+    ("bamboo_job_takeover_pause_seconds_count", 0),
+)
+
+
+def state(step: int) -> Any:
+    """A coordinator's, as far as it is counted."""
+    return SimpleNamespace(
+        step=step, spec=job(training=SPEC["training"]), plan=None, step_seconds=(), usual_step=None,
+        lost_microbatches=0,
+    )  # fmt: skip
+
+
+class Operated:
+    """A job in one operator's process, a minute at a time; its coordinator counts from its own start."""
+
+    def __init__(self, status: Mapping[str, Any], step: int) -> None:
+        metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
+        tools: Any = SimpleNamespace(counts=Counts())
+        self.life = Life({"metadata": metadata, "spec": SPEC, "status": status}, tools)
+        self.life._read()
+        self.life._telling.begin()
+        self.life.meter.begin(resumed=bool(status))
+        self._step = self._lost = 0
+        self._commit(step)  # as from the report of the first worker that comes back
+
+    def _commit(self, step: int) -> None:
+        self.life.meter.handled(Tick(), state(self._step), state(step))
+        self._step = step
+
+    def minute(self, n: int) -> str:
+        """The page at its end."""
+        self._commit(self._step + 1)
+        self._lost += n % 5 == 0
+        status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2)
+        brain: Any = SimpleNamespace(status=lambda: status, finish=None, record=None)
+        hands: Any = SimpleNamespace(by_pool=lambda: {"spot": 1}, paid_for=lambda: {"spot": 1})
+        self.life._count(brain, hands, 60.0)
+        self.life._brain = brain
+        page = Page(Exporter.OPERATOR)
+        job_page(page, self.life.look(), self.life.meter)
+        return exposed(page)
+
+
+def hour(stale: int) -> Iterator[tuple[int, int, str]]:
+    """Operator, minute and page. stale: minutes by which the status that the second one finds is old."""
+    first, found = Operated({}, 0), dict[str, Any]()
+    for n in range(1, RESTART + 1):
+        yield 1, n, first.minute(n)
+        if n == RESTART - stale:
+            total = first.life._telling.facts.cost
+            found = {"cost": {"total": f"{total}"}, "preemptions": n // 5, "restarts": n // 10, "epoch": 3}
+    second = Operated(found, RESTART)
+    for n in range(RESTART + 1, MINUTES + 1):
+        yield 2, n, second.minute(n)
+
+
+def series(pages: Iterator[tuple[int, int, str]], *, same: bool) -> list[dict[str, str]]:
+    """promtool's input: a value for each minute, or none. same: both operators are one target."""
+    found: dict[str, list[str]] = {}
+    for operator, minute, text in pages:
+        for line in text.splitlines():
+            if line.startswith("bamboo_job_") and "_created" not in line:
+                name, _, value = line.rpartition(" ")
+                labelled = f'{name[:-1]},instance="{1 if same else operator}"}}'
+                found.setdefault(labelled, ["_"] * (MINUTES + 1))[minute] = value
+    for values in found.values():
+        gone = max(n for n, value in enumerate(values) if value != "_") + 1
+        values[gone : gone + 1] = ["stale"] if gone <= MINUTES else []
+    return [{"series": name, "values": " ".join(values)} for name, values in sorted(found.items())]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["restarted", "another takes over"])
+@pytest.mark.parametrize("stale", [0, 3])
+def test_increases_count_everything_once(tmp_path: Path, same: bool, stale: int) -> None:
+    """A counter that went on from the status would count all that came before once more, or a part of it."""
+    unseen = 0 if same else 2 / MINUTES  # the first value of a series that is new counts for nothing
+    asked = [
+        {
+            "expr": f"({BY_JOB} (increase({name}[1h])) >= bool {true * (0.95 - unseen)})"
+            f" * ({BY_JOB} (increase({name}[1h])) <= bool {true * 1.05})",
+            "eval_time": f"{MINUTES}m",
+            "exp_samples": [{"labels": '{namespace="default", job="tiny"}', "value": 1}],
+        }
+        for name, true in COUNTED
+    ]
+    test = {"interval": "1m", "input_series": series(hour(stale), same=same), "promql_expr_test": asked}
+    file = tmp_path / "restart.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
+    promtool("test", "rules", str(file))
+
+
+def test_steps_that_were_committed_before_are_not_counted_as_new() -> None:
+    meter = Meter(Counts())
+    meter.begin(resumed=True)
+    meter.handled(Tick(), state(0), state(5000))
+    assert meter.samples == 0
+    meter.handled(Tick(), state(5000), state(5002))
+    assert meter.samples == 2 * 16
+    meter.begin(resumed=False)
+    meter.handled(Tick(), state(0), state(1))
+    assert meter.samples == 3 * 16
