@@ -1,6 +1,6 @@
 """A model of one's own, in one file: a small Transformer learns to sort digits (docs/models.md).
 
-    cd examples && bamboo run own-model.yaml
+    bamboo run examples/own-model.yaml
 
 `build` is what the manifest's task.entrypoint names: own_model:build.
 """

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -65,8 +66,13 @@ def test_what_the_pages_show_is_valid(page: str, least: int) -> None:
 
 
 def test_the_model_of_ones_own_trains_with_the_same_bits_when_a_worker_is_killed(tmp_path: Path) -> None:
+    """Its module is beside the manifest, which comes before the current folder."""
     job = shorter("own-model.yaml", tmp_path, steps=STEPS, globalBatchSize=32, microBatchSize=8)
-    done = bamboo("run", job, "--preempt", "at:2:1", "--verify", "--json")
+    shutil.copy(EXAMPLES / "own_model.py", tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "own_model.py").write_text("raise ValueError('the wrong one')\n")
+    done = bamboo("run", job, "--preempt", "at:2:1", "--verify", "--json", folder=elsewhere)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout)
     assert (summary["committed"], summary["preemptions"], summary["bit_equal"]) == (STEPS, 1, True)

@@ -102,6 +102,23 @@ async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
         await pool.call(f"{__name__}:no_such", {})
 
 
+async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_others(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "taskmodule.py").write_text(f"def where():\n    return {folder.name!r}\n")
+        (folder / "selectors.py").write_text("raise ValueError('the launcher needs the other one')\n")
+    (second / "othermodule.py").write_text("def where():\n    return 'second'\n")
+    pool = Pool(lambda worker, code: None, tmp_path / "log", folders=[first, second])
+    await pool.open("--bare")
+    try:
+        assert [await pool.call(f"{name}:where", {}) for name in ("taskmodule", "othermodule")] == ["first", "second"]
+        with pytest.raises(PoolError, match="no_such"):
+            await pool.call("no_such:where", {})
+    finally:
+        await pool.close()
+
+
 async def test_close_leaves_no_process(tmp_path: Path) -> None:
     pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")

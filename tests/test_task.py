@@ -1,5 +1,6 @@
 """Tasks: what ours learn, and which sentence a faulty one gets."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,23 @@ def test_the_models_learn_and_show_something(tmp_path):
 def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config, message):
     with pytest.raises(TaskError, match=message):
         load_task(entrypoint, config)
+
+
+def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    folders = (tmp_path / "manifests", tmp_path / "here")
+    folders[0].mkdir()
+    (folders[0] / "needs_another.py").write_text("import no_such_package")
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+    for missing in ("no_such_module", "no_such.module"):
+        with pytest.raises(TaskError) as caught:
+            load_task(f"{missing}:build", {})
+        start = f"cannot import '{missing}': there is no such module in {folders[0]} or {folders[1]} or "
+        assert str(caught.value).startswith(start)
+        assert str(caught.value).endswith(" or the installed packages")
+    with pytest.raises(TaskError, match=r"'needs_another' \(ModuleNotFoundError: No module named 'no_such_package'\)"):
+        load_task("needs_another:build", {})
+    with pytest.raises(TaskError, match=r"the module \(.*/tokenize\.py\) has no 'build'"):
+        load_task("tokenize:build", {})
 
 
 @pytest.mark.parametrize("where", ["import", "build"])

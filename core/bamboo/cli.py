@@ -155,6 +155,7 @@ def run(
 ) -> None:
     """Run the job on this machine, one process per worker.
 
+    The task's module is looked for in the manifest's folder, then in the current one, then among what is installed.
     On a terminal it shows the pipelines live; there a worker's letter kills it, the capital letter gives it a notice.
     With --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
     """
@@ -175,7 +176,9 @@ def run(
     if not math.isfinite(heartbeat_timeout):
         _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
     _check_paths(trace, output)
-    wanted = Options(preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout)
+    wanted = Options(
+        preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout, folders=module_folders(job)
+    )
     if page is None:
         page = page_port is not None or not (json or quiet)
     elif not page and page_port is not None:
@@ -278,6 +281,11 @@ def _parse(document: dict[str, Any], source: str) -> JobSpec:
         return parse_manifest(document)
     except ManifestError as error:
         _usage(*(f"{source}: {problem}" for problem in error.problems))
+
+
+def module_folders(manifest: Path) -> tuple[Path, ...]:
+    """Where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
+    return (manifest.resolve().parent, Path.cwd())
 
 
 def _check_paths(trace: Path | None, output: Path | None) -> None:

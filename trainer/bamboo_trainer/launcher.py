@@ -1,6 +1,6 @@
 """The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
 
-    python -m bamboo_trainer.launcher [--import MODULE]...
+    python -P -m bamboo_trainer.launcher [--import MODULE]... [--folder FOLDER]...
 
 One thread, one loop. JSON lines on stdin:
 
@@ -303,10 +303,12 @@ def _own_channel() -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--folder", dest="folders", action="append", default=[], metavar="FOLDER")
     parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
     options = parser.parse_args()
     commands, events = _own_channel()
     _preload([*(() if options.bare else MODULES), *options.modules])
+    sys.path[:0] = options.folders  # NB: not before, or a user's file named like one of torch's modules would be taken
     Launcher(commands, events).run()
 
 

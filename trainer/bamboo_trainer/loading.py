@@ -1,7 +1,11 @@
 """From an entrypoint's name to a checked task, and what its layers cost."""
 
 import importlib
+import sys
+import sysconfig
 from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +27,14 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises at import
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise TaskError(f"cannot import {module_name!r}: there is no such module in {_searched()}") from error
         raise TaskError(f"cannot import {module_name!r} ({type(error).__name__}: {error})") from error
     build = getattr(module, name, None)
     if not callable(build):
         problem = "has no" if build is None else "has a non-callable"
-        raise TaskError(f"task.entrypoint {entrypoint!r}: the module {problem} {name!r}")
+        where = getattr(module, "__file__", None) or "built into Python"
+        raise TaskError(f"task.entrypoint {entrypoint!r}: the module ({where}) {problem} {name!r}")
     try:
         task = build(config)
     except TaskError:
@@ -48,6 +55,14 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
     if len(task.dataset) < 1:
         raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
     return task
+
+
+def _searched() -> str:
+    """Where modules are looked for, in words: the folders that come before Python's own library."""
+    library = sysconfig.get_paths()["stdlib"]
+    own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
+    folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)
+    return " or ".join([*folders, "the installed packages"])
 
 
 def _attention_operations(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:

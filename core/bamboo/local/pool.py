@@ -31,6 +31,7 @@ class Pool:
     on_ask: called in the loop with (worker, step) when a worker that was started with `gate` is about to begin a
     forward or backward of one of these steps; it waits until `proceed`.
     log: the file that gets everything the workers print. imports: modules to be loaded before forking.
+    folders: where a task's modules are looked for first, in this order; not those of Bamboo and of what it imports.
     scratch: an existing folder for the workers' temporary files; the caller removes it afterwards.
     """
 
@@ -40,13 +41,14 @@ class Pool:
         log: Path,
         *,
         imports: Sequence[str] = (),
+        folders: Sequence[Path] = (),
         scratch: Path | None = None,
         on_ask: Callable[[WorkerId, int], None] | None = None,
     ) -> None:
         self._on_exit = on_exit
         self._on_ask = on_ask or (lambda worker, step: self.proceed(worker))
         self._log = log
-        self._imports = imports
+        self._imports, self._folders = imports, folders
         self._scratch = scratch
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -67,12 +69,13 @@ class Pool:
     async def open(self, *extra: str) -> None:
         """Starts the launcher and waits until it can fork. Raises PoolError."""
         arguments = [item for module in self._imports for item in ("--import", module)]
+        arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if self._scratch is not None:
             environment["TMPDIR"] = str(self._scratch)
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", LAUNCHER, *arguments, *extra),
+                *(sys.executable, "-P", "-m", LAUNCHER, *arguments, *extra),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -57,13 +57,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers."""
+    """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
+
+    folders: where the task's modules are looked for before all others, in this order.
+    """
 
     preempt: Schedule = field(default_factory=Schedule)
     output: Path | None = None
     trace: Path | None = None
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     undisturbed: bool = False
+    folders: tuple[Path, ...] = (Path(),)
 
 
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: Options, view: View) -> Summary:
@@ -94,7 +98,12 @@ class _Run:
         task_module = spec.task.entrypoint.partition(":")[0]
         imports = [task_module] if task_module.startswith("bamboo_trainer.") else []
         self._pool = Pool(
-            self._exited, self._folder / "workers.log", imports=imports, scratch=temporary, on_ask=self._asked
+            self._exited,
+            self._folder / "workers.log",
+            imports=imports,
+            folders=options.folders,
+            scratch=temporary,
+            on_ask=self._asked,
         )
         self._state = coordinator.initial(
             spec,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from bamboo.events import Outcome
 from bamboo.local.metrics import MetricsError, MetricsView
 from bamboo.local.page import PageView
 from bamboo.local.pool import PoolError
+from bamboo.local.preempt import Schedule
 from bamboo.local.runner import SIGNALS, Options, run_job
 from bamboo.local.summary import Summary, compare, to_json, to_text
 from bamboo.local.view import QUIT_KEY, LiveView, PlainView, QuietView, View, Views
@@ -42,7 +43,7 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Rep
         if verify and summary.outcome is Outcome.COMPLETE:
             if not report.json:
                 _say(f"{to_text(summary)}\nthe same job again, undisturbed:")
-            calm = Options(heartbeat_timeout=options.heartbeat_timeout, undisturbed=True)
+            calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
             check = _run(spec, manifest, calm, report)
     except (MetricsError, PageError) as error:
         print(f"bamboo: {error}", file=sys.stderr)
