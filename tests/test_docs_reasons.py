@@ -35,6 +35,7 @@ TELLERS: dict[str, tuple[int, str]] = {
     "_fail": (0, "reason"),
     "WorkerFailed": (9, "reason"),
     "Unauthorized": (1, "reason"),
+    "_turned_away": (0, "reason"),
 }
 # Tables whose keys or values are reasons, by file
 TABLES = {

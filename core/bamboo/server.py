@@ -15,6 +15,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from bamboo.allowance import Allowance
 from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.listener import LISTENER, Bounds, Listener
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.plan import WorkerId
 from bamboo.protocol import MAX_MESSAGE_BYTES, Hello, Message, Refused, decode_from_worker, encode
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 PATH = "/v1/workers"
 HELLO_SECONDS = 5.0
 REFUSED_HEADER = "Bamboo-Refused"  # of an answer 403: why
+STRANGERS = 256  # connections to the one job of this process that are not known to be a worker's
 MESSAGES_A_SECOND = 500.0  # of one worker; one that says more is heard later
 MESSAGES_AT_ONCE = 2000
 ChannelEvent = WorkerJoined | Received | ChannelClosed
@@ -119,6 +121,8 @@ class Channels:
         self._sockets.add(socket)
         try:
             if (hello := await self._greet(request, socket, known_as)) is not None:
+                if listener := request.app.get(LISTENER):
+                    listener.know(request)
                 await self._serve(hello, socket)
         finally:
             self._sockets.discard(socket)
@@ -215,20 +219,24 @@ class Server(Channels):
     """The channels of the one job of this process, with a port of their own."""
 
     _runner: web.AppRunner | None = None
+    _listener: Listener | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listens; returns the URL that workers connect to."""
         app = web.Application()
         app.router.add_get(PATH, self.handle)
+        self._listener = Listener(app, Bounds(strangers=STRANGERS))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        bound = self._runner.addresses[0]
-        return f"ws://{bound[0]}:{bound[1]}{PATH}"
+        bound = await self._listener.start(self._runner, host, port)
+        return f"ws://{host}:{bound}{PATH}"
 
     async def stop(self) -> None:
         """Closes every channel and stops listening; no event is told any more."""
         await self.close()
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

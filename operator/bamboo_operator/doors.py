@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -11,14 +12,18 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from bamboo.listener import Bounds, Listener
 from bamboo.names import TOKEN_AUDIENCE
 from bamboo.plan import WorkerId
 from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
 from bamboo.spec import DNS_LABEL, DNS_NAME
 from bamboo_operator.api import API_ERRORS
 
+logger = logging.getLogger(__name__)
+
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
+BOUNDS = Bounds(strangers=1024)
 REVIEWS_AT_ONCE = 16
 REVIEWS_WAITING = 512  # more than that are told to come again
 JobKey = tuple[str, str]  # namespace and name
@@ -144,20 +149,26 @@ class Doors:
         self._open: dict[JobKey, Channels] = {}
         self.refusals: Counter[str] = Counter()  # by reason
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: Bounds = BOUNDS) -> int:
         """Listens; returns the port."""
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._enter)
+        self._listener = Listener(app, bounds, self._closed)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
-        bound: int = self._runner.addresses[0][1]
-        return bound
+        return await self._listener.start(self._runner, host, port, tls)
+
+    def _closed(self, reason: str) -> None:
+        self.refusals[reason] += 1
 
     async def stop(self) -> None:
         for job, channels in list(self._open.items()):
             await self.close(job, channels)
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -196,4 +207,8 @@ class Doors:
         if channels is None:
             self.refusals["NoSuchJob"] += 1
             raise web.HTTPNotFound(text="no such job here\n")
+        if self._listener and self._listener.full:
+            self.refusals["TooManyWorkers"] += 1
+            logger.error("%d workers are connected: no more, for want of file descriptors", self.connected)
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
         return await channels.handle(request)

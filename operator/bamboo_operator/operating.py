@@ -9,6 +9,8 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from bamboo.descriptors import Shares, raise_limit
+from bamboo.listener import Bounds
 from bamboo.metrics import Exporter, PageCollector
 from bamboo_operator import page
 from bamboo_operator.api import API_ERRORS, AUTHORITY_FILE, Api, credentials
@@ -30,6 +32,8 @@ from bamboo_operator.web import Web
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
+RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
+WATCHES = 6  # of a namespace: connections of its watches, also while one is begun anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,11 @@ class _Operation:
         self._works = False
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
-        self._web = Web(self._problem, self._absence, self._series)
+        limit = raise_limit()
+        self._shares = Shares.of(limit, RESERVED + WATCHES * max(1, len(options.namespaces)))
+        logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
+        bounds = Bounds(strangers=self._shares.visitors)
+        self._web = Web(self._problem, self._absence, self._series, bounds)
         page.Pages(self._look, self._visitors).add_to(self._web.app)
 
     async def run(self) -> None:
@@ -135,7 +143,8 @@ class _Operation:
         tls = options.certificate.context() if options.certificate else None
         if options.certificate and tls:
             self._begin(options.certificate.keep_fresh(tls))
-        bound = await self._doors.start(*options.listen, tls)
+        bounds = Bounds(strangers=self._shares.strangers, known=self._shares.workers)
+        bound = await self._doors.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         tools = Tools(
             cluster=Cluster(), doors=self._doors, api=self._api, reviews=Reviews(self._reviewer), key=options.key,

@@ -9,8 +9,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from bamboo.listener import Bounds, Listener
+
 logger = logging.getLogger(__name__)
 
+BOUNDS = Bounds(strangers=256)
 FRESH_SECONDS = 0.5  # for which an answer serves all who ask
 
 
@@ -21,13 +24,15 @@ class Web:
     """
 
     def __init__(
-        self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry
-    ) -> None:
+        self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry,
+        bounds: Bounds = BOUNDS,
+    ) -> None:  # fmt: skip
         self._healthy, self._ready, self._registry = healthy, ready, registry
         self._scraping = asyncio.Lock()
         self._scraped, self._scraped_at = b"", 0.0
         self._runner: web.AppRunner | None = None
         self.app = web.Application()
+        self._listener = Listener(self.app, bounds)
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/readyz", self._readiness)
         self.app.router.add_get("/metrics", self._metrics)
@@ -36,11 +41,10 @@ class Web:
         """Listens; returns the port."""
         self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        bound: int = self._runner.addresses[0][1]
-        return bound
+        return await self._listener.start(self._runner, host, port)
 
     async def stop(self) -> None:
+        await self._listener.stop()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

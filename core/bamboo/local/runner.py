@@ -17,6 +17,7 @@ from typing import Any
 
 from bamboo import coordinator
 from bamboo.clock import AwakeClock
+from bamboo.descriptors import raise_limit
 from bamboo.events import (
     AddWorkers,
     Command,
@@ -136,6 +137,7 @@ class _Run:
             try:
                 self._view.start(self._wish)
                 await self._pool.open()
+                raise_limit()
                 self._url = await self._server.start()
                 await self._drive()
                 await self._drain()

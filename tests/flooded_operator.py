@@ -1,0 +1,51 @@
+"""The operator's two ports and its calls to the API server, in a process with few file descriptors. For test_listener.
+
+Arguments: how many descriptors, the API server's URL, and the folder with the certificate. Prints the two ports. A
+worker that is heard gets an answer; a call to the API server that fails ends the process.
+"""
+
+import asyncio
+import resource
+import sys
+from pathlib import Path
+
+import kopf
+from prometheus_client import CollectorRegistry
+
+from bamboo.descriptors import Shares, raise_limit
+from bamboo.events import Received
+from bamboo.listener import Bounds
+from bamboo.protocol import Stop
+from bamboo.server import ChannelEvent, Channels
+from bamboo_operator.api import Api
+from bamboo_operator.doors import Doors, Reviews, pod_check
+from bamboo_operator.tls import Certificate
+from bamboo_operator.web import Web
+
+JOB = ("team", "job")
+OWN = 64  # descriptors that this process needs itself
+
+
+async def main(server: str, folder: Path) -> None:
+    shares = Shares.of(raise_limit(), OWN)
+    api = Api(kopf.ConnectionInfo(server=server), 4)
+    doors, web = Doors(), Web(lambda: None, lambda: None, CollectorRegistry(), Bounds(strangers=shares.visitors))
+
+    def heard(event: ChannelEvent) -> None:
+        if isinstance(event, Received):
+            channels.send(event.worker, Stop(reason="Heard"))
+
+    channels = Channels(heard, pod_check(JOB, Reviews(api), lambda worker: f"uid-of-{worker}"))
+    doors.open(JOB, channels)
+    certificate = Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
+    bounds = Bounds(strangers=shares.strangers, known=shares.workers)
+    print(await doors.start("127.0.0.1", 0, certificate.context(), bounds), await web.start("127.0.0.1", 0), flush=True)
+    while True:  # until it is killed
+        await api.uid_of("/api/v1/namespaces/team/pods/any")
+        await asyncio.sleep(0.02)
+
+
+if __name__ == "__main__":
+    few = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few // 2, few))
+    asyncio.run(main(sys.argv[2], Path(sys.argv[3])))
