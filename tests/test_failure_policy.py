@@ -1,14 +1,18 @@
 """What the coordinator makes of workers that end for reasons of their own."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from bamboo import protocol
-from bamboo.events import Outcome, Received, WorkerLost
+from bamboo.events import ChannelClosed, Notice, Outcome, Received, WorkerLost
+from bamboo.failures import most_losses
 from bamboo.names import EXIT_FENCED
-from bamboo.spec import FailureAction, FailurePolicy, FailureRule
-from world import World
+from bamboo.plan import Cell
+from bamboo.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
+from world import World, silence
 
 
 def crash(world: World, worker: str, code: int) -> None:
@@ -16,9 +20,14 @@ def crash(world: World, worker: str, code: int) -> None:
     world.tell(WorkerLost(worker, f"exit code {code}", code))
 
 
-def policy(limit: int, action: FailureAction | None = None) -> World:
-    """A settled job with that backoff limit; action: of a rule for exit code 9."""
-    world = World(2, 2, 2)
+def policy(
+    limit: int, action: FailureAction | None = None, *, shape: tuple[int, int, int] = (2, 2, 2), mode: str = ""
+) -> World:
+    """A settled job with that backoff limit; action: of a rule for exit code 9. shape: stages, pipelines, standby."""
+    world = World(*shape)
+    if mode:
+        changed = replace(world.spec, redundancy=replace(world.spec.redundancy, mode=RedundancyMode(mode)))
+        world.state = replace(world.state, spec=changed)
     world.settle()
     rules = (FailureRule(name="rule", on_exit_codes=(9,), action=action),) if action else ()
     spec = replace(world.state.spec, failure_policy=FailurePolicy(backoff_limit=limit, rules=rules))
@@ -48,7 +57,7 @@ def test_workers_that_never_start_are_judged_like_others() -> None:
     assert world.state.restarts == 2
 
 
-@pytest.mark.parametrize("code", [None, 0, -9, EXIT_FENCED])
+@pytest.mark.parametrize("code", [None, -9, EXIT_FENCED])
 def test_a_disruption_is_no_failure(code: int | None) -> None:
     world = policy(0)
     world.lost.add("w1")
@@ -57,25 +66,136 @@ def test_a_disruption_is_no_failure(code: int | None) -> None:
     assert world.state.failures == ()
 
 
-def test_how_a_worker_ended_may_be_known_later_than_that_it_is_lost() -> None:
+def miss(world: World, worker: str) -> None:
+    """Its channel and its links close, which is heard of before how it ended."""
+    world.lost.add(worker)
+    other = next(w for w in world.state.workers if w != worker)
+    world.tell(Received(other, protocol.PeerDown(peer=worker)))
+    world.tell(ChannelClosed(worker))
+    assert worker in world.state.gone
+
+
+@pytest.mark.parametrize("code", [0, 1, 9, 137])
+@pytest.mark.parametrize("action", [None, *FailureAction])
+def test_what_is_made_of_an_end_does_not_depend_on_whether_it_or_the_loss_is_heard_first(
+    code: int, action: FailureAction | None
+) -> None:
+    """A process's exit code and its closed links race each other to the coordinator."""
+    made = []
+    for missed_first in (True, False):
+        world = policy(1, action)
+        if missed_first:
+            miss(world, "w1")
+            assert world.state.failures == ()
+        crash(world, "w1", code)
+        ended = world.finish and (world.finish.reason, world.finish.message)
+        made.append((ended, world.state.failures, world.state.preemptions, world.state.restarts, world.state.ends))
+    assert made[0] == made[1]
+    ruled = action if code == 9 else None
+    assert (made[0][0] or ("",))[0] == ("FailurePolicy" if ruled is FailureAction.FAIL_JOB else "")
+    assert made[0][1:4] == ((), 1, 0) if ruled in (FailureAction.FAIL_JOB, FailureAction.IGNORE) else (
+        (f"w1 exit code {code}",), 1, 1
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: bool) -> None:
     world = policy(0)
+    if late:
+        miss(world, "w1")
     world.lose("w1")
-    assert world.finish is None
-    crash(world, "w1", 137)
+    assert (world.finish, world.state.failures, world.state.preemptions) == (None, (), 1)
+    assert world.state.ends["w1"].disrupted
+
+
+def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None:
+    world = policy(0)
+    world.tell(Notice("w1", 30.0))
+    crash(world, "w1", 0)
+    assert (world.finish, world.state.failures) == (None, ())
+
+
+def lose_in_vain(world: World, lose: Callable[[str], None]) -> int:
+    """One worker of a part after the other, each once its stage is held twice again; how many there were."""
+    for count in range(1, 200):
+        assert world.state.plan is not None
+        lose(world.state.plan.at(Cell(0, 1)).owner)
+        while world.pending:
+            world.deliver()
+        if world.finish:
+            return count
+    return 200
+
+
+def ignored(world: World, worker: str) -> None:
+    miss(world, worker)
+    crash(world, worker, 9)
+
+
+def frozen(world: World, worker: str) -> None:
+    """It is missed, and ended because of that."""
+    miss(world, worker)
+    world.tell(WorkerLost(worker, "was killed by SIGKILL", removed=True))
+
+
+@pytest.mark.parametrize("how", [ignored, frozen])
+def test_a_job_that_loses_workers_and_commits_nothing_ends_although_no_loss_counts(
+    how: Callable[[World, str], None],
+) -> None:
+    world = policy(1, FailureAction.IGNORE)
+    count = lose_in_vain(world, partial(how, world))
+    assert count == most_losses(world.state.spec) + 1 < 20
     assert world.finish is not None
-    assert "w1 exit code 137" in world.finish.message
+    assert (world.finish.reason, world.finish.outcome) == ("WorkersKeepFailing", Outcome.FAILED)
+    assert f"{count} workers were lost and no step was committed in between" in world.finish.message
+    assert "exit code 9" in world.finish.message or "its channel is closed" in world.finish.message
 
 
-def test_what_is_counted_does_not_depend_on_whether_its_end_or_its_loss_is_known_first() -> None:
-    """A pod's status and a closed channel race each other to the coordinator."""
-    counted = []
-    for known_later in (True, False):
-        world = policy(6)
-        if known_later:
-            world.lose("w1")
-        crash(world, "w1", 137)
-        counted.append((world.state.preemptions, world.state.restarts))
-    assert counted == [(1, 1), (1, 1)]
+def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
+    world = policy(1)
+    assert lose_in_vain(world, world.lose) == 200
+
+
+def give_up(world: World, *, seconds: float) -> None:
+    """The job's only copies of stage 1 are missed, one after the other, and that much time passes."""
+    assert world.state.plan is not None
+    for worker in world.state.plan.at(Cell(0, 1)).holders:
+        miss(world, worker)
+    wait(world, seconds)
+
+
+def wait(world: World, seconds: float) -> None:
+    """So long everybody answers what they are asked."""
+    until = world.now + seconds
+    while world.now < until and world.finish is None:
+        silence(world, set(), 0.5)
+        while world.pending:
+            world.deliver()
+
+
+def test_a_stage_is_given_up_only_once_it_can_be_known_how_its_workers_ended() -> None:
+    """Its owner and its replica end by themselves at once: the rule for their code is what the user has to hear."""
+    world = policy(1, FailureAction.FAIL_JOB, shape=(3, 1, 0))
+    give_up(world, seconds=3.0)
+    assert world.finish is None
+    crash(world, "w1", 9)
+    assert world.finish is not None
+    assert world.finish.reason == "FailurePolicy"
+
+
+@pytest.mark.parametrize("mode", ["EagerForward", "None"])
+def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: str) -> None:
+    world = policy(6, shape=(3, 1, 0), mode=mode)
+    give_up(world, seconds=3.0)
+    crash(world, "w1", 137)
+    wait(world, 60.0)
+    assert world.finish is not None
+    assert (world.finish.reason, world.finish.outcome) == ("StageLost", Outcome.UNRECOVERABLE)
+    if mode == "None":
+        told = "lost with w1 (exit code 137); redundancy.mode None keeps no other copy"
+    else:
+        told = "lost with w0 (its channel is closed, and w2 cannot reach it), after w1 (exit code 137) since the last"
+    assert world.finish.message.startswith(f"stage 1 of pipeline 0: {told}")
 
 
 def test_a_worker_is_judged_once() -> None:

@@ -87,8 +87,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             received(turn, worker, message)
         case ChannelClosed(worker):
             channel_closed(turn, worker)
-        case WorkerLost(worker, detail, exit_code):
-            lost(turn, worker, detail, exit_code)
+        case WorkerLost(worker, detail, exit_code, removed):
+            lost(turn, worker, detail, exit_code, known=True, removed=removed)
         case Notice(worker, seconds, wanted):
             notice(turn, worker, seconds, wanted=wanted)
         case NoticeWithdrawn(worker):

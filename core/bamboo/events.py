@@ -31,13 +31,14 @@ class ChannelClosed:
 class WorkerLost:
     """Known for certain to be gone: its process exited, its pod or node was deleted.
 
-    exit_code: positive if it ended for reasons of its own, which the job's failure policy judges; anything else is a
-    disruption.
+    exit_code: from 0 up if it ended for reasons of its own, which the job's failure policy judges; anything else is a
+    disruption. removed: it was ended by the shell, because the coordinator had declared it lost before.
     """
 
     worker: WorkerId
     detail: str
     exit_code: int | None = None
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

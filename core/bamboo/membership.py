@@ -4,17 +4,18 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bamboo import protocol
-from bamboo.events import AddWorkers, Emit, Outcome, RemoveWorker, Send
+from bamboo.events import AddWorkers, Emit, RemoveWorker, Send
+from bamboo.failures import by_itself, judge, learn, note_end
 from bamboo.names import (
     ALONE_SECONDS,
-    EXIT_FENCED,
+    EXIT_OK,
     HEARTBEAT_SECONDS,
     ISOLATED_SECONDS,
     RECONNECT_GRACE_SECONDS,
     REUNION_SECONDS,
 )
 from bamboo.plan import Peer, Plan, WorkerId, misfits
-from bamboo.spec import FailureAction, wanted_workers
+from bamboo.spec import wanted_workers
 from bamboo.state import State, Turn, Worker
 
 
@@ -77,21 +78,27 @@ def _found(turn: Turn, plan: Plan) -> None:
         turn.set(plan=plan, synced=frozenset(kept), applied=frozenset())
 
 
-def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None) -> None:
-    """Declare a worker lost, for good. exit_code: if its process ended; negative for a signal."""
-    state = turn.state
+def lost(
+    turn: Turn,
+    worker: WorkerId,
+    detail: str,
+    exit_code: int | None = None,
+    *,
+    known: bool = False,
+    removed: bool = False,
+) -> None:
+    """Declare a worker lost, for good.
+
+    known: the shell says that it is gone, so that without an exit code it was taken away; else it was only missed.
+    exit_code: if it ended by itself; below 0, a signal's, as if there were none. removed: the shell has ended it
+    because it had been declared lost.
+    """
+    state, exit_code = turn.state, None if exit_code is not None and exit_code < 0 else exit_code
     if worker in state.gone:
-        _learn(turn, worker, detail, exit_code)
+        learn(turn, worker, detail, exit_code, removed=removed)
         return
     if worker not in state.workers:
-        had_joined = state.phase == "Recovering" and not (exit_code and exit_code > 0)  # or so it seems
-        turn.set(
-            gone=state.gone | {worker},
-            requested=max(0, state.requested - 1),
-            preemptions=state.preemptions + had_joined,
-        )
-        turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True), RemoveWorker(worker))
-        _judge(turn, worker, detail, exit_code)
+        _lost_early(turn, worker, detail, exit_code)
         return
     record = state.workers[worker]
     signs = [since for (_, peer), since in state.links.items() if peer == worker]
@@ -114,38 +121,29 @@ def lost(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None = None
     turn.do(RemoveWorker(worker))
     if record.released:
         return
-    if exit_code is None:
+    noticed = record.notice_until is not None
+    note_end(turn, worker, detail, disrupted=noticed or (known and exit_code is None))
+    if not known:
         turn.set(unjudged=turn.state.unjudged | {worker})
-    else:
-        _judge(turn, worker, detail, exit_code)
+    judge(turn, worker, detail, None if noticed and exit_code == EXIT_OK else exit_code)
 
 
-def _learn(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """How a worker ended is often known only after its neighbours have missed it."""
-    if exit_code is None or worker not in turn.state.unjudged:
+def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
+    """It has not joined, or a coordinator before this one knew it; then who ends with 0 may have been told to stop."""
+    state = turn.state
+    recovering = state.phase == "Recovering"
+    by_order = not exit_code
+    turn.set(
+        gone=state.gone | {worker},
+        requested=max(0, state.requested - 1),
+        preemptions=state.preemptions + (recovering and by_order),  # or so it seems
+    )
+    turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True), RemoveWorker(worker))
+    if recovering and by_order:
         return
-    turn.set(unjudged=turn.state.unjudged - {worker})
-    if exit_code > 0 and exit_code != EXIT_FENCED:
-        turn.do(Emit("WorkerEnded", f"{worker} {detail}", True))
-    _judge(turn, worker, detail, exit_code)
-
-
-def _judge(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None) -> None:
-    """What the failure policy says of a worker that ended for reasons of its own."""
-    if exit_code is None or exit_code <= 0 or exit_code == EXIT_FENCED or turn.state.phase == "Over":
-        return
-    policy = turn.state.spec.failure_policy
-    rule = next((rule for rule in policy.rules if exit_code in rule.on_exit_codes), None)
-    if rule and rule.action is FailureAction.IGNORE:
-        return
-    if rule and rule.action is FailureAction.FAIL_JOB:
-        turn.finish(Outcome.FAILED, "FailurePolicy", f"{worker} {detail}, and rule {rule.name} ends the job")
-        return
-    failures = (*turn.state.failures, f"{worker} {detail}")
-    turn.set(failures=failures, restarts=turn.state.restarts + 1)
-    if len(failures) > policy.backoff_limit:
-        message = f"{len(failures)} workers ended by themselves and no step was committed in between; {failures[-1]}"
-        turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
+    if by_itself(exit_code):
+        note_end(turn, worker, detail, disrupted=False)
+    judge(turn, worker, detail, exit_code)
 
 
 def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False, own: bool = False) -> None:

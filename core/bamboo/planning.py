@@ -11,11 +11,14 @@ from bamboo.grid import initial_plan, split_layers
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
+from bamboo.spec import RedundancyMode
 from bamboo.state import Recovery, State, Turn, Worker, without
 
 ASKING_SECONDS = 1.0
 ROUND_SECONDS = 0.1  # from one question to the next at least
 REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
+END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
+SHOWN_ENDS = 3
 DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
 
 
@@ -143,9 +146,30 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
         if turn.now - state.round_at >= ROUND_SECONDS:
             _ask(turn)
         return
+    if state.unjudged & state.ends.keys() and turn.now - state.asked_at < END_SECONDS:
+        return  # NB: if they ended by themselves, that is the reason that the user has to hear
+    turn.finish(Outcome.UNRECOVERABLE, "StageLost", _stage_lost(state, loss))
+
+
+def _stage_lost(state: State, loss: StageLost) -> str:
+    """What is lost, with whom, and how they ended."""
+    plan = state.plan
+    assert plan is not None
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
-    message = f"{cells}: owner and replica were lost together; not recoverable without a checkpoint"
-    turn.finish(Outcome.UNRECOVERABLE, "StageLost", message)
+    stages = {c.stage for c in loss.cells}
+    holders = dict.fromkeys(w for c in plan.cells() if c.stage in stages for w in plan.at(c).holders)
+    lost = [_ended(state, w) for w in holders if w not in state.workers]
+    before = [_ended(state, w) for w in state.ends if w not in holders][-SHOWN_ENDS:]
+    told = f"{cells}: lost with {' and '.join(lost)}"
+    if before:
+        told += f", after {' and '.join(before)} since the last committed step"
+    if plan.mode is RedundancyMode.NONE:
+        told += "; redundancy.mode None keeps no other copy"
+    return f"{told}; not recoverable without a checkpoint"
+
+
+def _ended(state: State, worker: WorkerId) -> str:
+    return f"{worker} ({state.ends[worker].how})" if worker in state.ends else worker
 
 
 def _ask(turn: Turn) -> None:

@@ -102,7 +102,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
     )
     if step >= state.step:
-        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=())
+        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
         if 0 < message.seconds <= MOST_SECONDS:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 

@@ -50,6 +50,14 @@ class Recovery:
     victims: tuple[tuple[Cell, WorkerId], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a worker ended, or was missed. disrupted: it was taken away, for no reason of its own."""
+
+    how: str
+    disrupted: bool
+
+
 def without(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int) -> tuple[Recovery, ...]:
     """Those that are left when these cells' moves up to that epoch are over."""
     left = []
@@ -108,6 +116,7 @@ class State:
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
     restarts: int = 0  # all such failures
     unjudged: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
+    ends: dict[WorkerId, End] = field(default_factory=dict)  # of the workers lost since the last commit
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     preemptions: int = 0
     notices: int = 0

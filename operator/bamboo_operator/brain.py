@@ -54,6 +54,7 @@ from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, claim_name, weights_folder
 from bamboo_operator.signals import (
     LEAST_SECONDS,
+    POD_DELETED,
     Kind,
     Signal,
     is_deleted,
@@ -104,6 +105,7 @@ class Brain:
         self._ticker: asyncio.TimerHandle | None = None
         self._now = AwakeClock()
         self.removing: dict[WorkerId, float] = {}  # since when
+        self.removed: set[WorkerId] = set()  # those that did not go, so that their pods were deleted
         self.record = Record()  # for the job's page
         self.story = Story(self.record)  # not posted yet
         self.finish: Finish | None = None
@@ -238,7 +240,8 @@ class Brain:
             self._lost.add(worker)
             self._noticed.pop(worker, None)
             self._job.meter.signals[signal.source] += 1
-            self._events.put_nowait(WorkerLost(worker, signal.message, signal.exit_code))
+            removed = worker in self.removed and signal.source == POD_DELETED
+            self._events.put_nowait(WorkerLost(worker, signal.message, signal.exit_code, removed))
             self._wake()
 
     def _uid_of(self, worker: WorkerId) -> str | None:

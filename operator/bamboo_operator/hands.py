@@ -219,6 +219,7 @@ class Hands:
             if worker not in pods or worker in ended or is_deleted(pods[worker]):
                 del self._brain.removing[worker]
             elif now - since > LEAVE_SECONDS:
+                self._brain.removed.add(worker)
                 await self._delete(pods[worker])
                 del self._brain.removing[worker]
 

@@ -23,6 +23,7 @@ LEAST_SECONDS = 5.0  # a node's mark alone must not end a worker that still talk
 KILLED = 137  # 128 + SIGKILL
 ENDED_BY_SIGNAL = (KILLED, 143)
 FAILED = "ContainerFailed"
+POD_DELETED = "PodDeleted"
 _RFC1123 = re.compile(r"[A-Z][a-z]{2}, \d{1,2} [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d [A-Z]{3}")
 _OWN_LIMIT = re.compile(r"exceed.*\blimit")
 
@@ -94,7 +95,7 @@ def pod_signal(pod: Json, now: datetime) -> Signal | None:
 
 def pod_gone(name: str) -> Signal:
     """The pod object was deleted; nothing more is known of how its worker ended."""
-    return Signal(kind=Kind.LOST, source="PodDeleted", message=f"pod {name} was deleted")
+    return Signal(kind=Kind.LOST, source=POD_DELETED, message=f"pod {name} was deleted")
 
 
 def notice_ended(name: str) -> Signal:
@@ -219,7 +220,7 @@ def _disruption(pod: Json) -> str | None:
     if (deadline := _time(metadata.get("deletionTimestamp"))) is not None:
         asked = deadline.timestamp() - float(metadata.get("deletionGracePeriodSeconds") or 0)
         if not _had_ended(pod, datetime.fromtimestamp(asked, UTC)):
-            return "PodDeleted"
+            return POD_DELETED
     if status.get("phase") != "Failed" or _own_limit(status):
         return None
     reason = status.get("reason")

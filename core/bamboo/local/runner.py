@@ -10,6 +10,7 @@ import secrets
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from bamboo.local.strikes import Aim, Strikes
 from bamboo.local.summary import Summary, summarize
 from bamboo.local.traces import merge_traces
 from bamboo.local.view import Quit, Take, View, Wish
-from bamboo.names import EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.plan import WorkerId
 from bamboo.protocol import StepCommitted
 from bamboo.server import Server, token_check
@@ -118,6 +119,7 @@ class _Run:
         self._gate = steps_of(options.preempt)
         self._taken: set[WorkerId] = set()
         self._removed: set[WorkerId] = set()
+        self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
         self._crashes: list[str] = []  # workers that ended by themselves, and how
         self._number = 0
         self._finish: Finish | None = None
@@ -188,12 +190,15 @@ class _Run:
             self._view.status(status(self._state, now))
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
+        """NB: one that was told to go may have ended by itself before: a closed link is often heard of first."""
         detail = exit_detail(code)
-        if code == EXIT_OK or worker in self._taken | self._removed or self._finish is not None:
-            self._events.put_nowait(WorkerLost(worker, detail))
+        if code is None or self._finish is not None or (code < 0 and -code in self._sent[worker]):
+            removed = worker in self._removed and worker not in self._taken
+            self._events.put_nowait(WorkerLost(worker, detail, removed=removed))
             return
-        self._crashes.append(f"{worker} {detail}")
-        self._events.put_nowait(WorkerLost(worker, detail, 128 - code if code is not None and code < 0 else code))
+        if code not in (EXIT_OK, EXIT_FENCED):
+            self._crashes.append(f"{worker} {detail}")
+        self._events.put_nowait(WorkerLost(worker, detail, 128 - code if code < 0 else code))
 
     def _fail(self, reason: str, message: str) -> None:
         """Ends the job for a reason that only this shell can see."""
@@ -231,13 +236,17 @@ class _Run:
     def _remove(self, worker: WorkerId) -> None:
         if worker not in self._removed:
             self._removed.add(worker)
-            self._pool.signal(worker, signal.SIGTERM)
+            self._signal(worker, signal.SIGTERM)
             self._later(GRACE_SECONDS, worker)
 
     def _later(self, seconds: float, worker: WorkerId) -> None:
         """SIGKILL after that time, if the worker is still there."""
         loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(seconds, self._pool.signal, worker, signal.SIGKILL))
+        self._timers.append(loop.call_later(seconds, self._signal, worker, signal.SIGKILL))
+
+    def _signal(self, worker: WorkerId, number: int) -> None:
+        self._sent[worker].add(number)
+        self._pool.signal(worker, number)
 
     # disturbance
 
@@ -279,7 +288,7 @@ class _Run:
         if not take.notice:
             self._taken.add(take.worker)
             self._view.emit(Emit("Preempting", f"{take.worker} is killed without notice{where}", True))
-            self._pool.signal(take.worker, signal.SIGKILL)
+            self._signal(take.worker, signal.SIGKILL)
         elif take.worker not in self._taken:
             self._taken.add(take.worker)
             self._events.put_nowait(Notice(take.worker, NOTICE_SECONDS))

@@ -1,0 +1,105 @@
+"""How local workers ended, heard of before or after their links broke; and jobs whose workers end again and again."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo import protocol
+from bamboo.events import ChannelClosed, Event, Received, WorkerJoined, WorkerLost
+from bamboo.local.runner import Options, _Run
+from bamboo.local.view import QuietView, Take
+from bamboo.manifest import parse_manifest
+
+NINE = {"name": "nine", "onExitCodes": [9], "action": "FailJob"}
+
+
+def manifest(stages: int, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "task": {"entrypoint": "ending:build"},
+            "training": {"steps": 10, "globalBatchSize": 4, "microBatchSize": 2},
+            "topology": {"stages": stages},
+            **spec,
+        },
+    }
+
+
+class Run(_Run):
+    """One without processes, whose workers are known by what they say."""
+
+    def __init__(self, folder: Path, document: dict[str, Any]) -> None:
+        super().__init__(parse_manifest(document), document, Options(), QuietView(), folder)
+        self.told: list[WorkerLost] = []
+
+    def trains(self) -> "Run":
+        workers = [f"w{n}" for n in range(self._spec.topology.stages)]
+        self._pool.start = lambda worker, *_, **__: None  # type: ignore[method-assign]
+        for worker in workers:
+            self._handle(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1)))
+            self.hear(worker, protocol.WorkerReady())
+        self.hear("w0", protocol.Profile(costs=(1.0,) * 4))
+        plan = self._state.plan
+        assert plan is not None
+        for worker in workers:
+            self.hear(worker, protocol.PlanApplied(epoch=plan.epoch))
+        for cell in plan.cells():
+            for replica in plan.at(cell).replicas:
+                self.hear(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
+        return self
+
+    def hear(self, worker: str, message: protocol.Message) -> None:
+        self._handle(Received(worker, message))
+
+    def miss(self, worker: str) -> None:
+        self.hear("w0", protocol.PeerDown(peer=worker))
+        self._handle(ChannelClosed(worker))
+        assert worker in self._removed
+
+    def ends(self, worker: str, code: int | None) -> "Run":
+        self._exited(worker, code)
+        event: Event = self._events.get_nowait()
+        assert isinstance(event, WorkerLost)
+        self.told.append(event)
+        self._handle(event)
+        return self
+
+
+@pytest.mark.parametrize("missed_first", [True, False])
+@pytest.mark.parametrize(
+    ("code", "policy", "reason"),
+    [
+        (9, {"backoffLimit": 0, "rules": [NINE]}, "FailurePolicy"),
+        (-signal.SIGSEGV, {"backoffLimit": 0}, "BackoffLimitExceeded"),
+        (-signal.SIGKILL, {"backoffLimit": 0}, "BackoffLimitExceeded"),
+        (0, {"backoffLimit": 0}, "BackoffLimitExceeded"),
+        (9, {"backoffLimit": 1}, None),
+    ],
+)
+async def test_a_worker_that_ended_by_itself_is_judged_whichever_is_heard_first(
+    tmp_path: Path, missed_first: bool, code: int, policy: dict[str, Any], reason: str | None
+) -> None:
+    run = Run(tmp_path, manifest(4, failurePolicy=policy)).trains()
+    if missed_first:
+        run.miss("w1")
+    run.ends("w1", code)
+    assert (run._finish.reason if run._finish else None) == reason
+    assert run._state.restarts == (reason != "FailurePolicy")
+    assert run._crashes == ([] if code == 0 else [run.told[0].worker + " " + run.told[0].detail])
+
+
+async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_path: Path) -> None:
+    """Because it was missed and did not go, or to see what happens."""
+    run = Run(tmp_path, manifest(4, failurePolicy={"backoffLimit": 0})).trains()
+    run.miss("w1")
+    run._signal("w1", signal.SIGKILL)
+    run.ends("w1", -signal.SIGKILL)
+    run._take(Take("w3", notice=False))
+    run.ends("w3", -signal.SIGKILL)
+    assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
+    assert (run._finish, run._state.restarts, run._crashes) == (None, 0, [])
+    assert {worker: end.disrupted for worker, end in run._state.ends.items()} == {"w1": False, "w3": True}

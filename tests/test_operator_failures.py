@@ -1,0 +1,80 @@
+"""How workers' pods ended, heard of before or after their channels closed."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from bamboo.events import ChannelClosed
+from bamboo.names import TRAINER_CONTAINER
+from bamboo.protocol import PeerDown
+from hands_kit import Job, Place
+
+pytest_plugins = ["hands_fixtures"]
+
+NINE = [{"name": "nine", "onExitCodes": [9], "action": "FailJob"}]
+
+
+def ended(place: Place, name: str, code: int) -> None:
+    """The kubelet says so."""
+    terminated = {"exitCode": code, "finishedAt": datetime.now(UTC).isoformat(), "message": "it was so\n"}
+    state = {"name": TRAINER_CONTAINER, "state": {"terminated": terminated}}
+    place.pods[name]["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [state]}
+    place.cluster.pod_event("MODIFIED", place.pods[name])
+
+
+async def missed(job: Job, name: str) -> None:
+    """Its channel and its links close."""
+    job.hear("tiny-w0", PeerDown(peer=name))
+    job.brain._handle(ChannelClosed(name))
+    assert name in job.brain.state.gone
+    await job.passes()
+
+
+@pytest.mark.parametrize("missed_first", [True, False])
+@pytest.mark.parametrize(
+    ("code", "policy", "reason"),
+    [
+        (9, {"backoffLimit": 0, "rules": NINE}, "FailurePolicy"),
+        (7, {"backoffLimit": 0, "rules": NINE}, "BackoffLimitExceeded"),
+        (0, {"backoffLimit": 0}, "BackoffLimitExceeded"),
+        (9, {}, None),
+    ],
+)
+async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
+    begin: Callable[..., Job], missed_first: bool, code: int, policy: dict[str, Any], reason: str | None
+) -> None:
+    place = Place()
+    job = begin(place, failurePolicy=policy)
+    await job.passes()
+    job.train()
+    if missed_first:
+        await missed(job, "tiny-w1")
+    ended(place, "tiny-w1", code)
+    await job.ticks(0.2)
+    if not missed_first and reason is None:
+        job.brain._handle(ChannelClosed("tiny-w1"))
+    finish = job.brain.finish
+    assert (finish.reason if finish else None) == reason
+    assert (job.brain.state.restarts, job.brain.state.preemptions) == (int(reason != "FailurePolicy"), 1)
+
+
+async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(
+    begin: Callable[..., Job],
+) -> None:
+    """Nor one that ends with its node for the same reason: what is deleted by others is a disruption."""
+    place = Place()
+    job = begin(place, standby={"workers": 1})
+    await job.passes()
+    job.train()
+    await missed(job, "tiny-w1")
+    await job.passes(15.0)
+    assert place.deleted == ["tiny-w1"]
+    await job.ticks(0.2)
+    assert not job.brain.state.ends["tiny-w1"].disrupted
+    assert "tiny-w1" not in job.brain.state.unjudged
+    await missed(job, "tiny-w2")
+    place.take("tiny-w2")
+    await job.ticks(0.2)
+    assert job.brain.state.ends["tiny-w2"].disrupted
