@@ -1,6 +1,5 @@
 """The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
 
-import copy
 import logging
 import math
 import os
@@ -13,13 +12,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.advice import warnings
+from bamboo.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.remote import flags
 from bamboo.remote.commands import app as cluster_commands
 from bamboo.remote.commands import on_cluster
 from bamboo.spec import JobSpec
-from bamboo.yamlfile import load_document
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes and lose nothing.",
@@ -189,14 +188,30 @@ def run(
 
 
 @app.command()
-def validate(job: Job) -> None:
-    """Check a manifest and name everything that is wrong with it."""
-    spec, _ = _load(job, None, None)
-    topology = spec.topology
-    typer.echo(
-        f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
-        f" and {spec.standby.workers} standby, {spec.training.steps} steps"
-    )
+def validate(
+    jobs: Annotated[
+        list[Path], typer.Argument(metavar="JOB.yaml...", help="BambooJob manifests; - is standard input.")
+    ],
+) -> None:
+    """Check manifests and name everything that is wrong with them, with its line."""
+    wrong = False
+    for job in jobs:
+        try:
+            spec, _ = read_manifest(str(job))
+        except ManifestError as error:
+            wrong = True
+            for problem in error.problems:
+                typer.echo(f"bamboo: {problem}", err=True)
+            continue
+        topology = spec.topology
+        typer.echo(
+            f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
+            f" and {spec.standby.workers} standby, {spec.training.steps} steps"
+        )
+        for warning in warnings(spec):
+            typer.echo(f"  warning: {warning}")
+    if wrong:
+        raise typer.Exit(EXIT_USAGE)
 
 
 @traces.command("summary")
@@ -259,10 +274,9 @@ def _check_place(ctx: typer.Context, on: On) -> None:
 def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:
     """The job, and its document with the flags' values in it."""
     try:
-        document = copy.deepcopy(load_document(str(path)))
+        spec, document = read_manifest(str(path))
     except ManifestError as error:
-        _usage(str(error))
-    spec = _parse(document, str(path))
+        _usage(*map(str, error.problems))
     if workers is not None:
         pipelines, rest = divmod(workers, spec.topology.stages)
         if rest:

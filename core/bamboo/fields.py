@@ -29,6 +29,15 @@ class Problem:
         return f"{self.path}: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown(Problem):
+    """A field that its object does not have. near: the object's field that was probably meant; known: all of them."""
+
+    key: str
+    near: str
+    known: tuple[str, ...]
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; its text has one line per problem."""
 
@@ -50,7 +59,8 @@ def show(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def _join(path: str, name: str) -> str:
+def join(path: str, name: str) -> str:
+    """The path of a field, as problems have it."""
     if not re.fullmatch(r"[-\w./]{1,80}(\[\d+\])?", name, re.ASCII):
         return f"{path}[{show(name)}]"
     return f"{path}.{name}" if path else name
@@ -77,7 +87,7 @@ class Fields:
     def at(self, name: str) -> str:
         if not name:
             return self.path or "manifest"
-        return _join(self.path, name)
+        return join(self.path, name)
 
     def problem(self, name: str, message: str) -> None:
         self.problems.append(Problem(self.at(name), message))
@@ -98,7 +108,8 @@ class Fields:
             elif key not in self.known:
                 suggestions -= 1
                 near = get_close_matches(key, self.known, n=1) if suggestions >= 0 and len(key) <= 80 else []
-                self.problem(key, f"unknown field{f', did you mean {near[0]}?' if near else ''}")
+                said = f"unknown field{f', did you mean {near[0]}?' if near else ''}"
+                self.problems.append(Unknown(self.at(key), said, key, "".join(near), tuple(self.known)))
 
     def closed(self, value: T) -> T:
         self.close()
@@ -211,7 +222,7 @@ class _Tree:
             if not isinstance(key, str) or len(key) > 253:
                 self._refuse(path, f"expected field names to be strings of at most 253 characters, got {show(key)}")
             else:
-                copied[key] = self.copy(inner, _join(path, key), depth)
+                copied[key] = self.copy(inner, join(path, key), depth)
         return copied
 
     def copy(self, value: Any, path: str, depth: int) -> Any:

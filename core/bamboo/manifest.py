@@ -3,17 +3,20 @@
 Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata pass.
 """
 
+import copy
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bamboo import spec as s
-from bamboo.fields import MAX_INT64, Fields, ManifestError, Problem, show
+from bamboo.fields import MAX_INT64, Fields, ManifestError, Problem, Unknown, join, show
+from bamboo.misspelt import causes_first
 from bamboo.names import API_VERSION, KIND
-from bamboo.yamlfile import load_document
+from bamboo.yamlfile import load_document, read_source
 
-__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest"]
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "read_manifest"]
 
 METADATA = (
     *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
@@ -33,9 +36,46 @@ def load_manifest(path: str | Path) -> s.JobSpec:
     return parse_manifest(load_document(str(path)))
 
 
+def read_manifest(path: str) -> tuple[s.JobSpec, dict[str, Any]]:
+    """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
+    source = read_source(path)
+    try:
+        return parse_manifest(source.document), copy.deepcopy(source.document)
+    except ManifestError as error:
+        raise ManifestError(*map(source.place, error.problems)) from None
+
+
 def parse_manifest(document: Mapping[str, Any]) -> s.JobSpec:
-    """Raises ManifestError with all problems of the document."""
+    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss."""
     problems: list[Problem] = []
+    job = _root(document, problems)
+    _check(job, problems)
+    if problems:
+        raise ManifestError(*causes_first(problems, _levels(), document))
+    return job
+
+
+@cache
+def _levels() -> dict[str, tuple[str, ...]]:
+    """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
+    probe = "?"  # no field has that name, so each object tells those that it has
+    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "queue")
+    document: dict[str, Any] = {part: {probe: 0} for part in parts}
+    document["worker"] = {probe: 0, "resources": {probe: 0}}
+    document["failurePolicy"] = {probe: 0}
+    document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
+    problems: list[Problem] = []
+    _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
+    found: dict[str, tuple[str, ...]] = {}
+    for problem in problems:
+        if isinstance(problem, Unknown):
+            above = problem.path.removesuffix(f"[{show(probe)}]").removesuffix("manifest")
+            for name in problem.known:
+                found[name] = tuple(sorted({*found.get(name, ()), join(above, name)}))
+    return found
+
+
+def _root(document: Mapping[str, Any], problems: list[Problem]) -> s.JobSpec:
     root = Fields(document, "", problems)
     root.text("apiVersion", s.exactly(API_VERSION))
     root.text("kind", s.exactly(KIND))
@@ -47,9 +87,6 @@ def parse_manifest(document: Mapping[str, Any]) -> s.JobSpec:
     metadata.close()
     job = _job(root.child("spec"), name, namespace)
     root.close()
-    _check(job, problems)
-    if problems:
-        raise ManifestError(*problems)
     return job
 
 

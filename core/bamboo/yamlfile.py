@@ -1,14 +1,36 @@
 """One YAML or JSON file -> its document. Bounded and strict; whatever is wrong is a ManifestError."""
 
 import re
-from collections.abc import Hashable
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from bamboo.fields import ManifestError, Problem, show
+from bamboo.fields import ManifestError, Problem, join, show
 
 MAX_BYTES = 1 << 20
+MAX_PLACES, MAX_DEPTH = 20_000, 32  # of fields whose lines are kept: aliases can make a small file vast
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a file holds. lines: of its fields, from 1, by their paths as problems have them."""
+
+    name: str
+    document: dict[str, Any]
+    lines: Mapping[str, int]
+
+    def place(self, problem: Problem) -> Problem:
+        """The problem with its file and its line, or that of the object it is in, before its path."""
+        path = problem.path
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        where = f"{self.name}:{self.lines[path]}" if path else self.name
+        return replace(problem, path=f"{where}: {problem.path}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,12 +64,18 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 def load_document(path: str) -> dict[str, Any]:
     """The file's one object, as it is written: what its fields are is for `parse_manifest` to judge."""
+    return read_source(path).document
+
+
+def read_source(path: str) -> Source:
+    """The same with the lines of its fields. path: - for standard input. Raises ManifestError."""
+    name = "standard input" if path == STDIN else path
 
     def wrong(message: str) -> ManifestError:
-        return ManifestError(Problem(path, message))
+        return ManifestError(Problem(name, message))
 
     try:
-        with open(path, "rb") as file:
+        with nullcontext(sys.stdin.buffer) if path == STDIN else open(path, "rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise wrong("no such file") from None
@@ -56,7 +84,7 @@ def load_document(path: str) -> dict[str, Any]:
     if len(raw) > MAX_BYTES:
         raise wrong("larger than 1 MiB")
     try:
-        documents = [d for d in yaml.load_all(raw.decode("utf-8-sig"), _Loader) if d is not None]  # noqa: S506
+        documents = [(d, node) for d, node in _documents(raw.decode("utf-8-sig")) if d is not None]
     except UnicodeDecodeError:
         raise wrong("not valid YAML: not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
@@ -70,6 +98,34 @@ def load_document(path: str) -> dict[str, Any]:
         raise wrong(f"not valid YAML: {getattr(error, 'reason', None) or 'a value does not fit its tag'}") from None
     if len(documents) != 1:
         raise wrong(f"expected one document, got {len(documents)}" if documents else "the file is empty")
-    if not isinstance(documents[0], dict):
-        raise ManifestError(Problem("manifest", f"expected an object, got {show(documents[0])}"))
-    return documents[0]
+    ((document, node),) = documents
+    if not isinstance(document, dict):
+        raise ManifestError(Problem("manifest", f"expected an object, got {show(document)}"))
+    lines: dict[str, int] = {}
+    _note_lines(node, "", lines, MAX_DEPTH)
+    return Source(name, document, lines)
+
+
+def _documents(text: str) -> Iterator[tuple[Any, yaml.Node]]:
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None  # since check_node has seen one
+            yield loader.construct_document(node), node
+    finally:
+        loader.dispose()
+
+
+def _note_lines(node: yaml.Node, path: str, lines: dict[str, int], depth: int) -> None:
+    if isinstance(node, yaml.MappingNode):
+        inner = [(join(path, str(key.value)), key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = [(f"{path}[{i}]", value, value) for i, value in enumerate(node.value)]
+    else:
+        return
+    for place, key, value in inner:
+        if len(lines) >= MAX_PLACES or depth == 0:
+            return
+        lines.setdefault(place, key.start_mark.line + 1)
+        _note_lines(value, place, lines, depth - 1)

@@ -1,13 +1,12 @@
 """`submit`, `suspend`, `resume` and `delete`: what changes a job, and what is said of the consequences."""
 
 import asyncio
-import copy
 import json
 import time
 from typing import Any
 
 from bamboo.fields import ManifestError
-from bamboo.manifest import parse_manifest
+from bamboo.manifest import read_manifest
 from bamboo.names import EXIT_OK
 from bamboo.remote import words
 from bamboo.remote.errors import ApiError, RemoteError, UsageError
@@ -16,7 +15,6 @@ from bamboo.remote.model import Job, job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watching import Overdue, until, until_over
 from bamboo.spec import JobSpec
-from bamboo.yamlfile import load_document
 
 SERVERS = (
     "uid",
@@ -37,14 +35,9 @@ class Invalid(UsageError):
 def read(path: str) -> tuple[JobSpec, dict[str, Any]]:
     """The job and its document, by the rules of `bamboo validate`."""
     try:
-        document = copy.deepcopy(load_document(path))
-        return parse_manifest(document), document
+        return read_manifest(path)
     except ManifestError as error:
-        raise Invalid("\nbamboo: ".join(_blamed(path, problem) for problem in error.problems)) from None
-
-
-def _blamed(path: str, problem: Any) -> str:
-    return str(problem) if problem.path == path else f"{path}: {problem}"
+        raise Invalid("\nbamboo: ".join(map(str, error.problems))) from None
 
 
 async def submit(
