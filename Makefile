@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+TESTS_AT_ONCE ?= 2
 N ?= 50
 DO ?= up
 
@@ -42,7 +43,7 @@ demo: $(STAMP) ## train on this machine, lose two workers on the way, compare wi
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
 test: lint ## lint, then the tests that are neither slow nor soak
-	$(BIN)/python -m pytest -q -m "not slow and not soak" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not soak" -n $(TESTS_AT_ONCE) --dist loadgroup --durations 15 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check .
