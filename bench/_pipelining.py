@@ -16,7 +16,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from bamboo.grid import split_layers
 from bamboo.manifest import parse_manifest
-from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import TrainingConfig
 from bamboo_trainer.user_code import build_layer, load_batch
 

@@ -13,8 +13,9 @@ from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWork
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell
 from bamboo.spec import Placement
+from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.engine import Engine
-from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import Stage, TrainingConfig
 from memory_transport import MemoryNetwork
 

@@ -20,7 +20,8 @@ import paced
 from bamboo.manifest import load_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
 from bamboo_trainer import reference
-from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
 from bamboo_trainer.user_code import TaskError, build_layer

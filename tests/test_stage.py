@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
+from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.loading import layer_costs
 from bamboo_trainer.models import mlp
 from bamboo_trainer.stage import Stage, TaskError
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task, state_of

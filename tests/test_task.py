@@ -7,7 +7,8 @@ import pytest
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import Stage, TaskError
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 
@@ -117,7 +118,7 @@ def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_attention_is_counted_however_it_is_computed(tmp_path):
-    """With dropout it is two plain products, without a kernel of its own."""
+    """With dropout it is two plain products, without a kernel of its own, and some more to read and write."""
     text = tmp_path / "text"
     text.write_text("def f(): pass\n" * 20)
     config = {"dModel": 32, "heads": 2, "blocks": 2, "context": 16, "text": str(text)}
@@ -125,4 +126,5 @@ def test_attention_is_counted_however_it_is_computed(tmp_path):
         layer_costs(load_task("bamboo_trainer.models.gpt:build", {**config, "dropout": dropout}), 2)
         for dropout in (0.0, 0.1)
     ]
-    assert counted[0] == counted[1]
+    for plain, dropped in list(zip(*counted, strict=True))[1:3]:
+        assert plain < dropped < 2 * plain

@@ -1,4 +1,4 @@
-"""From an entrypoint's name to a checked task, and what its layers cost."""
+"""From an entrypoint's name to a checked task."""
 
 import importlib
 import sys
@@ -8,15 +8,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
 from bamboo.plan import MOST_LAYERS
 from bamboo_trainer.checkpointing import checkpointed_layers
+from bamboo_trainer.costs import stated_costs
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer
-
-Shape = tuple[int, ...]
+from bamboo_trainer.user_code import TaskError
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
@@ -52,6 +48,8 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
             f"{entrypoint} returned a task of {len(task.layers)} layers, at most {MOST_LAYERS} are accepted"
         )
     checkpointed_layers(task)
+    if task.costs is not None:
+        stated_costs(task, task.costs)
     if len(task.dataset) < 1:
         raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
     return task
@@ -63,30 +61,3 @@ def _searched() -> str:
     own = takewhile(lambda entry: entry != library and not entry.endswith(".zip"), sys.path)
     folders = dict.fromkeys(str(Path(entry).absolute()) for entry in own)
     return " or ".join([*folders, "the installed packages"])
-
-
-def _attention_operations(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
-    """Shapes [batch, heads, length, size]: a product of queries with keys, and one of the weights with values."""
-    batch, heads, length, size = query
-    return 2 * batch * heads * length * key[2] * (size + value[3])
-
-
-_UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_operations}  # by FlopCounterMode
-
-
-def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
-    """Each layer's operations in one microbatch's forward plus its parameter count, at least 1.
-
-    Deterministic: counted, not timed, so that every worker that asks gets the same split.
-    """
-    length = len(task.dataset)
-    parts, _ = load_batch(task, [i % length for i in range(micro_batch_size)])
-    costs = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for index in range(len(task.layers)):
-            layer = build_layer(task, 0, index)
-            with FlopCounterMode(display=False, custom_mapping=_UNCOUNTED) as counter:
-                parts = run_layer(layer, index, parts)
-            size = sum(p.numel() for p in layer.parameters())
-            costs.append(float(max(1, counter.get_total_flops() + size)))
-    return tuple(costs)

@@ -41,6 +41,8 @@ class Task:
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>".
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
       memory for activations, more computing, the same bits.
+    costs: what each layer costs, in any unit, if that is known better than it can be counted (`bamboo_trainer.costs`);
+      the split into stages balances it.
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -51,6 +53,7 @@ class Task:
     learning_rate: Callable[[int], float]
     tied: Sequence[tuple[str, ...]] = ()
     checkpointed: Collection[int] = ()
+    costs: Sequence[float] | None = None
     sample: Callable[[Sequence[nn.Module]], str] | None = None
 
 

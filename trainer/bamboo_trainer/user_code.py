@@ -4,7 +4,7 @@ Running out of memory is nobody's mistake and passes as it is.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
+_AS_IT_IS: Final = nullcontext()
 
 
 class TaskError(ValueError):
@@ -25,12 +26,16 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def build_layer(task: Task, seed: int, layer: int) -> nn.Module:
-    """One layer; its values are a pure function of (seed, layer). Leaves the global generator as it was."""
+def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
+    """One layer; its values are a pure function of (seed, layer). Leaves the global generator as it was.
+
+    within: entered around the factory.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pure_seed("init", seed, layer))
         try:
-            module = task.layers[layer]()
+            with within:
+                module = task.layers[layer]()
         except Exception as error:
             raise TaskError(f"building layer {layer} failed: {told(error)}") from error
     if not isinstance(module, nn.Module):

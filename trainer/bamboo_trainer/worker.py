@@ -40,9 +40,10 @@ from bamboo.protocol import (
 )
 from bamboo.spec import JobSpec, Placement
 from bamboo_trainer.control import Control
+from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.inside import Inside
-from bamboo_trainer.loading import layer_costs, load_task
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.metadata import LEAST_SECONDS, Notice, Wanted
 from bamboo_trainer.metadata_watch import Watcher
 from bamboo_trainer.placement import DeviceError, choose_device, use

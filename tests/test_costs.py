@@ -1,0 +1,253 @@
+"""What layers cost: counted without computing them, and for real only where that cannot be."""
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from bamboo.grid import split_layers
+from bamboo_trainer import reference
+from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.operations import OPERATIONS_PER_BYTE
+from bamboo_trainer.task import Task
+from bamboo_trainer.user_code import TaskError, build_layer, run_layer
+from stage_kit import small_task
+
+BATCH, LENGTH, WIDTH = 4, 16, 256
+
+
+class First(nn.Module):
+    """A recurrent layer's output sequence."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[0]
+
+
+class Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.flatten(0, -2).T @ gradient.flatten(0, -2)
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Product.apply(x, self.weight)
+
+
+class Chooses(nn.Module):
+    """Its way depends on values; so it sees what it would see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.isfinite().all():
+            raise ValueError("made-up values")
+        return self.one(x[x[:, 0, 0].abs() >= 0])
+
+
+def recurrent() -> nn.Module:
+    return First(nn.LSTM(WIDTH, WIDTH, batch_first=True))
+
+
+def sequences(*layers: Callable[[], nn.Module], vocabulary: int = 50) -> Task:
+    """An embedding, which makes [BATCH, LENGTH, WIDTH] of numbers, and these layers."""
+    samples = torch.zeros(20, LENGTH, dtype=torch.long)
+    dataset = TensorDataset((samples,), (samples,))
+    return small_task(layers=(lambda: nn.Embedding(vocabulary, WIDTH), *layers), dataset=dataset)
+
+
+def products(inner: int, outer: int) -> int:
+    """Operations of that product for each position, forward and backward."""
+    return 3 * 2 * BATCH * LENGTH * inner * outer
+
+
+CONVOLUTION = 3 * 2 * BATCH * WIDTH * LENGTH * LENGTH * 9
+KINDS = {
+    "linear": (lambda: nn.Linear(WIDTH, WIDTH), products(WIDTH, WIDTH)),
+    "lstm": (recurrent, products(2 * WIDTH, 4 * WIDTH)),
+    "deep lstm": (
+        lambda: First(nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, bidirectional=True, dropout=0.1)),
+        products(WIDTH * (4 + 6), 4 * WIDTH),
+    ),
+    "projected lstm": (
+        lambda: First(nn.LSTM(WIDTH, WIDTH, proj_size=32)),
+        products(WIDTH + 32, 4 * WIDTH) + products(WIDTH, 32),
+    ),
+    "gru": (lambda: First(nn.GRU(WIDTH, WIDTH, batch_first=True)), products(2 * WIDTH, 3 * WIDTH)),
+    "rnn": (lambda: First(nn.RNN(WIDTH, WIDTH, batch_first=True)), products(2 * WIDTH, WIDTH)),
+    "convolution": (lambda: nn.Conv1d(LENGTH, LENGTH, 9, padding=4), CONVOLUTION),
+    "attention": (Attention, (4 + 10) * BATCH * LENGTH * LENGTH * WIDTH),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(WIDTH, 4, 512, batch_first=True),
+        products(4 * WIDTH + 1024, WIDTH),
+    ),
+    "custom function": (Custom, products(WIDTH, WIDTH)),
+    "depends on values": (Chooses, products(WIDTH, WIDTH)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_count_forward_and_backward(kind: str) -> None:
+    """At least; and what moves memory on top is no more than it can be."""
+    layer, operations = KINDS[kind]
+    counted = layer_costs(sequences(layer), BATCH)[1]
+    size = sum(p.numel() for p in layer().parameters())
+    assert operations <= counted
+    assert counted <= operations + OPERATIONS_PER_BYTE * 4 * (400 * BATCH * LENGTH * WIDTH + 10 * size)
+
+
+def test_an_embedding_costs_what_it_reads_and_its_gradient() -> None:
+    small, large = (layer_costs(sequences(vocabulary=n), BATCH)[0] for n in (50, 5000))
+    assert small > OPERATIONS_PER_BYTE * 4 * BATCH * LENGTH * WIDTH
+    assert large - small >= OPERATIONS_PER_BYTE * 4 * 4950 * WIDTH
+
+
+def test_what_only_moves_memory_counts_and_what_only_looks_does_not() -> None:
+    looks, squashes = layer_costs(sequences(lambda: nn.Flatten(2), nn.Tanh), BATCH)[1:]
+    passes = OPERATIONS_PER_BYTE * 4 * BATCH * LENGTH * WIDTH
+    assert looks <= 3 * passes  # its gradient begins and ends here
+    assert squashes >= 5 * passes
+
+
+def test_the_plan_of_a_recurrent_model_is_balanced() -> None:
+    """Recurrent layers that counted as free would all come to stand on one stage."""
+    layers = [*[recurrent] * 6, *[lambda: nn.Linear(WIDTH, WIDTH)] * 8]
+    stages = split_layers(layer_costs(sequences(*layers), BATCH), 3)
+    assert [sum(1 <= layer <= 6 for layer in range(*stage)) for stage in stages] == [2, 2, 2]
+
+
+def test_a_layer_of_any_size_is_counted_without_its_memory() -> None:
+    """160 GB of parameters."""
+    wide = 200_000
+    layers = (lambda: nn.Linear(WIDTH, wide), lambda: nn.Linear(wide, wide))
+    costs = layer_costs(sequences(*layers), BATCH)
+    assert costs[2] >= products(wide, wide)
+
+
+@functools.cache
+def table(size: int) -> torch.Tensor:
+    """What a model keeps beside its layers, as tables of positions are kept."""
+    return torch.arange(size) / size
+
+
+class Positions(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + table(x.shape[-1])
+
+
+def test_counting_leaves_nothing_behind() -> None:
+    table.cache_clear()
+    task = sequences(Positions)
+    layer_costs(task, BATCH)
+    (outputs,) = run_layer(build_layer(task, 0, 1), 1, (torch.zeros(1, 2, WIDTH),))
+    assert torch.equal(outputs[0, 0], torch.arange(WIDTH) / WIDTH)
+
+
+def test_a_layer_is_run_for_real_only_where_it_must_be(caplog: pytest.LogCaptureFixture) -> None:
+    """And those before it, since it needs what they give; the log says which and why."""
+    here, built = os.getpid(), []
+
+    def noted(index: int) -> nn.Module:
+        if os.getpid() == here:
+            built.append(index)
+        return Chooses() if index == 1 else nn.Linear(WIDTH, WIDTH)
+
+    layer_costs(sequences(*(functools.partial(noted, index) for index in range(4))), BATCH)
+    assert built == [0, 1]
+    (warning,) = caplog.messages
+    assert "layer 2 was counted by running it for real" in warning
+    assert "DataDependentOutput" in warning
+
+
+def test_a_layer_that_ends_the_process_that_counts_is_run_for_real(caplog: pytest.LogCaptureFixture) -> None:
+    here = os.getpid()
+
+    def leaves() -> nn.Module:
+        if os.getpid() != here:
+            os._exit(3)
+        return nn.Linear(WIDTH, WIDTH)
+
+    plain, other = layer_costs(sequences(leaves, lambda: nn.Linear(WIDTH, WIDTH)), BATCH)[1:]
+    assert plain == pytest.approx(other, rel=0.5)
+    assert "ended without a word" in caplog.text
+
+
+def test_a_layer_may_read_its_values_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_file({"weight": torch.ones(WIDTH, WIDTH), "bias": torch.ones(WIDTH)}, tmp_path / "linear.safetensors")
+
+    def loaded() -> nn.Module:
+        layer = nn.Linear(WIDTH, WIDTH)
+        layer.load_state_dict(load_file(tmp_path / "linear.safetensors"))
+        return layer
+
+    _, plain, read = layer_costs(sequences(lambda: nn.Linear(WIDTH, WIDTH), loaded), BATCH)
+    assert plain == read
+    assert caplog.messages == []
+
+
+def test_frozen_layers_cost_no_gradient() -> None:
+    def frozen() -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    _, trained, fixed = layer_costs(sequences(lambda: nn.Linear(WIDTH, WIDTH), frozen), BATCH)
+    assert fixed < 0.75 * trained
+
+
+class Nowhere(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("needs a kernel that is not there")
+
+
+def test_a_task_states_its_costs_and_nothing_is_run() -> None:
+    task = replace(sequences(Nowhere), costs=(1, 2.5))
+    assert layer_costs(task, BATCH) == (1.0, 2.5)
+    with pytest.raises(TaskError, match=r"layer 1 \(Nowhere\) raised RuntimeError: needs a kernel"):
+        layer_costs(replace(task, costs=None), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ((1.0,), r"Task.costs: expected one number for each of the 2 layers, got 1"),
+        (5, r"Task.costs: expected one number for each of the 2 layers, got int"),
+        ((1.0, -1.0), r"Task.costs\[1\]: expected a number from 0 to 1e\+24, got -1.0"),
+        ((float("nan"), 1.0), r"Task.costs\[0\]: expected a number from 0"),
+        (("1", 1.0), r"Task.costs\[0\]: expected a number from 0 to 1e\+24, got '1'"),
+        ((True, 1.0), r"Task.costs\[0\]"),
+    ],
+)
+def test_stated_costs_are_checked_when_the_task_is_loaded(costs, message, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = replace(sequences(nn.Identity), costs=costs)
+    monkeypatch.setattr(reference, "build_costly", lambda config: task, raising=False)
+    with pytest.raises(TaskError, match=message):
+        load_task("bamboo_trainer.reference:build_costly", {})

@@ -1,0 +1,178 @@
+"""How much work torch does: floating point operations, and memory traffic in their terms.
+
+An operation costs the larger of what it computes and what it moves, as in the roofline model. Torch's own counter
+(`torch.utils.flop_counter`) knows products and convolutions; what it lacks is here. What only reads and writes (an
+embedding, an activation, a norm) counts by its bytes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+OPERATIONS_PER_BYTE: Final = 16  # in fp32: about 10 on CPUs, 10 to 20 on GPUs
+
+Shape = tuple[int, ...]
+aten = torch.ops.aten
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
+    """Shapes [batch, heads, length, size]: a product of queries with keys, and one of the weights with values."""
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (size + value[3])
+
+
+def _attention_backward(_: Shape, query: Shape, key: Shape, value: Shape, *__: object, **___: object) -> int:
+    """The weights once more, and two products for each of the forward's."""
+    batch, heads, length, size = query
+    return 2 * batch * heads * length * key[2] * (3 * size + 2 * value[3])
+
+
+def _lstm(given: Shape, of_input: Shape, of_hidden: Shape, *_: object, **__: object) -> int:
+    """One layer in one direction; given: [length, batch, size] in any order of the first two."""
+    return 2 * given[0] * given[1] * (of_input[0] * of_input[1] + of_hidden[0] * of_hidden[1])
+
+
+def _lstm_backward(*shapes: Any, **named: Any) -> int:
+    return 2 * _lstm(*shapes, **named)
+
+
+def _vector(matrix: Shape, *_: object, **__: object) -> int:
+    return 2 * matrix[0] * (matrix[1] if len(matrix) > 1 else 1)
+
+
+def _added_vector(_: Shape, matrix: Shape, *__: object, **___: object) -> int:
+    return 2 * matrix[0] * matrix[1]
+
+
+def _bilinear(one: Shape, weight: Shape, *_: object, **__: object) -> int:
+    """one: [batch, 1, in, 1] or so, weight: [1, out, in, in], as `torch.bilinear` calls it."""
+    return 2 * one[0] * weight[0] * weight[1] * weight[2] * (weight[3] if len(weight) > 3 else 1)
+
+
+def _distances(one: Shape, other: Shape, *_: object, **__: object) -> int:
+    batch = 1
+    for size in one[:-2]:
+        batch *= size
+    return 3 * batch * one[-2] * other[-2] * one[-1]
+
+
+UNCOUNTED: Final[Mapping[Any, Callable[..., int]]] = {  # by FlopCounterMode
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.mkldnn_rnn_layer: _lstm,
+    aten.mkldnn_rnn_layer_backward: _lstm_backward,
+    aten.mv: _vector,
+    aten.dot: _vector,
+    aten.vdot: _vector,
+    aten.addmv: _added_vector,
+    aten._trilinear: _bilinear,
+    aten._cdist_forward: _distances,
+}
+
+_LOOKUPS: Final = frozenset(  # they read no more of a table than what they return
+    {aten.embedding, aten.index_select, aten.index, aten.gather, aten.take, aten._unsafe_index, aten._embedding_bag}
+)
+_ALLOCATIONS: Final = frozenset(
+    {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is run inside it, on tensors with or without data. total: so far."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self._flops = FlopCounterMode(display=False, custom_mapping=dict(UNCOUNTED))
+
+    def __enter__(self) -> "Operations":
+        self._flops.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._flops.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._flops.get_total_flops()
+        result = func(*args, **(kwargs or {}))
+        computed = self._flops.get_total_flops() - before
+        moved = _moved(func, tree_leaves((args, kwargs)), tree_leaves(result))
+        self.total += max(computed, OPERATIONS_PER_BYTE * moved)
+        return result
+
+
+def _moved(func: Any, given: Iterable[Any], result: Iterable[Any]) -> int:
+    """Bytes that the operation reads and writes."""
+    if isinstance(func, torch._ops.OpOverload) and (_is_view(func) or func.overloadpacket in _ALLOCATIONS):
+        return 0
+    read, written = _bytes(given), _bytes(result)
+    if not written:
+        return 0  # a question for its form
+    if isinstance(func, torch._ops.OpOverload) and func.overloadpacket in _LOOKUPS:
+        return min(read, written) + written
+    return read + written
+
+
+def _is_view(func: "torch._ops.OpOverload[..., Any]") -> bool:
+    """Does it return a part of what it was given, without having touched it?"""
+    returned = [r.alias_info for r in func._schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    tensors = {id(value): value for value in values if isinstance(value, Tensor)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+class AllStepsAtOnce(TorchFunctionMode):
+    """Recurrent layers as one product over all steps: as many operations, counted in no time.
+
+    Only for tensors without data: a step needs the one before it. On such tensors each step of the loop that torch
+    runs takes milliseconds, and there may be thousands.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gates = _GATES.get(getattr(func, "__name__", ""))
+        if gates and len(args) == 9 and isinstance(args[3], bool):  # else the sequences are packed
+            return _recurrent(gates, *args)
+        return func(*args, **(kwargs or {}))
+
+
+_GATES: Final = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent(
+    gates: int, given: Tensor, hidden: Any, weights: list[Tensor], biases: bool, layers: int, dropout: float,
+    train: bool, both_ways: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What `torch.gru` and the like return, in shape; the gates of all steps come from a hidden state that is made up.
+
+    weights: for each layer and direction two matrices, two biases if there are any, and a projection if there is one.
+    """
+    states = hidden if isinstance(hidden, tuple | list) else (hidden,)
+    directions = 2 if both_ways else 1
+    each = len(weights) // (layers * directions)
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            own = weights[(layer * directions + direction) * each :][:each]
+            of_input, of_hidden = own[:2]
+            offsets = own[2:4] if biases else (None, None)
+            before = given.new_zeros(*given.shape[:-1], of_hidden.shape[1]).requires_grad_(given.requires_grad)
+            linear = torch.nn.functional.linear
+            sums = linear(given, of_input, offsets[0]) + linear(before, of_hidden, offsets[1])
+            output = torch.sigmoid(sums).view(*sums.shape[:-1], gates, -1).sum(-2)
+            projects = each - (4 if biases else 2)
+            outputs.append(linear(output, own[-1]) if projects else output)
+        given = torch.cat(outputs, -1)
+        if dropout and train and layer < layers - 1:
+            given = torch.dropout(given, dropout, train)
+    return (given, *(state.clone() for state in states))
