@@ -121,7 +121,7 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         assert job.stdout is not None
         for start in seen:
-            while not (line := job.stdout.readline()).startswith(start):
+            while start not in (line := job.stdout.readline()):
                 assert line, "the run ended early"
         job.send_signal(number)
         sent = time.monotonic()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,13 +76,22 @@ def test_the_sparkline_has_a_bar_for_each_share() -> None:
 def test_plain_lines_are_rare_and_events_are_not() -> None:
     lines: list[str] = []
     now = 0.0
-    view = PlainView(lines.append, clock=lambda: now)
+    view = PlainView(lines.append, clock=lambda: now, stamp=lambda: "12:00:00")
     for step in range(1, 50):
         now = step / 10
         view.status(replace(STATUS, step=step))
     view.emit(Emit("Reason", "a sentence", True))
     assert len(lines) == 4
-    assert lines[-1] == "! Reason: a sentence"
+    assert lines[-1] == "12:00:00 ! Reason: a sentence"
+    assert re.match(r"12:00:00 step \d+/10, loss", lines[0])
+    view.emit(Emit("TaskFailed", "how it ended is for the summary to say", True, final=True))
+    assert len(lines) == 4
+
+
+def test_lines_have_the_time_of_day() -> None:
+    lines: list[str] = []
+    PlainView(lines.append).emit(Emit("Reason", "a sentence"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d Reason: a sentence", lines[0])
 
 
 def test_the_summary_as_text_and_json() -> None:
@@ -109,6 +119,24 @@ def test_the_summary_as_text_and_json() -> None:
     assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None
     nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
     assert nan["last_loss"] is None
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
+    """Its weights are nowhere, so all that went into them is lost."""
+    finish = Finish(outcome, "Reason", "a sentence")
+    summary = summarize("job", STATUS, finish, batch=8, seconds=2.0, output="/out")
+    text, document = to_text(summary), json.loads(to_json(summary))
+    assert text.startswith(f"job: {outcome}, Reason. a sentence\n")
+    if outcome is Outcome.COMPLETE:
+        assert document["lost_samples"] == 4
+        assert "lost samples: 4\n" in text
+        assert "weights and the workers' log: /out\n" in f"{text}\n"
+    else:
+        assert document["lost_samples"] == 3 * 8
+        assert "lost samples: 24 (all: no weights were saved)" in text
+        assert "\n  the workers' log: /out/workers.log" in text
+        assert "weights and" not in text
 
 
 def test_nothing_to_compare_is_no_equality() -> None:

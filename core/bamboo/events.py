@@ -111,11 +111,15 @@ class RemoveWorker:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A decision worth telling: a CamelCase reason and a sentence, for logs, events, conditions and metrics."""
+    """A decision worth telling: a CamelCase reason and a sentence, for logs, events, conditions and metrics.
+
+    final: it is how the job ended, which a shell may tell in another way.
+    """
 
     reason: str
     message: str
     warning: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

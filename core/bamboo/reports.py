@@ -9,6 +9,7 @@ from bamboo.events import Emit, Outcome, Send, Takeover
 from bamboo.membership import lost, notice, peer_down, peer_up
 from bamboo.plan import Cell, Layout, WorkerId
 from bamboo.state import KEPT_LOSSES, Turn, without
+from bamboo.text import one_line
 
 MOST_DIGEST = 128  # characters
 MOST_TEXT = 4000
@@ -197,7 +198,7 @@ def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeRecei
 
 def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
     reason = message.reason if REASON.fullmatch(message.reason) else "WorkerError"
-    turn.finish(Outcome.FAILED, reason, f"{worker}: {message.message[:MOST_TEXT]}")
+    turn.finish(Outcome.FAILED, reason, f"{worker}: {one_line(message.message)}")
 
 
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:

@@ -165,4 +165,5 @@ class Turn:
         self.enter("Over")
         for worker in self.state.workers:
             self.do(Send(worker, protocol.Stop(reason=reason, message=message)), RemoveWorker(worker))
-        self.do(Emit(reason, message, outcome is not Outcome.COMPLETE), Finish(outcome, reason, message))
+        emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)
+        self.do(emit, Finish(outcome, reason, message))

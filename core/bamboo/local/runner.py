@@ -203,7 +203,7 @@ class _Run:
     def _fail(self, reason: str, message: str) -> None:
         """Ends the job for a reason that only this shell can see."""
         if self._finish is None:
-            self._view.emit(Emit(reason, message, True))
+            self._view.emit(Emit(reason, message, True, final=True))
             self._finish = Finish(Outcome.FAILED, reason, message)
 
     # commands

@@ -28,7 +28,8 @@ class Summary:
 
     lost_samples: of the committed steps' samples, those whose loss did not go into the step's. Every commit says how
     many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
-    losses; that they are the right ones is what --verify shows. crashes: workers that ended by themselves, and how.
+    losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
+    all samples are lost. crashes: workers that ended by themselves, and how.
     log_tail: what the workers printed, if a failure has no better explanation.
     """
 
@@ -91,7 +92,7 @@ def summarize(
         preemptions=status.preemptions,
         notices=status.notices,
         takeovers=status.takeovers,
-        lost_samples=status.lost_samples,
+        lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else status.step * batch,
         digests=status.digests,
         memory=status.most_memory,
         crashes=crashes,
@@ -117,7 +118,9 @@ def to_json(summary: Summary, **extra: Any) -> str:
 
 def to_text(summary: Summary) -> str:
     """A few lines; the trained model's own words come last."""
-    lines = [f"{summary.job}: {summary.outcome}. {summary.message}".rstrip()]
+    complete = summary.outcome is Outcome.COMPLETE
+    ended = summary.outcome.value + ("" if summary.reason == summary.outcome else f", {summary.reason}")
+    lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
     if summary.first_loss is not None and summary.last_loss is not None:
         lines.append(
             f"  {summary.committed} of {summary.steps} steps in {summary.seconds:.1f} s"
@@ -126,6 +129,7 @@ def to_text(summary: Summary) -> str:
     lines.append(
         f"  preemptions: {summary.preemptions} ({summary.notices} with notice), "
         f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
+        + ("" if complete or not summary.committed else " (all: no weights were saved)")
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
@@ -137,13 +141,14 @@ def to_text(summary: Summary) -> str:
     if summary.digests:
         lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
     if summary.output:
-        lines.append(f"  weights and the workers' log: {summary.output}")
-    elif summary.outcome is Outcome.COMPLETE:
+        log = f"the workers' log: {summary.output}/workers.log"
+        lines.append(f"  weights and the workers' log: {summary.output}" if complete else f"  {log}")
+    elif complete:
         lines.append("  the weights were not kept: that is what --output is for")
     if summary.sample:
         lines += ["  the trained model continues:", *_quoted(summary.sample)]
     if summary.log_tail:
-        lines += ["  the workers' last words:", *_quoted(summary.log_tail)]
+        lines += ["  the end of the workers' log:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
 
 

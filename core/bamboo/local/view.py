@@ -100,15 +100,26 @@ class Views:
 
 
 class PlainView:
-    """Lines for logs and pipes: every event, and the progress at most every two seconds."""
+    """Lines for logs and pipes: every event, and the progress at most every two seconds. Each begins with the time.
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._write = write
-        self._clock = clock
+    How the job ended is for the summary to say.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        stamp: Callable[[], str] = lambda: time.strftime("%Y-%m-%d %H:%M:%S"),
+    ) -> None:
+        self._say = write
+        self._clock, self._stamp = clock, stamp
         self._shown: tuple[float, int] = (-math.inf, 0)
 
     def start(self, wish: Callable[[Wish], None]) -> None:
         self._write("starting workers")
+
+    def _write(self, text: str) -> None:
+        self._say(f"{self._stamp()} {text}")
 
     def status(self, status: Status) -> None:
         at, step = self._shown
@@ -117,7 +128,8 @@ class PlainView:
             self._write(progress(status))
 
     def emit(self, emit: Emit) -> None:
-        self._write(f"{'! ' if emit.warning else ''}{emit.reason}: {emit.message}")
+        if not emit.final:
+            self._write(f"{'! ' if emit.warning else ''}{emit.reason}: {emit.message}")
 
     def stop(self) -> None:
         pass
@@ -162,7 +174,8 @@ class LiveView:
             self._draw()
 
     def emit(self, emit: Emit) -> None:
-        self._events.append((self._clock() - self._began, emit))
+        if not emit.final:  # NB: the summary says that
+            self._events.append((self._clock() - self._began, emit))
 
     def stop(self) -> None:
         self._keyboard.close()

@@ -40,7 +40,7 @@ def document(
         now=now,
         job=job,
         state=ended or state(status, names),
-        progress=progress(status, spec),
+        progress=progress(status, spec, ended),
         counts=d.Counts(
             preemptions=status.preemptions,
             takeovers=len(status.takeovers),
@@ -98,7 +98,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"
 
 
-def progress(status: Status, spec: JobSpec) -> d.Progress:
+def progress(status: Status, spec: JobSpec, ended: d.State | None = None) -> d.Progress:
+    """NB: of a job that did not complete no weights are left, so all its samples are lost."""
+    lost = status.lost_samples
+    if ended is not None and ended.over and ended.name != Outcome.COMPLETE:
+        lost = status.step * spec.training.global_batch_size
     return d.Progress(
         step=status.step,
         steps=status.steps,
@@ -108,7 +112,7 @@ def progress(status: Status, spec: JobSpec) -> d.Progress:
         samples_per_second=finite(status.samples_per_second),
         step_seconds=finite(status.step_seconds),
         eta_seconds=finite(status.eta_seconds),
-        lost_samples=status.lost_samples,
+        lost_samples=lost,
     )
 
 

@@ -1,0 +1,8 @@
+from bamboo.text import one_line
+
+
+def test_what_others_say_fits_into_one_printable_line() -> None:
+    assert one_line("first\n  second\r\n\tthird\x1b[2J\x00 ü") == "first second third\N{MIDDLE DOT}[2J\N{MIDDLE DOT} ü"
+    assert one_line("") == ""
+    long = one_line("a" * 5000 + "z" * 5000, most=101)
+    assert (len(long), long[:48], long[-48:], long[48:53]) == (101, "a" * 48, "z" * 48, " ... ")
