@@ -81,6 +81,8 @@ def _type(field: Schema, section: str) -> str:
     if kind == "array":
         least = f"{field['minItems']} to " if "minItems" in field else "at most "
         return f"list of {least}{field['maxItems']}: {_type(field['items'], section)}"
+    if "x-kubernetes-preserve-unknown-fields" in field.get("additionalProperties", {}):
+        return "any object"
     if "additionalProperties" in field:
         return f"map of at most {field['maxProperties']}: {_type(field['additionalProperties'], section)}"
     if "x-kubernetes-preserve-unknown-fields" in field:

@@ -21,8 +21,23 @@ ROOT = Path(__file__).parent.parent
 FILE = ROOT / "crds" / "bamboojob.yaml"
 CRD: dict[str, Any] = load_document(str(FILE))
 VERSION: dict[str, Any] = CRD["spec"]["versions"][0]
-SCHEMA: dict[str, Any] = VERSION["schema"]["openAPIV3Schema"]
 ABSENT: Any = object()
+ANYTHING = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
+
+
+def _read(schema: Any) -> Any:
+    """A map of anything is what it means: an object with any fields."""
+    if isinstance(schema, list):
+        return [_read(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("additionalProperties") == ANYTHING:
+        rest = {key: value for key, value in schema.items() if key != "additionalProperties"}
+        return {**rest, "x-kubernetes-preserve-unknown-fields": True}
+    return {key: _read(value) for key, value in schema.items()}
+
+
+SCHEMA: dict[str, Any] = _read(VERSION["schema"]["openAPIV3Schema"])
 
 
 def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo import spec as s
 from bamboo.manifest import METADATA
-from crd_kit import CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
+from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
 NODES = dict(nodes())
 SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
@@ -74,6 +74,16 @@ def test_the_schema_is_structural() -> None:
         assert len(inside) == (node.get("type") == "object"), path
         assert set(node.get("required", ())) <= node.get("properties", {}).keys(), path
         assert not any("default" in node["properties"][name] for name in node.get("required", ())), path
+
+
+@pytest.mark.parametrize("path", ["task.config", "worker.template"])
+def test_any_object_is_a_map_of_anything(path: str) -> None:
+    """Of an object that preserves unknown fields, a rule does not see that a key was renamed."""
+    found: Any = VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for name in path.split("."):
+        found = found["properties"][name]
+    assert found["additionalProperties"] == ANYTHING
+    assert "x-kubernetes-preserve-unknown-fields" not in found
 
 
 @pytest.mark.parametrize("path", [path for path in NODES if path not in SERVER_OWNED])

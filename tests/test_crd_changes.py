@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bamboo.edits import refusal, refused, taken_over, taken_over_manifest
+from bamboo.manifest import parse_manifest
 from crd_cases import SPEC, Edit, Path, edits, whole, wholes
 from crd_kit import ABSENT, defaulted, refusals
 from manifest_kit import minimal
@@ -54,6 +56,30 @@ def test_a_running_job_changes_only_where_it_may(field: str) -> None:
     for old, edit, new in good_changes(field):
         assert (refusals(new, old) == []) == may_change(edit.path), edit
         assert (refusals(old, new) == []) == may_change(edit.path), f"back: {edit}"
+
+
+@pytest.mark.parametrize("field", SPEC["properties"])
+def test_what_a_running_job_does_not_take_over_is_named(field: str) -> None:
+    """Where no rule of the CRD refuses it, as on a server without them; and the rest is taken over."""
+    for old, edit, new in good_changes(field):
+        before, after, names = parse_manifest(old), parse_manifest(new), ".".join(map(str, edit.path))
+        named = refused(before, after)
+        if may_change(edit.path):
+            assert named == (), edit
+            assert taken_over(before, after) == after, edit
+        else:
+            assert named, edit
+            for path in named:
+                assert f"{names}.".startswith(f"{path}.") or f"{path}.".startswith(f"{names}."), (path, edit)
+            assert taken_over(before, after) == before, edit
+        assert parse_manifest(taken_over_manifest(old, new)) == taken_over(before, after), edit
+
+
+def test_a_refusal_names_ten_fields_at_most() -> None:
+    assert refusal(("spec.task.config.a",)) == (
+        "spec.task.config.a: is fixed while the job runs; it goes on with what it began with"
+    )
+    assert refusal(tuple("abcdefghijkl")).startswith("a, b, c, d, e, f, g, h, i, j and 2 more: are fixed")
 
 
 @pytest.mark.parametrize("field", sorted(WHILE_SUSPENDED))

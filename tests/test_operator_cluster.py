@@ -13,10 +13,10 @@ import pytest
 
 from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
 from bamboo.server import REFUSED_HEADER
-from cluster.client import Json
+from cluster.client import ApiError, Json
 from cluster.handle import Cluster
-from operator_jobs import digests_of_a_local_run, manifest, slowed
-from operator_process import PATIENCE, Job, Operator, condition
+from operator_jobs import digests_of_a_local_run, manifest, slowed, small
+from operator_process import JOBS, PATIENCE, Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -136,6 +136,19 @@ def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Ope
     at = job.status()["training"]["step"]
     job.step(at + 5)
     assert job.status()["preemptions"] == 0
+
+
+def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
+    """With as many keys as before: of unknown fields a server's rules compare those only that both objects have."""
+    if int(installed.api.get("/version")["minor"].rstrip("+")) < 25:
+        pytest.skip("this server knows no rules")
+    document = small("renamed", suspend=True, task={"entrypoint": "a:b", "config": {"a": 1, "b": None, "c": {"d": 2}}})
+    installed.api.create(document, namespace)
+    place = f"{JOBS.format(namespace)}/renamed"
+    assert installed.api.get(place)["spec"]["task"]["config"] == document["spec"]["task"]["config"]
+    for wrong in ({"a": None, "z": 1}, {"c": {"d": None, "e": 2}}, {"a": 2}):
+        with pytest.raises(ApiError, match=r"spec\.task: .*cannot change"):
+            installed.api.patch(place, {"spec": {"task": {"config": wrong}}})
 
 
 def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Operator) -> None:

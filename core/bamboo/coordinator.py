@@ -6,7 +6,7 @@ It alone declares a worker lost and makes plans. It never waits: training goes o
 from typing import Any
 
 from bamboo import protocol
-from bamboo.edits import taken_over
+from bamboo.edits import refusal, refused, taken_over
 from bamboo.events import (
     ChannelClosed,
     Command,
@@ -112,10 +112,9 @@ def _changes_nothing(before: State, event: Event, turn: Turn) -> bool:
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
-    new = taken_over(turn.state.spec, wanted)
-    if wanted != new:
-        turn.do(Emit("ChangeRefused", "what else was edited is fixed while the job runs, and stays as it is", True))
-    turn.set(spec=new)
+    if names := refused(turn.state.spec, wanted):
+        turn.do(Emit("ChangeRefused", refusal(names), True))
+    turn.set(spec=taken_over(turn.state.spec, wanted))
 
 
 def _tick(turn: Turn) -> None:
