@@ -29,8 +29,9 @@ from stage_kit import CONFIG, small_gpt, small_task
 from world import World
 
 TENSOR = 2 * 4 * 4  # bytes of what travels: two samples of four floats
-WEIGHTS = 2 * 16 * 4  # of a stage: two matrices of 16 floats
-ADAM = 2 * WEIGHTS + 2 * 4  # two tensors like each matrix, and a counter
+MATRIX = 16 * 4
+WEIGHTS = 2 * 2 * MATRIX  # of a stage: two matrices, each with place for a mark, in multiples of 16 floats
+ADAM = 2 * (2 * MATRIX + 4)  # two tensors like each matrix, and a counter
 M = 4  # microbatches
 
 

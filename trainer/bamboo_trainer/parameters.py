@@ -1,12 +1,17 @@
-"""A stage's parameters as views of one flat buffer, so that its gradient travels and is reduced as one tensor."""
+"""A stage's parameters as views of one flat buffer, so that its gradient travels and is reduced as one tensor.
 
-from collections.abc import Iterator, Mapping
+Behind each parameter's gradient stands its mark: more than zero if a backward of the step has reached the parameter. An
+optimizer skips the others, as plain PyTorch does with those whose `grad` is None. Because the mark is a number of the
+gradient it is summed, sent, logged and repeated with it, and has no way of its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 16  # elements that each parameter's place is padded to
+ALIGNMENT = 16  # elements that a parameter's place, its mark included, is padded to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,8 +23,18 @@ class Slot:
     offset: int
     group: int | None  # of tied parameters
 
+    @property
+    def mark(self) -> int:
+        """The place of the parameter's mark in a gradient."""
+        return self.offset + self.parameter.numel()
+
+    @property
+    def size(self) -> int:
+        """Elements of the parameter and its mark."""
+        return self.parameter.numel() + 1
+
     def of(self, flat: Tensor) -> Tensor:
-        return flat[self.offset : self.offset + self.parameter.numel()].view(self.parameter.shape)
+        return flat[self.offset : self.mark].view(self.parameter.shape)
 
 
 class FlatParameters:
@@ -41,6 +56,10 @@ class FlatParameters:
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
         self._bound: Tensor | None = None
+        self._marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64, device=device)
+        self._reached: set[int] = set()  # numbers of the slots whose gradient a backward has added to
+        for number, slot in enumerate(self.slots):
+            slot.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
         held = [self.flat, *self.constants.values()]
         self._storages = {t.untyped_storage().data_ptr() for t in held if t.numel()}
 
@@ -58,8 +77,9 @@ class FlatParameters:
                 if not parameter.requires_grad:
                     self.constants[canonical] = parameter
                     continue
-                self.slots.append(Slot(canonical, parameter, self.size, group))
-                self.size += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
+                slot = Slot(canonical, parameter, self.size, group)
+                self.slots.append(slot)
+                self.size += -(-slot.size // ALIGNMENT) * ALIGNMENT
             for name, buffer in layer.named_buffers():
                 self.constants[f"{index}.{name}"] = buffer
 
@@ -79,6 +99,25 @@ class FlatParameters:
             slot.parameter.grad = slot.of(gradient)
         self._bound = gradient
 
+    def bind_used(self, gradient: Tensor, used: Sequence[bool]) -> None:
+        """The same for an optimizer: a parameter that the step has not used has no gradient."""
+        self.bind(gradient)
+        for slot, is_used in zip(self.slots, used, strict=True):
+            if not is_used:
+                slot.parameter.grad = None
+
+    def mark(self, gradient: Tensor, marked: set[int]) -> None:
+        """Mark in the gradient what backwards have reached since the last call. marked: slots that it has marked."""
+        new = sorted(self._reached - marked)
+        self._reached.clear()
+        if new:
+            gradient.index_fill_(0, self._marks[new], 1.0)
+            marked.update(new)
+
+    def used(self, gradient: Tensor) -> list[bool]:
+        """Which slots any backward has reached whose sum this gradient is."""
+        return [bool(mark) for mark in (gradient[self._marks] > 0).tolist()]
+
     def unbind(self) -> None:
         for slot in self.slots:
             slot.parameter.grad = None
@@ -90,3 +129,12 @@ class FlatParameters:
             yield f"parameter:{slot.name}", slot.parameter
         for name, constant in self.constants.items():
             yield f"constant:{name}", constant
+
+
+def _note(reached: set[int], number: int) -> Callable[[Tensor], None]:
+    """A hook for a parameter. NB: it holds nothing of the stage, which would then not be freed at once."""
+
+    def accumulated(_: Tensor) -> None:
+        reached.add(number)
+
+    return accumulated

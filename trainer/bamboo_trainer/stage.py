@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bamboo_trainer import snapshot
+from bamboo_trainer.boundary import NO_GRADIENT, is_gradient
 from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
 from bamboo_trainer.checkpointing import checkpointed_layers, recomputing
 from bamboo_trainer.contexts import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
@@ -70,6 +71,7 @@ class Work:
     """One cell's work on one step: the gradient so far, what the backwards need, and the losses."""
 
     gradient: Tensor  # flat fp32
+    marked: set[int] = field(default_factory=set)  # the parameters that it has marked as used, by number
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
 
@@ -96,8 +98,9 @@ class Stage:
     """The state of one stage and its forward, backward and optimizer step.
 
     The boundary contract: outputs are all parts; gradients are those of the floating-point parts only, in
-    order (integer parts have none). An unused floating-point part has a gradient of zeros. Saved contexts
-    keep the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
+    order (integer parts have none). A part that the loss does not depend on has NO_GRADIENT: zeros would reach the
+    parameters behind it. Saved contexts keep the inputs they were given (no copy): reuse a pooled buffer only after the
+    microbatch's backward.
     """
 
     def __init__(
@@ -267,7 +270,8 @@ class Stage:
         floating = [p for p in outputs if p.is_floating_point()]
         if len(floating) != len(gradients):
             raise ValueError(f"expected {len(floating)} gradients for stage {self._stage}, got {len(gradients)}")
-        pairs = [(p, g.to(self._device)) for p, g in zip(floating, gradients, strict=True) if p.requires_grad]
+        given = [(p, g) for p, g in zip(floating, gradients, strict=True) if p.requires_grad and is_gradient(g)]
+        pairs = [(p, g.to(self._device)) for p, g in given]
         if pairs:
             try:
                 with keep_casts():
@@ -279,9 +283,10 @@ class Stage:
                 raise TaskError(
                     f"the backward of {layers} failed at step {step}, microbatch {microbatch}: {told(error)}"
                 ) from error
+            self._parameters.mark(work.gradient, work.marked)
         if self._stage == 0:
             return ()
-        return tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+        return tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
 
     def norm_squared(self, gradient: Tensor) -> float:
         """The sum of squares in fp64. A tied parameter counts on its lowest stage only."""
@@ -294,10 +299,15 @@ class Stage:
         return float(total)
 
     def apply(self, gradient: Tensor, norm: float) -> None:
-        """One optimizer step with the final gradient, which is not modified; `norm` is the global one."""
+        """One optimizer step with the final gradient, which is not modified; `norm` is the global one.
+
+        A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
+        """
+        gradient = gradient.to(self._device)
+        used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        self._parameters.bind(gradient.to(self._device) * scale)  # a copy: an optimizer may write to its gradients
+        self._parameters.bind_used(gradient * scale, used)  # a copy: an optimizer may write to its gradients
         if self._parked:
             self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)
@@ -306,7 +316,7 @@ class Stage:
             self.wait()
         self._parameters.unbind()
         forget_casts()
-        if self.version == 0:  # some optimizers remember nothing before their first step
+        if not self._optimizer_state.fixed:  # it begins for each parameter with the first step that uses it
             snapshot.check(self._parameters, self._optimizer_state)
             self._state_bytes = None
         self._digest = None

@@ -12,7 +12,7 @@ from bamboo_trainer.user_code import TaskError, build_layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedSegment:
-    """A tied group's place in this stage's flat gradient; its gradient is the sum over `stages`."""
+    """A tied group's place in this stage's flat gradient, its mark included; its gradient is the sum over `stages`."""
 
     group: int
     offset: int
@@ -77,7 +77,7 @@ def tied_segments(
         TiedSegment(
             group=slot.group,
             offset=slot.offset,
-            size=slot.parameter.numel(),
+            size=slot.size,
             stages=tuple(sorted(holders[slot.group])),
         )
         for slot in slots
