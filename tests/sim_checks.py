@@ -84,6 +84,8 @@ class Checks:
         expected = (self.oracle.losses[said.step], self.oracle.norms[said.step])
         if said.microbatches == self.oracle.arithmetic.microbatches and (said.loss, said.gradient_norm) != expected:
             raise Violation(f"step {said.step} has loss and norm {said.loss, said.gradient_norm}, not {expected}")
+        if said.learning_rate not in (None, 1 / (1 + said.step)):  # NB: a new root's state may be on its way
+            raise Violation(f"step {said.step} has the learning rate {said.learning_rate}")
         if said.microbatches != self.oracle.arithmetic.microbatches:
             raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
 

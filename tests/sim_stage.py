@@ -221,6 +221,9 @@ class StandIn:
     def norm_squared(self, gradient: Tensor) -> float:
         return self._a.norm_squared(self._stage, [int(g) for g in gradient.tolist()])
 
+    def learning_rate(self, step: int) -> float:
+        return 1 / (1 + step)
+
     def apply(self, gradient: Tensor, norm: float) -> None:
         given = [int(g) for g in gradient.tolist()]
         self._require("final gradient", given, self._oracle.finals[self._stage, self.version])

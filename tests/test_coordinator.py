@@ -23,6 +23,7 @@ from bamboo.events import (
 from bamboo.membership import unwanted
 from bamboo.plan import Cell
 from bamboo.reconcile import protected
+from bamboo.status import status
 from world import World, back, restarted, silence
 
 actions = st.lists(
@@ -213,10 +214,18 @@ def test_a_commit_speaks_for_all_owners() -> None:
     root = plan.at(Cell(0, 0)).owner
     for step in range(20):
         message = protocol.StepCommitted(
-            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=0.5
+            step=step,
+            generation=0,
+            loss=1.0,
+            gradient_norm=2.0,
+            microbatches=4,
+            seconds=0.5,
+            learning_rate=1 / (1 + step),
         )
         world.tell(Received(root, message))
         silence(world, {owner, standby} if step > 10 else {owner}, 0.5)
+    told = status(world.state, world.now)
+    assert (told.gradient_norm, told.learning_rate) == (2.0, 1 / 20), "what is told is of the newest step"
     assert owner in world.state.workers
     silence(world, {owner}, 6)
     assert owner not in world.state.workers

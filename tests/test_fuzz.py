@@ -88,7 +88,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.LeftBehind: st.builds(protocol.LeftBehind, cell=CELLS),
     protocol.StepCommitted: st.builds(
         protocol.StepCommitted, step=NUMBERS, generation=NUMBERS, loss=st.none() | FLOATS, gradient_norm=FLOATS,
-        microbatches=NUMBERS, seconds=FLOATS,
+        microbatches=NUMBERS, seconds=FLOATS, learning_rate=st.none() | FLOATS,
     ),
     protocol.TakenOver: st.builds(
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,

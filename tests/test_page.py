@@ -10,7 +10,7 @@ import pytest
 from bamboo.events import Emit, Outcome, Takeover, WorkerState
 from bamboo.memory import Memory
 from bamboo.page import document as d
-from bamboo.page.record import MOST_EVENTS, MOST_MARKS, Course, Record, steady_clock
+from bamboo.page.record import MOST_EVENTS, MOST_MARKS, Curves, Figures, Record, steady_clock
 from bamboo.page.view import Labels, document, ended, state
 from bamboo_operator.facts import Base, Facts
 from bamboo_operator.looks import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED, Comparison, Look
@@ -29,6 +29,9 @@ POOLS = [
 ]
 
 
+NOTHING = Figures(None)
+
+
 class Time:
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -41,40 +44,43 @@ class Time:
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(0, 0), (1, 1), (7, 7), (8, 4), (9, 5), (10, 5), (16, 4), (100_000, 7)])
-def test_a_course_is_bounded_and_whole(steps: int, kept: int) -> None:
-    course = Course(most=8)
+def test_curves_are_bounded_and_whole(steps: int, kept: int) -> None:
+    curves = Curves(most=8)
     for step in range(1, steps + 1):
-        course.add(step, 10.0 * step, float(step))
-    points = course.points()
+        curves.add(step, 10.0 * step, Figures(float(step), 2.0 * step, 3.0 * step))
+    points = curves.points()
     assert len(points) == kept
     assert [p.step for p in points] == sorted({p.step for p in points})
     if points:
         assert (points[-1].step, points[-1].at) == (steps, 10.0 * steps)
         assert points[0].step <= max(1, steps / 3), "the beginning is lost"
     weights = [b.step - a for a, b in zip([0, *(p.step for p in points)], points, strict=False)]
-    total = sum(w * (p.loss or 0) for w, p in zip(weights, points, strict=True))
-    assert total == pytest.approx(steps * (steps + 1) / 2), "a point is not the mean of its steps"
+    for times, name in ((1, "loss"), (2, "gradient_norm")):
+        total = sum(w * getattr(p.figures, name) for w, p in zip(weights, points, strict=True))
+        assert total == pytest.approx(times * steps * (steps + 1) / 2), "a point is not the mean of its steps"
+    assert all(p.figures.learning_rate == 3 * p.step for p in points), "a rate is that of its point's last step"
 
 
 def test_a_loss_that_is_not_known_spoils_no_mean() -> None:
-    course = Course(most=2)
+    curves = Curves(most=2)
     for step, loss in enumerate([1.0, None, None, None], start=1):
-        course.add(step, step, loss)
-    assert [p.loss for p in course.points()] == [1.0]
+        curves.add(step, step, Figures(loss))
+    assert [p.figures for p in curves.points()] == [Figures(1.0)]
 
 
 def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     clock = Time()
     record = Record(clock)
-    record.follow(0, None, ())
+    record.follow(0, NOTHING, ())
     for now, step in ((1001, 1), (1002, 1), (1003, 2)):
         clock.now = now
-        record.follow(step, 5.0 - step, (TAKEOVER,) * (step - 1))
-        record.follow(step, 5.0 - step, (TAKEOVER,) * (step - 1))
+        record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
+        record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
     record.told(Emit("WorkerLost", "w1 is lost: killed", True))
     record.told(Emit("NoticeReceived", "w2 will be taken away", True))
     record.told(Emit("WorkerJoined", "w3 joined"))
-    assert [(p.step, p.at, p.loss) for p in record.course.points()] == [(1, 1001, 4.0), (2, 1003, 3.0)]
+    found = [(p.step, p.at, p.figures.loss) for p in record.curves.points()]
+    assert found == [(1, 1001, 4.0), (2, 1003, 3.0)]
     assert [mark.kind.value for mark in record.marks] == ["takeover", "loss", "notice"]
     assert [emit.reason for _, emit in record.events] == ["WorkerLost", "NoticeReceived", "WorkerJoined"]
 
@@ -82,9 +88,9 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
 def test_what_a_coordinator_found_is_no_step_of_its_own() -> None:
     """The first it tells after its restart is known to be committed, but not when."""
     record = Record(Time())
-    record.follow(300, 2.0, ())
-    record.follow(301, 1.9, ())
-    assert [p.step for p in record.course.points()] == [301]
+    record.follow(300, Figures(2.0), ())
+    record.follow(301, Figures(1.9), ())
+    assert [p.step for p in record.curves.points()] == [301]
 
 
 def test_the_record_is_bounded() -> None:
@@ -142,9 +148,9 @@ def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
 def test_the_whole_document() -> None:
     clock = Time(WHEN - 60)
     record = Record(clock)
-    record.follow(0, None, ())
+    record.follow(0, NOTHING, ())
     clock.now = WHEN - 5.00049
-    record.follow(1, 4.123456789, (TAKEOVER,))
+    record.follow(1, Figures(4.123456789, 1.5, 1e-4 / 3), (TAKEOVER,))
     record.told(Emit("TakenOver", "<script>alert(1)</script>", True))
     status = said(
         grid=((("tiny-w0", False), ("tiny-w9", True)), (("tiny-w0", True), ("tiny-w2", True))),
@@ -153,7 +159,7 @@ def test_the_whole_document() -> None:
             ("tiny-w4", WorkerState.SYNCING),
         ),
         unprotected=("pipeline 0 stage 0",), preemptions=3, notices=2, takeovers=(TAKEOVER,),
-        loss=math.nan, samples_per_second=math.inf,
+        loss=math.nan, samples_per_second=math.inf, gradient_norm=1.5, learning_rate=None,
         memory=(("tiny-w0", Memory(log=7, replica=5)),), most_memory=("tiny-w1", Memory(log=9)),
     )  # fmt: skip
     found = d.plain(document(JOB, job(), status, record, now=WHEN))
@@ -163,9 +169,10 @@ def test_the_whole_document() -> None:
         [("w0", "training", True, 2), ("w2", "leaving", True, 1)],
     ]
     assert [(w["label"], w["state"]) for w in found["others"]] == [("w3", "standby"), ("w4", "syncing")]
-    assert found["points"] == [[1, round(WHEN - 5.00049, 3), 4.12346]]
+    assert found["points"] == [[1, round(WHEN - 5.00049, 3), 4.12346, 1.5, 3.33333e-05]]
     assert found["progress"]["loss"] is None
     assert found["progress"]["samplesPerSecond"] is None
+    assert (found["progress"]["gradientNorm"], found["progress"]["learningRate"]) == (1.5, None)
     assert found["progress"]["samples"] == 8
     assert found["counts"] == {"preemptions": 3, "takeovers": 1, "notices": 2, "restarts": 0}
     (mark,) = found["marks"]

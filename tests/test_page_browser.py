@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from msgspec import structs
 
 from bamboo.events import Emit, Outcome, Takeover, WorkerState
 from bamboo.memory import Memory
 from bamboo.page import document as d
-from bamboo.page.record import Record, steady_clock
+from bamboo.page.kept import kept
+from bamboo.page.record import Figures, Record, steady_clock
 from bamboo.page.serve import LocalPage, add_page, answer, refusal
 from bamboo.page.view import document, ended
-from chromium_kit import MISSING, browser, chromium
+from chromium_kit import MISSING, Tab, browser, chromium
 from operator_kit import job, said
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
@@ -41,13 +43,13 @@ DRAWN = "!document.getElementById('main').hidden"
 def page(*, over: bool = False, told: int = 1) -> d.Document:
     """A job with everything that a page can show. told: so many events."""
     record = Record()
-    record.follow(0, None, ())
+    record.follow(0, Figures(None), ())
     taken = Takeover(
         epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=2, notice=False,
         decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
     )  # fmt: skip
     for step in range(1, 6):
-        record.follow(step, 6.0 - step, (taken,) if step > 2 else ())
+        record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
         record.told(Emit("WorkerLost", HOSTILE, True))
     status = said(
@@ -115,6 +117,103 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         assert tab.errors == []
 
 
+async def pointer(tab: Tab, plot: str, *moves: tuple[str, float]) -> None:
+    """What the mouse does: "mouseMoved", "mousePressed" or "mouseReleased" at that share of the plot's width."""
+    await tab.value(f"document.querySelector('#plot-{plot}').scrollIntoView({{block: 'center'}})")
+    box = await tab.value(
+        f"(() => {{ const box = document.querySelector('#plot-{plot}').getBoundingClientRect();"
+        " return [box.left, box.top, box.width, box.height]; })()"
+    )
+    for kind, share in moves:
+        pressed = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+        place = {"x": box[0] + box[2] * share, "y": box[1] + box[3] / 2}
+        await tab.call("Input.dispatchMouseEvent", type=kind, **place, **pressed)
+
+
+async def press(tab: Tab, *keys: str) -> None:
+    for key in keys:
+        await tab.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+        await tab.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+def curves_of(steps: int) -> d.Document:
+    """A job of which a step was committed every ten seconds."""
+    points = tuple((k, 1e9 + 10.0 * k, 1 / k, 0.5 * k, 1e-5 * k) for k in range(1, steps + 1))
+    found = page(over=True)
+    progress = structs.replace(found.progress, gradient_norm=0.5 * steps, learning_rate=1e-5 * steps)
+    mark = structs.replace(found.marks[0], at=1e9 + 10.0 * steps / 2)
+    return structs.replace(found, now=1e9 + 1e4, points=points, progress=progress, marks=(mark,))
+
+
+LABELS = "[...document.querySelectorAll('#plot-loss .along')].map((text) => text.textContent)"
+TIPS = "[...document.querySelectorAll('.tip:not([hidden])')].map((tip) => [tip.parentElement.id, tip.innerText])"
+
+
+async def test_curves_are_read_and_zoomed_with_mouse_and_keys() -> None:
+    """The values stand beside the chart that is pointed at; a range that is dragged over is seen alone."""
+    async with served([curves_of(101)]) as url, browser() as tab:
+        await tab.size(1280, 900)
+        await tab.goto(f"{url}#token=secret")
+        await tab.until(DRAWN)
+        text = await tab.value("document.body.innerText")
+        assert "Curves" in text
+        assert "learning rate 0.00101" in text
+        assert await tab.value(LABELS) == ["start", "5 min", "10 min", "15 min"]
+        await pointer(tab, "norm", ("mouseMoved", 0.5))
+        ((plot, tip),) = await tab.value(TIPS)
+        assert plot == "plot-norm"
+        said = re.match(r"([\d.]+) gradient norm\s+step (\d+), ", tip)
+        assert said, tip
+        assert (float(said[1]), 44 < int(said[2]) < 52) == (int(said[2]) / 2, True)
+        await pointer(tab, "norm", ("mouseMoved", -0.1))
+        assert await tab.value(TIPS) == []
+        await tab.value("document.querySelector('input[value=step]').click()")
+        assert await tab.value(LABELS) == ["20", "40", "60", "80", "100"]
+        drag = (("mouseMoved", 0.3), ("mousePressed", 0.3), ("mouseMoved", 0.5), ("mouseReleased", 0.5))
+        await pointer(tab, "loss", *drag)
+        low, high = (int(label) for label in (await tab.value(LABELS))[:: len(await tab.value(LABELS)) - 1])
+        assert 25 <= low < high <= 55
+        shown = await tab.value(
+            "[...document.querySelectorAll('#curves-body th')].map((head) => Number(head.textContent))"
+        )
+        assert 20 < shown[0] < shown[-1] < 55, "the table is not of what is in sight"
+        await tab.value("document.getElementById('zoom-all').click()")
+        assert await tab.value(LABELS) == ["20", "40", "60", "80", "100"]
+        assert await tab.value("document.getElementById('zoom-all').disabled")
+        await tab.value("document.getElementById('plots').focus()")
+        await press(tab, "Home", "ArrowRight")
+        assert "step 2" in await tab.text("#curves-said")
+        assert "gradient norm 1," in await tab.text("#curves-said")
+        assert len(await tab.value(TIPS)) == 4
+        await press(tab, "+", "+", "+")
+        assert max(int(label) for label in await tab.value(LABELS)) < 20
+        await press(tab, "End")
+        assert "step 101" in await tab.text("#curves-said")
+        assert max(int(label) for label in await tab.value(LABELS)) >= 100, "what is in sight goes with the keys"
+        await press(tab, "0")
+        assert await tab.value(LABELS) == ["20", "40", "60", "80", "100"]
+        assert tab.errors == []
+
+
+async def test_a_kept_page_needs_no_server(tmp_path: Path) -> None:
+    """It opens from a folder, shows the same, asks for nothing, and takes what a job says as text."""
+    file = tmp_path / "page.html"
+    file.write_text(kept(curves_of(50)), encoding="utf-8")
+    async with browser() as tab:
+        await tab.goto(file.as_uri())
+        await tab.until(DRAWN)
+        assert (await tab.text("#connection-text")).startswith("kept ")
+        assert await tab.text("#state-name") == "Complete"
+        assert await tab.text("#name") == HOSTILE
+        assert not (await tab.value("document.title")).startswith("taken")
+        assert await tab.value("document.querySelectorAll('#plot-loss path.curve').length") == 1
+        await tab.value("document.querySelector('input[value=step]').click()")
+        assert await tab.value(LABELS) == ["10", "20", "30", "40", "50"]
+        assert await tab.value("document.getElementById('trouble').hidden")
+        assert [request for request in tab.requests if not request.startswith("data:")] == [file.as_uri()]
+        assert tab.errors == []
+
+
 FONTS = {  # what makes text as wide as no font does: the page may not rely on those that this machine has
     "its own": "",
     "a wide one": "* { font-family: monospace !important; letter-spacing: .25em !important; }",
@@ -135,7 +234,7 @@ TAIL = """document.documentElement.scrollHeight - scrollY
 
 @pytest.mark.parametrize("font", FONTS)
 async def test_it_fits_every_screen_with_any_font(font: str) -> None:
-    """From 320 px on nothing but tables, in boxes of their own, is wider than the window, and nothing follows the content."""
+    """From 320 px on only tables, in boxes of their own, are wider than the window, and nothing follows the content."""
     async with served([page(told=100)]) as url, browser() as tab:
         await tab.size(1280, 900)
         await tab.goto(f"{url}#token=secret")
@@ -198,7 +297,19 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
     """From the URL that is printed to the end of the job, which the page still learns of."""
     path = tmp_path / "job.yaml"
     path.write_text(SPIRALS)
-    command = ["-m", "bamboo", "run", str(path), "--preempt", "at:30:1", "--preempt", "at:120:0:notice"]
+    output = tmp_path / "output"
+    command = [
+        "-m",
+        "bamboo",
+        "run",
+        str(path),
+        "--output",
+        str(output),
+        "--preempt",
+        "at:30:1",
+        "--preempt",
+        "at:120:0:notice",
+    ]
     run = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     assert run.stdout is not None
     try:
@@ -221,6 +332,12 @@ async def test_a_real_run_with_preemptions(tmp_path: Path) -> None:
             assert all(request.startswith(url.partition("#")[0]) for request in tab.requests)
         assert await asyncio.wait_for(run.wait(), 20) == 0
         assert b"Complete" in await said_by_run
+        async with browser() as tab:
+            await tab.goto((output / "page.html").as_uri())
+            await tab.until(DRAWN)
+            assert await tab.text("#state-name") == "Complete"
+            assert "learning rate 0.05" in await tab.text("#tiles")
+            assert await tab.value("document.querySelectorAll('#timeline-list li.takeover').length") == 2
     finally:
         if run.returncode is None:
             run.kill()

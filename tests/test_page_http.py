@@ -170,7 +170,7 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
     view.status(said(step=1, loss=4.0))
     view.emit(Emit("WorkerLost", "w1 is lost", True))
     shown = view.document()
-    assert (shown.points, len(shown.marks), shown.cost is not None) == (((1, 1000.0, 4.0),), 1, True)
+    assert (shown.points, len(shown.marks), shown.cost is not None) == (((1, 1000.0, 4.0, None, None),), 1, True)
     finish = Finish(Outcome.FAILED, "LossNotFinite", "the loss is not a number")
     view.finish(summarize("tiny", said(), finish, batch=8, seconds=1.0))
     view.stop()

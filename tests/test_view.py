@@ -131,7 +131,7 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
     if outcome is Outcome.COMPLETE:
         assert document["lost_samples"] == 4
         assert "lost samples: 4\n" in text
-        assert "weights and the workers' log: /out\n" in f"{text}\n"
+        assert "weights, the workers' log and page.html: /out\n" in f"{text}\n"
     else:
         assert document["lost_samples"] == 3 * 8
         assert "lost samples: 24 (all: no weights were saved)" in text

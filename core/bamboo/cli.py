@@ -142,7 +142,10 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the trained weights and the workers' log in this folder.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the trained weights, the workers' log and the run's page in this folder."
+        ),
     ] = None,
     heartbeat_timeout: Annotated[
         float,

@@ -203,3 +203,5 @@ class Status:
     memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
     restarts: int = 0  # failures that counted towards the limit
+    gradient_norm: float | None = None  # of the newest step, before clipping
+    learning_rate: float | None = None  # of the newest step

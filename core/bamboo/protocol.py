@@ -96,7 +96,8 @@ class StepCommitted(Message, frozen=True):
     """Said by the root's owner. generation: of the layout that ran the step. microbatches: whose losses it counts.
 
     seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
-    not finite, which JSON cannot say.
+    not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
+    known.
     """
 
     step: Count
@@ -105,6 +106,7 @@ class StepCommitted(Message, frozen=True):
     gradient_norm: Number | None
     microbatches: Count
     seconds: float
+    learning_rate: Number | None = None
 
 
 class TakenOver(Message, frozen=True):

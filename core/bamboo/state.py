@@ -110,6 +110,8 @@ class State:
     generation: int = -1  # the newest layout that a step was committed with
     first_loss: float | None = None
     losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
+    gradient_norm: float | None = None  # of the newest step
+    learning_rate: float | None = None  # of the newest step
     lost_microbatches: int = 0
     step_seconds: tuple[float, ...] = ()
     last_progress: float = 0.0

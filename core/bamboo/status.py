@@ -33,6 +33,8 @@ def status(state: State, now: float) -> Status:
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
         restarts=state.restarts,
+        gradient_norm=state.gradient_norm,
+        learning_rate=state.learning_rate,
     )
 
 

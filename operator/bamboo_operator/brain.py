@@ -39,7 +39,7 @@ from bamboo.events import (
     WorkerLost,
 )
 from bamboo.names import STORAGE_FOLDER
-from bamboo.page.record import Record
+from bamboo.page.record import Figures, Record
 from bamboo.plan import WorkerId
 from bamboo.protocol import Hello
 from bamboo.server import Channels
@@ -280,7 +280,9 @@ class Brain:
         before = self.state
         self.state, commands = coordinator.step(before, event, self._now())
         self._job.meter.handled(event, before, self.state)
-        self.record.follow(self.state.step, self.state.losses.get(self.state.step - 1), self.state.takeovers)
+        now = self.state
+        figures = Figures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
+        self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         for command in commands:
             self._execute(command)

@@ -38,7 +38,8 @@ def decide(engine: "Engine") -> bool:
 
 
 def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float = 0.0) -> None:
-    assert engine.plan is not None
+    root = engine.holdings[ROOT.stage].stage if ROOT.stage in engine.holdings else None
+    rate = root.learning_rate(step) if root else math.nan  # NB: a new root's state may be on its way
     engine.tell(
         StepCommitted(
             step=step,
@@ -47,6 +48,7 @@ def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float
             gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
             microbatches=commit.microbatches,
             seconds=seconds,
+            learning_rate=rate if math.isfinite(rate) else None,
         )
     )
 

@@ -17,11 +17,15 @@ class ScheduledOptimizer:
         self._learning_rate = task.learning_rate
         self._multipliers = () if self.inner is None else _rate_multipliers(self.inner)
 
+    def learning_rate(self, version: int) -> float:
+        """The task's, of the step that begins at this version."""
+        return float(self._learning_rate(version))
+
     def step(self, version: int) -> None:
         """Takes the parameters, whose gradients are set, from this version to the next."""
         if self.inner is None:
             return
-        rate = float(self._learning_rate(version))
+        rate = self.learning_rate(version)
         for group, multiplier in zip(self.inner.param_groups, self._multipliers, strict=True):
             group["lr"] = rate * multiplier
         self.inner.step()

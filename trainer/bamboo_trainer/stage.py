@@ -322,6 +322,10 @@ class Stage:
         self._digest = None
         self.version += 1
 
+    def learning_rate(self, step: int) -> float:
+        """The task's, which is the same on every stage."""
+        return self._optimizer.learning_rate(step)
+
     def tied_segments(self) -> tuple[TiedSegment, ...]:
         """The tied groups that other stages hold too."""
         return self._tied

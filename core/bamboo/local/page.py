@@ -7,7 +7,7 @@ from bamboo.events import Emit, Status
 from bamboo.local.summary import Summary
 from bamboo.local.view import Wish
 from bamboo.page import document as d
-from bamboo.page.record import Clock, Record
+from bamboo.page.record import Clock, Figures, Record
 from bamboo.page.serve import LocalPage
 from bamboo.page.view import document, ended
 from bamboo.spec import JobSpec
@@ -58,7 +58,8 @@ class PageView:
 
     def status(self, status: Status) -> None:
         self._status = status
-        self._record.follow(status.step, status.loss, status.takeovers)
+        figures = Figures(status.loss, status.gradient_norm, status.learning_rate)
+        self._record.follow(status.step, figures, status.takeovers)
 
     def emit(self, emit: Emit) -> None:
         self._record.told(emit)

@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +20,8 @@ from bamboo.local.runner import SIGNALS, Options, run_job
 from bamboo.local.summary import Summary, compare, to_json, to_text
 from bamboo.local.view import QUIT_KEY, LiveView, PlainView, QuietView, View, Views
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from bamboo.page.kept import NAME as PAGE
+from bamboo.page.kept import kept
 from bamboo.page.serve import PageError
 from bamboo.spec import JobSpec
 
@@ -64,16 +68,26 @@ def _run(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Repo
 
 
 async def _shown(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
-    """The run, and its page beside it; the undisturbed run has none."""
-    if report.page is None or options.undisturbed:
-        return await run_job(spec, manifest, options, _view(spec, report, undisturbed=options.undisturbed))
-    page = PageView(spec, port=report.page)
-    async with page.serving() as url:
-        print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
-        view = Views(page, _view(spec, report, page=url))
-        summary = await run_job(spec, manifest, options, view)
+    """The run, its page beside it, and the page's last state kept in the output; the undisturbed run has none."""
+    if options.undisturbed:
+        return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
+    page = PageView(spec, port=report.page or 0)
+    async with nullcontext("") if report.page is None else page.serving() as url:
+        if url:
+            print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
+        summary = await run_job(spec, manifest, options, Views(page, _view(spec, report, page=url)))
         page.finish(summary)
+    if options.output is not None:
+        _keep(page, options.output / PAGE)
     return summary
+
+
+def _keep(page: PageView, file: Path) -> None:
+    """NB: the run is what counts; a page that cannot be written is said, and does not change how the run ended."""
+    try:
+        file.write_text(kept(page.document()), encoding="utf-8")
+    except OSError as error:
+        print(f"bamboo: the page was not kept: {file}: {error.strerror}", file=sys.stderr)
 
 
 def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:

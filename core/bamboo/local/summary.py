@@ -142,7 +142,7 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
     if summary.output:
         log = f"the workers' log: {summary.output}/workers.log"
-        lines.append(f"  weights and the workers' log: {summary.output}" if complete else f"  {log}")
+        lines.append(f"  weights, the workers' log and page.html: {summary.output}" if complete else f"  {log}")
     elif complete:
         lines.append("  the weights were not kept: that is what --output is for")
     if summary.sample:

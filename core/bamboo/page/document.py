@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1  # of the document; a page that was loaded before an upgrade asks to be loaded anew
+VERSION = 2  # of the document; a page that was loaded before an upgrade asks to be loaded anew
 Struct = msgspec.Struct
+Point = tuple[int, float, float | None, float | None, float | None]
 
 
 class Job(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -32,12 +33,17 @@ class State(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Progress(Struct, frozen=True, kw_only=True, rename="camel"):
-    """samples: of one step. lost_samples: of committed steps, those that did not go into them."""
+    """samples: of one step. lost_samples: of committed steps, those that did not go into them.
+
+    gradient_norm: the global one of the newest step, before clipping.
+    """
 
     step: int | None = None
     steps: int | None = None
     loss: float | None = None
     first_loss: float | None = None
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
     samples: int | None = None
     samples_per_second: float | None = None
     step_seconds: float | None = None
@@ -149,7 +155,7 @@ class Condition(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Document(Struct, frozen=True, kw_only=True, rename="camel"):
-    """grid: [pipeline][stage]. points: [step, time, loss]; unknown: sentences."""
+    """grid: [pipeline][stage]. points: [step, time, loss, gradient norm, learning rate]; unknown: sentences."""
 
     version: int = VERSION
     now: float
@@ -161,7 +167,7 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     grid: tuple[tuple[Cell, ...], ...] = ()
     others: tuple[Worker, ...] = ()
     unprotected: tuple[str, ...] = ()
-    points: tuple[tuple[int, float, float | None], ...] = ()
+    points: tuple[Point, ...] = ()
     marks: tuple[Mark, ...] = ()
     events: tuple[Event, ...] = ()
     memory: tuple[Account, ...] = ()

@@ -1,4 +1,4 @@
-"""What a shell keeps of a job's past for its page: a bounded course of steps, what happened, what was said.
+"""What a shell keeps of a job's past for its page: bounded curves of its steps, what happened, what was said.
 
 It is fed by the shell after every event, which costs a comparison unless something is new; the coordinator knows
 nothing of it.
@@ -26,19 +26,31 @@ def steady_clock() -> Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """What is measured of a step. None: not known. gradient_norm: the global one, before clipping."""
+
+    loss: float | None
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
-    """step: so many were committed at that time. loss: the mean over the steps since the point before."""
+    """step: so many were committed at that time. figures: of the steps since the point before.
+
+    Loss and gradient norm are their means; the learning rate is that of the last one.
+    """
 
     step: int
     at: float
-    loss: float | None
+    figures: Figures
 
 
-class Course:
-    """Step and loss over time in at most `most` points (an even number).
+class Curves:
+    """The figures of a job's steps over time in at most `most` points (an even number).
 
     When it is full, every two neighbours become one, and from then on a point stands for twice as many steps: however
-    long the job runs, its whole course is there, and memory is bounded.
+    long the job runs, all of it is there, and memory is bounded.
     """
 
     def __init__(self, most: int = MOST_POINTS) -> None:
@@ -46,8 +58,8 @@ class Course:
         self._points: list[Point] = []
         self._open: list[Point] = []  # the newest steps, fewer than a point stands for
 
-    def add(self, step: int, at: float, loss: float | None) -> None:
-        self._open.append(Point(step, at, loss))
+    def add(self, step: int, at: float, figures: Figures) -> None:
+        self._open.append(Point(step, at, figures))
         if len(self._open) < self._every:
             return
         self._points.append(_joined(self._open))
@@ -62,8 +74,17 @@ class Course:
 
 
 def _joined(points: Sequence[Point]) -> Point:
-    losses = [point.loss for point in points if point.loss is not None]
-    return Point(points[-1].step, points[-1].at, fmean(losses) if losses else None)
+    figures = Figures(
+        _mean([point.figures.loss for point in points]),
+        _mean([point.figures.gradient_norm for point in points]),
+        points[-1].figures.learning_rate,
+    )
+    return Point(points[-1].step, points[-1].at, figures)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 class Kind(StrEnum):
@@ -93,17 +114,17 @@ class Record:
     def __init__(self, clock: Clock | None = None, *, most_points: int = MOST_POINTS) -> None:
         self.now: Clock = clock or steady_clock()
         self.since = self.now()
-        self.course = Course(most_points)
+        self.curves = Curves(most_points)
         self.events: deque[tuple[float, Emit]] = deque(maxlen=MOST_EVENTS)
         self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
         self._step: int | None = None
         self._takeovers = 0
 
-    def follow(self, step: int, loss: float | None, takeovers: Sequence[Takeover]) -> None:
-        """step: committed so far. loss: of the last one. takeovers: all so far, in order."""
+    def follow(self, step: int, figures: Figures, takeovers: Sequence[Takeover]) -> None:
+        """step: committed so far. figures: of the last one. takeovers: all so far, in order."""
         if step != self._step:
             if step and self._step is not None:
-                self.course.add(step, self.now(), loss)
+                self.curves.add(step, self.now(), figures)
             self._step = step
         for takeover in takeovers[self._takeovers :]:
             self.marks.append(Mark(self.now(), Kind.TAKEOVER, "", takeover))

@@ -29,6 +29,7 @@ FILES = {  # what is served under which name, beside the document
     "page.js": ("page.js", "text/javascript"),
     "parts.js": ("parts.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"),
+    "curves.js": ("curves.js", "text/javascript"),
     "dom.js": ("dom.js", "text/javascript"),
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }

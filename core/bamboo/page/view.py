@@ -108,6 +108,8 @@ def progress(status: Status, spec: JobSpec, ended: d.State | None = None) -> d.P
         steps=status.steps,
         loss=finite(status.loss),
         first_loss=finite(status.first_loss),
+        gradient_norm=finite(status.gradient_norm),
+        learning_rate=finite(status.learning_rate),
         samples=spec.training.global_batch_size,
         samples_per_second=finite(status.samples_per_second),
         step_seconds=finite(status.step_seconds),
@@ -159,7 +161,7 @@ def account(worker: WorkerId, memory: Memory, names: Labels) -> d.Account:
 class Past(TypedDict):
     """The fields of a document that a record fills."""
 
-    points: tuple[tuple[int, float, float | None], ...]
+    points: tuple[d.Point, ...]
     marks: tuple[d.Mark, ...]
     events: tuple[d.Event, ...]
 
@@ -167,7 +169,7 @@ class Past(TypedDict):
 def past(record: Record, names: Labels) -> Past:
     """Marks and events come with the newest first."""
     return {
-        "points": tuple(point(p) for p in record.course.points()),
+        "points": tuple(point(p) for p in record.curves.points()),
         "marks": tuple(mark(m, names) for m in reversed(record.marks)),
         "events": tuple(
             d.Event(at=_rounded(at), reason=emit.reason, message=emit.message, warning=emit.warning)
@@ -176,9 +178,21 @@ def past(record: Record, names: Labels) -> Past:
     }
 
 
-def point(point: Point) -> tuple[int, float, float | None]:
-    loss = finite(point.loss)
-    return point.step, _rounded(point.at), None if loss is None else float(f"{loss:.6g}")
+def point(point: Point) -> d.Point:
+    known = point.figures
+    return (
+        point.step,
+        _rounded(point.at),
+        _short(known.loss),
+        _short(known.gradient_norm),
+        _short(known.learning_rate),
+    )
+
+
+def _short(number: float | None) -> float | None:
+    """Six digits, which is more than a curve shows."""
+    known = finite(number)
+    return None if known is None else float(f"{known:.6g}")
 
 
 def mark(mark: Mark, names: Labels) -> d.Mark:

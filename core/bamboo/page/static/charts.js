@@ -1,49 +1,92 @@
-// The curves over time, and beneath them what happened: three plots with one time axis.
+// Drawings over one horizontal axis: a curve, and a lane of signs for what happened.
+//
+// An axis is {kind, origin, first, last, width}: time in Unix seconds or steps, from first to last in the drawing's width
+// in pixels; a time is told from origin on.
 
-import { byId, changed, clock, duration, el, icon, loss, rate, svg, unseen } from "./dom.js";
+import { duration, el, icon, number, svg, unseen } from "./dom.js";
 
 const LEFT = 52;
 const RIGHT = 12;
 const TOP = 8;
 const BOTTOM = 20;
 const SMOOTH = 40; // so many points make the curve a mean of three, twice as many of five; of nine at most
+const LABEL = 76; // pixels that a label of the axis takes
+const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
 
-let shown = null; // what the plots show, for the pointer
+export const across = (axis, x) => LEFT + ((x - axis.first) / (axis.last - axis.first)) * (axis.width - LEFT - RIGHT);
+export const along = (axis, pixel) => axis.first + ((pixel - LEFT) / (axis.width - LEFT - RIGHT)) * (axis.last - axis.first);
+export const within = (axis, pixel) => Math.min(Math.max(pixel, LEFT), axis.width - RIGHT);
 
-export function throughput(points, samples) {
-  return points.map(([step, at], index) => {
-    if (!index || !samples) return null;
-    const [before, since] = points[index - 1];
-    return at > since ? ((step - before) * samples) / (at - since) : null;
-  });
+// Draws values over xs; returns how high a value stands, null if there is nothing to draw.
+// curve: {name, height, zero: the scale begins at 0, smooth, told: the drawing in a sentence}.
+export function plot(place, curve, axis, xs, values, marks) {
+  const { height } = curve;
+  const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": curve.told, class: curve.name });
+  replace(place, picture);
+  const shown = values.filter((value, index) => value !== null && nearby(axis, xs, index));
+  if (!shown.length) {
+    picture.append(svg("text", { x: axis.width / 2, y: height / 2, class: "none" }, values.some((value) => value !== null) ? "nothing here" : "no step yet"));
+    return null;
+  }
+  const ticks = scale(curve.zero ? 0 : Math.min(...shown), Math.max(...shown));
+  const [low, high] = [ticks[0], ticks[ticks.length - 1]];
+  const up = (value) => height - BOTTOM - ((value - low) / (high - low)) * (height - TOP - BOTTOM);
+  for (const tick of ticks) {
+    picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: up(tick), y2: up(tick), class: "rule" }));
+    picture.append(svg("text", { x: LEFT - 8, y: up(tick) + 4, class: "tick left" }, short(tick)));
+  }
+  labels(picture, axis, height);
+  const clip = `clip-${curve.name}`;
+  const box = svg("rect", { x: LEFT - 4, y: 0, width: Math.max(1, axis.width - LEFT - RIGHT + 8), height });
+  const inside = svg("g", { "clip-path": `url(#${clip})` });
+  picture.append(svg("clipPath", { id: clip }, box), inside);
+  for (const { x, kind } of marks) {
+    inside.append(svg("line", { x1: across(axis, x), x2: across(axis, x), y1: TOP, y2: height - BOTTOM, class: `mark ${kind}` }));
+  }
+  const bold = curve.smooth ? smoothed(values) : values;
+  if (curve.smooth) inside.append(svg("path", { d: path(xs, values, axis, up), class: "raw" }));
+  inside.append(svg("path", { d: path(xs, bold, axis, up), class: "curve" }));
+  const newest = bold.findLastIndex((value) => value !== null);
+  inside.append(svg("circle", { cx: across(axis, xs[newest]), cy: up(bold[newest]), r: 3.5, class: "newest" }));
+  overlays(picture, height);
+  return up;
 }
 
-export function drawCourse(page) {
-  const points = page.points;
-  const width = Math.max(240, byId("plot-loss").clientWidth);
-  const marks = page.marks.map(({ at, kind, takeover }) => ({ at, kind, pause: takeover && takeover.pause }));
-  const end = page.state.over || !points.length ? 0 : Math.floor(page.now);
-  if (!changed("course", points, marks, width, end)) return;
-  const rates = throughput(points, page.progress.samples);
-  const times = points.map((point) => point[1]);
-  const first = Math.min(times[0] ?? page.now, marks.length ? marks[marks.length - 1].at : Infinity);
-  const last = Math.max(times[times.length - 1] ?? page.now, marks.length ? marks[0].at : 0, end);
-  const axis = { first, last: Math.max(last, first + 1), width };
-  shown = { points, rates, axis };
-  const losses = points.map((point) => point[2]);
-  plot(byId("plot-loss"), { axis, times, values: losses, marks, height: 150, word: loss, kind: "loss", told: told("Loss", points, losses, loss) });
-  plot(byId("plot-rate"), { axis, times, values: rates, marks, height: 120, word: rate, zero: true, kind: "rate", told: told("Throughput in samples a second", points, rates, rate) });
-  markLane(byId("plot-marks"), axis, marks);
-  table(points, rates);
+export function lane(place, axis, marks) {
+  const height = 56;
+  const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
+  const told = `${count("loss")} losses, ${count("notice")} notices, ${count("takeover")} takeovers; the timeline has them one by one`;
+  const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": told, class: "lane" });
+  labels(picture, axis, height);
+  picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM, class: "rule" }));
+  const rows = { notice: 5, loss: 5, takeover: 20 };
+  for (const { x, kind } of marks.filter((mark) => mark.x >= axis.first && mark.x <= axis.last)) {
+    const drawing = icon(kind);
+    for (const [name, value] of Object.entries({ x: across(axis, x) - 6.5, y: rows[kind], width: 13, height: 13 })) drawing.setAttribute(name, value);
+    drawing.setAttribute("class", `sign ${kind}`);
+    picture.append(drawing);
+  }
+  overlays(picture, height);
+  replace(place, picture);
 }
 
-function told(what, points, values, word) {
-  const known = values.map((value, index) => [value, points[index][0]]).filter(([value]) => value !== null);
-  if (!known.length) return `${what}: no step yet`;
-  const low = known.reduce((a, b) => (b[0] < a[0] ? b : a));
-  const high = known.reduce((a, b) => (b[0] > a[0] ? b : a));
-  const newest = known[known.length - 1];
-  return `${what}: ${word(newest[0])} at step ${newest[1]}; lowest ${word(low[0])} at step ${low[1]}, highest ${word(high[0])} at step ${high[1]}`;
+function replace(place, picture) {
+  place.querySelector("svg")?.remove();
+  place.prepend(picture);
+}
+
+// What follows the pointer; out of sight until then.
+function overlays(picture, height) {
+  picture.append(
+    svg("rect", { x: -9, y: TOP, width: 0, height: height - BOTTOM - TOP, class: "selection" }),
+    svg("line", { x1: -9, x2: -9, y1: TOP, y2: height - BOTTOM, class: "pointer" }),
+    svg("circle", { cx: -9, cy: 0, r: 4, class: "point" }),
+  );
+}
+
+// In sight, or the nearest one on either side, to which the curve leads.
+function nearby(axis, xs, index) {
+  return (xs[index + 1] ?? xs[index]) >= axis.first && (xs[index - 1] ?? xs[index]) <= axis.last;
 }
 
 function smoothed(values) {
@@ -54,37 +97,7 @@ function smoothed(values) {
   });
 }
 
-const across = (axis, at) => LEFT + ((at - axis.first) / (axis.last - axis.first)) * (axis.width - LEFT - RIGHT);
-
-function plot(place, { axis, times, values, marks, height, word, zero = false, kind, told }) {
-  const known = values.filter((value) => value !== null);
-  const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": told, class: kind });
-  if (!known.length) {
-    picture.append(svg("text", { x: axis.width / 2, y: height / 2, class: "none" }, "no step yet"));
-    place.replaceChildren(picture);
-    return;
-  }
-  const ticks = scale(zero ? 0 : Math.min(...known), Math.max(...known));
-  const [low, high] = [ticks[0], ticks[ticks.length - 1]];
-  const up = (value) => height - BOTTOM - ((value - low) / (high - low)) * (height - TOP - BOTTOM);
-  for (const tick of ticks) {
-    picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: up(tick), y2: up(tick), class: "rule" }));
-    picture.append(svg("text", { x: LEFT - 8, y: up(tick) + 4, class: "tick left" }, short(tick)));
-  }
-  timeAxis(picture, axis, height);
-  for (const { at, kind: what } of marks) {
-    picture.append(svg("line", { x1: across(axis, at), x2: across(axis, at), y1: TOP, y2: height - BOTTOM, class: `mark ${what}` }));
-  }
-  picture.append(svg("path", { d: path(times, values, axis, up), class: "raw" }));
-  const bold = smoothed(values);
-  picture.append(svg("path", { d: path(times, bold, axis, up), class: "curve" }));
-  const newest = bold.findLastIndex((value) => value !== null);
-  picture.append(svg("circle", { cx: across(axis, times[newest]), cy: up(bold[newest]), r: 3.5, class: "newest" }));
-  picture.append(svg("line", { x1: -9, x2: -9, y1: TOP, y2: height - BOTTOM, class: "pointer" }));
-  place.replaceChildren(picture);
-}
-
-function path(times, values, axis, up) {
+function path(xs, values, axis, up) {
   let pen = "M";
   const parts = [];
   values.forEach((value, index) => {
@@ -92,40 +105,38 @@ function path(times, values, axis, up) {
       pen = "M";
       return;
     }
-    parts.push(`${pen}${across(axis, times[index]).toFixed(1)} ${up(value).toFixed(1)}`);
+    parts.push(`${pen}${across(axis, xs[index]).toFixed(1)} ${up(value).toFixed(1)}`);
     pen = "L";
   });
   return parts.join("");
 }
 
-function markLane(place, axis, marks) {
-  const height = 56;
-  const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
-  const told = `${count("loss")} losses, ${count("notice")} notices, ${count("takeover")} takeovers; the timeline has them one by one`;
-  const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": told, class: "lane" });
-  timeAxis(picture, axis, height);
-  picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM, class: "rule" }));
-  const rows = { notice: 5, loss: 5, takeover: 20 };
-  for (const { at, kind } of marks) {
-    const drawing = icon(kind);
-    for (const [name, value] of Object.entries({ x: across(axis, at) - 6.5, y: rows[kind], width: 13, height: 13 })) drawing.setAttribute(name, value);
-    drawing.setAttribute("class", `sign ${kind}`);
-    picture.append(drawing);
+function labels(picture, axis, height) {
+  const span = axis.last - axis.first;
+  const most = Math.max(2, Math.floor((axis.width - LEFT - RIGHT) / LABEL));
+  const every = axis.kind === "step" ? Math.max(1, round(span / most)) : SECONDS.find((step) => span / step <= most) ?? Math.ceil(span / most / 86400) * 86400;
+  const origin = axis.kind === "step" ? 0 : axis.origin;
+  for (let tick = Math.ceil((axis.first - origin) / every - 1e-9); origin + tick * every <= axis.last + every * 1e-9; tick += 1) {
+    const x = across(axis, origin + tick * every);
+    const edge = axis.width - RIGHT - x < 24;
+    const side = edge ? "tick along left" : x - LEFT < 4 ? "tick along start" : "tick along";
+    picture.append(svg("text", { x: edge ? axis.width - 2 : x, y: height - 4, class: side }, axis.kind === "step" ? number(tick * every, 0) : elapsed(tick * every, every)));
   }
-  picture.append(svg("line", { x1: -9, x2: -9, y1: 0, y2: height - BOTTOM, class: "pointer" }));
-  place.replaceChildren(picture);
 }
 
-function timeAxis(picture, axis, height) {
-  const span = axis.last - axis.first;
-  const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
-  const most = Math.max(2, Math.floor((axis.width - LEFT - RIGHT) / 76));
-  const every = steps.find((step) => span / step <= most) ?? Math.ceil(span / most / 86400) * 86400;
-  for (let since = 0; since <= span; since += every) {
-    const x = across(axis, axis.first + since);
-    const edge = axis.width - RIGHT - x < 24 ? "tick left" : "tick";
-    picture.append(svg("text", { x: edge === "tick" ? x : axis.width - 2, y: height - 4, class: since ? edge : "tick start" }, since ? duration(since).replace(/ 0 (s|min|h)$/, "") : "start"));
-  }
+// Seconds since the start, in words if they are exact enough for a label every so many seconds.
+function elapsed(since, every) {
+  if (!since) return "start";
+  if (every < 1) return `${number(since, 1)} s`;
+  if ((since < 600 || every >= 60) && (since < 86400 || every >= 3600)) return duration(since).replace(/ 0 (s|min|h)$/, "");
+  const pair = (value) => String(value).padStart(2, "0");
+  return `${Math.floor(since / 3600)}:${pair(Math.floor(since / 60) % 60)}:${pair(since % 60)}`;
+}
+
+// The next of 1, 2, 5, 10, 20 …
+function round(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999999);
 }
 
 // Round numbers that span the values, three to five of them.
@@ -140,48 +151,10 @@ function scale(low, high) {
   return ticks.length > 1 ? ticks : [start, start + unit];
 }
 
-const short = (value) => (Math.abs(value) >= 10000 ? value.toLocaleString("en", { notation: "compact" }) : String(Number(value.toPrecision(4))));
-
-function table(points, rates) {
-  const most = 12;
-  const every = Math.max(1, Math.ceil(points.length / most));
-  const chosen = points.map((_, index) => index).filter((index) => (points.length - 1 - index) % every === 0);
-  byId("course-body").replaceChildren(
-    ...chosen.map((index) => {
-      const [step, at, value] = points[index];
-      return el("tr", {}, el("th", { scope: "row" }, String(step)), el("td", {}, clock(at)), el("td", {}, loss(value)), el("td", {}, rate(rates[index])));
-    }),
-  );
-}
-
-// The pointer's readout; the table is there for those who use none.
-export function followPointer() {
-  const course = byId("course");
-  const readout = byId("readout");
-  const move = (x) => {
-    for (const line of course.querySelectorAll(".pointer")) {
-      line.setAttribute("x1", x);
-      line.setAttribute("x2", x);
-    }
-  };
-  for (const place of course.querySelectorAll(".plot")) {
-    place.addEventListener("pointermove", (event) => {
-      if (!shown || !shown.points.length) return;
-      const { axis, points, rates } = shown;
-      const at = axis.first + ((event.clientX - place.getBoundingClientRect().left - LEFT) / (axis.width - LEFT - RIGHT)) * (axis.last - axis.first);
-      let best = 0;
-      points.forEach((point, index) => {
-        if (Math.abs(point[1] - at) < Math.abs(points[best][1] - at)) best = index;
-      });
-      const [step, time, value] = points[best];
-      move(across(axis, time));
-      readout.textContent = `step ${step}, ${clock(time)}: loss ${loss(value)}, ${rate(rates[best])} samples/s`;
-    });
-    place.addEventListener("pointerleave", () => {
-      move(-9);
-      readout.textContent = "";
-    });
-  }
+function short(value) {
+  if (Math.abs(value) >= 10000) return value.toLocaleString("en", { notation: "compact" });
+  const text = String(Number(value.toPrecision(4)));
+  return text.length > 6 ? value.toExponential().replace(/(\.\d\d)\d+/, "$1") : text;
 }
 
 // A bar of parts in proportion: {name, value, word}. most: the value of a full bar.

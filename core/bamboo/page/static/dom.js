@@ -65,6 +65,13 @@ export function rate(value) {
   return number(value, value !== null && value !== undefined && value < 100 ? 1 : 0);
 }
 
+// Of any size, with the digits that say something.
+export function figure(value) {
+  if (value === null || value === undefined) return dash;
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return Number(value.toPrecision(4)).toExponential();
+  return String(Number(value.toPrecision(4)));
+}
+
 export function milliseconds(value) {
   if (value === null || value === undefined) return dash;
   if (value >= 999.5) return `${number(value / 1000, value >= 99950 ? 0 : 2)} s`;
@@ -98,6 +105,11 @@ export function size(bytes) {
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) [value, unit] = [value / 1024, unit + 1];
   return unit ? `${number(value, value < 10 ? 1 : 0)} ${units[unit]}` : `${value} B`;
+}
+
+// What a mark of the timeline tells.
+export function sentenceOf({ takeover: taken, message }) {
+  return taken ? `${taken.worker} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${taken.victim}` : message;
 }
 
 export const plural = (count, noun) => `${number(count, 0)} ${noun}${count === 1 ? "" : "s"}`;

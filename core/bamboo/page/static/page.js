@@ -1,10 +1,10 @@
 // Asks for the job's document once a second and has it drawn; says so when it cannot.
 
-import { drawCourse, followPointer } from "./charts.js";
-import { byId, clock, duration, show } from "./dom.js";
-import { drawParts, sentenceOf } from "./parts.js";
+import { drawCurves, watchCurves } from "./curves.js";
+import { byId, clock, duration, sentenceOf, show } from "./dom.js";
+import { drawParts } from "./parts.js";
 
-const VERSION = 1;
+const VERSION = 2;
 const SECOND = 1000;
 const HIDDEN_SECONDS = 15; // between two questions while nobody looks
 const OVER_SECONDS = 15;
@@ -98,13 +98,17 @@ function heard(found) {
   [page, received, failures, lostSince] = [found, Date.now(), 0, null];
   trouble("");
   const first = byId("main").hidden;
-  show(byId("main"), true);
-  drawParts(page);
-  drawCourse(page);
+  draw();
   if (!first) announce(before, page);
   connection(page.state.over ? "over" : "live", page.state.over ? "ended" : "live");
   if (page.state.over && page.job.place === "local") return null; // nobody is there any more
   return pauseNow();
+}
+
+function draw() {
+  show(byId("main"), true);
+  drawParts(page);
+  drawCurves(page);
 }
 
 function refused({ status, after, body }) {
@@ -171,9 +175,20 @@ function tick() {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) ask();
 });
-new ResizeObserver(() => page && drawCourse(page)).observe(byId("plot-loss"));
-setInterval(tick, SECOND);
-followPointer();
-takeToken();
-if (token) ask();
-else wantToken("This page needs the token that its URL was printed with.");
+
+// A page that a run has kept has its document in it, and asks nobody.
+function drawKept(text) {
+  page = JSON.parse(text);
+  draw();
+  connection("over", `kept ${clock(page.now)}`);
+}
+
+watchCurves();
+if (byId("kept")) {
+  drawKept(byId("kept").textContent);
+} else {
+  setInterval(tick, SECOND);
+  takeToken();
+  if (token) ask();
+  else wantToken("This page needs the token that its URL was printed with.");
+}

@@ -1,7 +1,7 @@
 // The parts of the page but the curves: each draws what the document says, if that has changed.
 
 import { bar } from "./charts.js";
-import { byId, changed, dash, duration, el, icon, loss, milliseconds, moment, number, plural, rate, show, size, unseen } from "./dom.js";
+import { byId, changed, dash, duration, el, figure, icon, loss, milliseconds, moment, number, plural, rate, sentenceOf, show, size, unseen } from "./dom.js";
 
 const MOST_MARKS = 60;
 const PHASES = ["decide", "reform", "recompute"];
@@ -43,6 +43,7 @@ function summary({ progress, counts, marks, cost: paid, unknown, state, job, now
   const ran = job.began && !state.over ? `running for ${duration(now - job.began)}` : "";
   const tiles = [
     ["Loss", loss(progress.loss), progress.firstLoss === null ? "" : `from ${loss(progress.firstLoss)}`],
+    ["Gradient norm", figure(progress.gradientNorm), progress.learningRate === null ? "" : `learning rate ${figure(progress.learningRate)}`],
     ["Samples/s", rate(progress.samplesPerSecond), progress.stepSeconds === null ? "" : `step ${milliseconds(progress.stepSeconds * 1000)}`],
     ["Time left", state.over ? dash : duration(progress.etaSeconds), ran],
     ["Preemptions", number(counts.preemptions, 0), counts.notices === null ? "" : `${number(counts.notices, 0)} with notice`],
@@ -86,12 +87,6 @@ function others({ others: workers }) {
   show(byId("others"), workers.length > 0);
   const each = workers.map(({ worker, label, state }) => el("span", { class: "chip", "data-state": state, title: worker }, icon(state), `${label} ${state}`));
   byId("others").replaceChildren("Other workers: ", ...each.flatMap((chip) => [chip, " "]));
-}
-
-export function sentenceOf(mark) {
-  const taken = mark.takeover;
-  if (!taken) return mark.message;
-  return `${taken.worker} took over stage ${taken.stage} of pipeline ${taken.pipeline} from ${taken.victim}`;
 }
 
 function timeline({ marks }) {
