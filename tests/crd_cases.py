@@ -221,6 +221,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         pipelines = 1
     else:
         topology["pipelines"] = pipelines
+    if topology.get("split") is not None:
+        topology["stages"] = len(topology["split"])
     elastic = spec.get("elastic") or {}
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))

@@ -20,8 +20,9 @@ from bamboo.events import (
     Tick,
     WorkerJoined,
 )
+from bamboo.manifest import parse_manifest
 from bamboo.membership import unwanted
-from bamboo.plan import Cell
+from bamboo.plan import Cell, misfits
 from bamboo.reconcile import protected
 from bamboo.status import status
 from world import World, back, restarted, silence
@@ -466,3 +467,33 @@ def test_a_job_that_stands_still_says_who_waits_for_what() -> None:
     assert world.finish is not None
     assert world.finish.reason == "ProgressDeadlineExceeded"
     assert "w1 is waiting for rain" in world.finish.message
+
+
+def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
+    """After a takeover and after healing, too; a plan with another one is not of this job."""
+    world = World(3, 1, 1, split=[1, 5, 2])
+    world.settle()
+    world.lose(world.plans[-1].pipelines[0][1].owner)
+    world.settle()
+    assert len(world.plans) > 2
+    assert {plan.stages for plan in world.plans} == {((0, 1), (1, 6), (6, 8))}
+    assert misfits(world.plans[-1], world.spec) == []
+    other = parse_manifest(World(3, 1, 1, split=[2, 4, 2]).document)
+    assert misfits(world.plans[-1], other) == ["the stages have not the layers that spec.topology.split says"]
+
+
+@pytest.mark.parametrize(("stages", "split"), [(2, [3, 4]), (9, None)])
+def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_worker_is_there(
+    stages: int, split: list[int] | None
+) -> None:
+    """The model has 8 layers."""
+    world = World(stages, 1, 0, split=split)
+    while len(world.pending) > 2:
+        world.pending.pop()  # only the first one comes, and is ready
+    while world.finish is None and world.pending:
+        world.deliver()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "InvalidTopology")
+    assert "spec.topology." in world.finish.message
+    assert "8 layers" in world.finish.message
+    assert list(world.state.workers) == ["w0"]

@@ -13,13 +13,15 @@ from torch import nn
 from torch.nn import functional
 
 from bamboo.grid import split_layers
+from bamboo.manifest import parse_manifest
 from bamboo_trainer import reference
-from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.costs import layer_costs, profile
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.operations import OPERATIONS_PER_BYTE
 from bamboo_trainer.task import Task
 from bamboo_trainer.user_code import TaskError, build_layer, run_layer
+from manifest_kit import minimal
 from stage_kit import small_task
 
 BATCH, LENGTH, WIDTH = 4, 16, 256
@@ -233,6 +235,12 @@ def test_a_task_states_its_costs_and_nothing_is_run() -> None:
     assert layer_costs(task, BATCH) == (1.0, 2.5)
     with pytest.raises(TaskError, match=r"layer 1 \(Nowhere\) raised RuntimeError: needs a kernel"):
         layer_costs(replace(task, costs=None), BATCH)
+
+
+def test_where_the_manifest_says_the_split_nothing_is_run() -> None:
+    document = minimal()
+    document["spec"]["topology"] = {"stages": 2, "split": [1, 1]}
+    assert profile(sequences(Nowhere), parse_manifest(document)) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ FORMS = {
 WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
-    *("spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
+    *("spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
     *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
     *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
     *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),
@@ -52,6 +52,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
     ({"training.globalBatchSize": 8}, "spec.topology.pipelines: expected at most the number of microbatches"),
     ({"topology.pipelines": 33, "elastic": ABSENT}, "spec.topology.pipelines: expected at most the number of"),
+    ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
+    ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
     ({"elastic.maxPipelines": 33}, "spec.elastic.maxPipelines: expected at most the number of microbatches"),
@@ -61,6 +63,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
 ]
 KEPT: list[dict[str, Any]] = [
+    {"topology.split": [1, 1, 1, 10_000]},
+    {"topology.split": ABSENT},
     {"topology.pipelines": 32, "elastic": ABSENT},
     {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
     {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.grid import initial_plan, ring, shadow_of, split_layers, split_microbatches
+from bamboo.grid import initial_plan, layer_ranges, ring, shadow_of, split_layers, split_microbatches
 from bamboo.plan import Peer, plan_problems
-from bamboo.spec import RedundancyMode
+from bamboo.spec import RedundancyMode, TopologySpec
 
 
 def peer(name: str, zone: str = "") -> Peer:
@@ -35,6 +35,15 @@ def test_layers_are_split_evenly_by_cost(costs: list[float], stages: int, expect
 def test_more_stages_than_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="at most the model's 2 layers, got 3"):
         split_layers([1, 1], 3)
+
+
+def test_a_split_that_the_manifest_gives_is_kept_whatever_the_layers_cost() -> None:
+    topology = TopologySpec(stages=3, split=(1, 4, 2))
+    assert layer_ranges([9.0] * 5 + [1.0] * 2, topology) == ((0, 1), (1, 5), (5, 7))
+    assert layer_ranges([1.0] * 6, TopologySpec(stages=3)) == ((0, 2), (2, 4), (4, 6))
+    told = r"spec.topology.split: expected numbers that add up to the model's 8 layers, got 7 \(1, 4, 2\)"
+    with pytest.raises(ValueError, match=told):
+        layer_ranges([1.0] * 8, topology)
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=7), st.integers(1, 7))

@@ -71,7 +71,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             precision=s.Precision.BF16,
             max_gradient_norm=1.0,
         ),
-        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2),
+        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, split=(3, 4, 4, 2)),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.Placement.HOST),
         standby=s.StandbySpec(workers=1),

@@ -31,7 +31,13 @@ class World:
     """Model workers around the real coordinator: they obey plans after a while, sync replicas, commit steps."""
 
     def __init__(
-        self, stages: int, pipelines: int, standby: int, least: int | None = None, most: int | None = None
+        self,
+        stages: int,
+        pipelines: int,
+        standby: int,
+        least: int | None = None,
+        most: int | None = None,
+        split: list[int] | None = None,
     ) -> None:
         document: dict[str, Any] = {
             "apiVersion": "bamboo.dev/v1alpha1",
@@ -40,7 +46,7 @@ class World:
             "spec": {
                 "task": {"entrypoint": "a.b:c"},
                 "training": {"steps": 10_000, "globalBatchSize": 8, "microBatchSize": 1},
-                "topology": {"stages": stages, "pipelines": pipelines},
+                "topology": {"stages": stages, "pipelines": pipelines, "split": split},
                 "standby": {"workers": standby},
                 "elastic": {
                     "minPipelines": least or pipelines,

@@ -173,11 +173,17 @@ class Fields:
         return tuple(build(Fields(v, f"{self.at(name)}[{i}]", self.problems)) for i, v in enumerate(fits))
 
     def exit_codes(self, name: str) -> tuple[int, ...]:
-        codes = self._read(name, "a list of 1 to 64 exit codes", _list_fits(1, 64), required=True) or ()
-        for i, code in enumerate(codes):
-            if not _is_int(code) or not 1 <= code <= 255:
-                self.problem(f"{name}[{i}]", f"expected an integer from 1 to 255, got {show(code)}")
-        return tuple(codes)
+        if not self.has(name):
+            self.problem(name, "required, expected a list of 1 to 64 exit codes")
+        return self.integers(name, "exit codes", most=64, high=255)
+
+    def integers(self, name: str, said: str, *, most: int = 1024, high: int) -> tuple[int, ...]:
+        """A list of 1 to `most` integers from 1 to `high`. said: what they are."""
+        numbers = self._read(name, f"a list of 1 to {most} {said}", _list_fits(1, most)) or ()
+        for i, number in enumerate(numbers):
+            if not _is_int(number) or not 1 <= number <= high:
+                self.problem(f"{name}[{i}]", f"expected an integer from 1 to {high}, got {show(number)}")
+        return tuple(numbers)
 
     def quantities(self, name: str) -> dict[str, str | int]:
         """Kubernetes quantities by resource name."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from bamboo.plan import Assignment, Layout, Peer, Plan, WorkerId
-from bamboo.spec import RedundancyMode
+from bamboo.spec import RedundancyMode, TopologySpec
 
 
 def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
@@ -26,6 +26,23 @@ def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
         start = bisect_left(total, -worst, 0, end, key=(-total[end]).__add__)
         bounds.append(max(start, left - 1))
     return tuple(pairwise(reversed([*bounds, 0])))
+
+
+def layer_ranges(costs: Sequence[float], topology: TopologySpec) -> tuple[tuple[int, int], ...]:
+    """The layers of each stage: as the manifest says, else so that the costliest stage costs least.
+
+    Raises ValueError, which names the field, if there are fewer layers than stages, or not those that it splits.
+    """
+    if topology.split is None:
+        return split_layers(costs, topology.stages)
+    bounds = list(accumulate(topology.split, initial=0))
+    if bounds[-1] != len(costs):
+        told = ", ".join(map(str, topology.split))
+        raise ValueError(
+            f"spec.topology.split: expected numbers that add up to the model's {len(costs)} layers, "
+            f"got {bounds[-1]} ({told})"
+        )
+    return tuple(pairwise(bounds))
 
 
 def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:

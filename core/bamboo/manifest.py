@@ -14,6 +14,7 @@ from bamboo import spec as s
 from bamboo.fields import MAX_INT64, Fields, ManifestError, Problem, Unknown, join, show
 from bamboo.misspelt import causes_first
 from bamboo.names import API_VERSION, KIND
+from bamboo.plan import MOST_LAYERS
 from bamboo.yamlfile import load_document, read_source
 
 __all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "read_manifest"]
@@ -147,6 +148,7 @@ def _topology(f: Fields) -> s.TopologySpec:
             stages=f.integer("stages", high=1024),
             pipelines=f.integer("pipelines", 1, high=1024),
             lookahead=f.integer("lookahead", 1, low=0, high=4),
+            split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
         )
     )
 
@@ -269,6 +271,13 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
         f"expected at most {enough}, got {pipelines}",
         batch,
         micro,
+    )
+    split, stages = job.topology.split, job.topology.stages
+    rule(
+        split is None or len(split) == stages,
+        "spec.topology.split",
+        f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
+        "spec.topology.stages",
     )
     low, high = elastic.min_pipelines, elastic.max_pipelines
     rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)

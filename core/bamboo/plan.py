@@ -150,6 +150,8 @@ def misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("the epoch is out of range")
     if len(plan.stages) != spec.topology.stages:
         problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
+    elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
+        problems.append("the stages have not the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:
         problems.append("there are too many layers")
     if len(plan.pipelines) > microbatches:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bamboo import protocol
 from bamboo.elastic import desired_pipelines, resize, settle
 from bamboo.events import Emit, Outcome, RemoveWorker, Send
-from bamboo.grid import initial_plan, split_layers
+from bamboo.grid import initial_plan, layer_ranges
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
@@ -194,11 +194,7 @@ def _start(turn: Turn) -> None:
     waited = turn.now - state.started >= spec.elastic.stabilization_seconds
     if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
         return
-    try:
-        stages = split_layers(state.costs, spec.topology.stages)
-    except ValueError as error:
-        turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
-        return
+    stages = layer_ranges(state.costs, spec.topology)
     plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, spec.redundancy.mode)
     turn.enter("Running")
     turn.set(last_progress=turn.now)

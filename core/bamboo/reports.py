@@ -6,6 +6,7 @@ from typing import Any
 
 from bamboo import protocol
 from bamboo.events import Emit, Outcome, Send, Takeover
+from bamboo.grid import layer_ranges
 from bamboo.membership import lost, notice, peer_down, peer_up
 from bamboo.plan import Cell, Layout, WorkerId
 from bamboo.state import KEPT_LOSSES, Turn, without
@@ -46,9 +47,15 @@ def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> Non
 
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
-    """Of the worker that was asked, as long as it matters."""
-    if worker == turn.state.profiling and turn.state.plan is None:
-        turn.set(costs=message.costs)
+    """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
+    if worker != turn.state.profiling or turn.state.plan is not None:
+        return
+    try:
+        layer_ranges(message.costs, turn.state.spec.topology)
+    except ValueError as error:
+        turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
+        return
+    turn.set(costs=message.costs)
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:

@@ -137,11 +137,15 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """lookahead: forwards by which a stage is further ahead of the next one than in plain 1F1B; see docs/design.md."""
+    """lookahead: forwards by which a stage is further ahead of the next one than in plain 1F1B; see docs/design.md.
+
+    split: layers of each stage; None: as their costs say.
+    """
 
     stages: int
     pipelines: int = 1
     lookahead: int = 1
+    split: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bamboo.spec import JobSpec
 from bamboo_trainer.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer, told
@@ -32,6 +33,13 @@ GRADIENT_TRAFFIC: Final = 3 * 4  # bytes for each parameter: a microbatch's grad
 MOST_TEXT: Final = 2000  # bytes
 BACKWARD: Final = 2  # times a forward, where only that was run
 PR_SET_PDEATHSIG: Final = 1
+
+
+def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
+    """What the coordinator splits the layers by. If the manifest says how to split them, only their number matters."""
+    if spec.topology.split is not None:
+        return (1.0,) * len(task.layers)
+    return layer_costs(task, spec.training.micro_batch_size)
 
 
 def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:

@@ -40,7 +40,7 @@ from bamboo.protocol import (
 )
 from bamboo.spec import JobSpec, Placement
 from bamboo_trainer.control import Control
-from bamboo_trainer.costs import layer_costs
+from bamboo_trainer.costs import profile
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.inside import Inside
 from bamboo_trainer.loading import load_task
@@ -185,8 +185,7 @@ class Worker:
             case ProfileRequest():
                 assert self.task is not None
                 assert self.spec is not None
-                costs = layer_costs(self.task, self.spec.training.micro_batch_size)
-                self.control.send(Profile(costs=costs))
+                self.control.send(Profile(costs=profile(self.task, self.spec)))
             case ReportRequest():
                 if self.engine:
                     self.engine.report()
