@@ -17,6 +17,14 @@ def make() -> Dashboard:
     )
 
 
+def _saved(time: str) -> str:
+    """By job."""
+    paid, instead = (
+        f"{BY_JOB} (increase(bamboo_job_{name}_total{{{J}}}[{time}]))" for name in ("cost", "on_demand_cost")
+    )
+    return f"{instead} - {paid}"
+
+
 def _sums() -> list[object]:
     useful = f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[$__range]))"
     paid = f"sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[$__range]))"
@@ -24,6 +32,18 @@ def _sums() -> list[object]:
     samples = f"sum(increase(bamboo_job_samples_total{{{J}}}[$__range]))"
     return [
         number("Cost", "Of the jobs chosen, in the time shown.", "none", cost),
+        number(
+            "Saved",
+            "Against the same workers at the price of each job's on-demand pool, in the time shown; of jobs with one.",
+            "none",
+            f"sum({_saved('$__range')})",
+        ),
+        number(
+            "Saved, of the on-demand price",
+            "The same as a part of what they would have cost on demand.",
+            "percentunit",
+            f"sum({_saved('$__range')}) / sum(increase(bamboo_job_on_demand_cost_total{{{J}}}[$__range]))",
+        ),
         number("Cost an hour, now", "Of all pods that have a node.", "none", f"sum(bamboo_job_cost_per_hour{{{J}}})"),
         number(
             "Cost of a million samples, in this time",
@@ -54,6 +74,26 @@ def _cost() -> list[object]:
             stacked=True,
         ),
         graph("Cost so far by job", "Since each job began.", "none", Query(f"bamboo_job_cost_so_far{{{J}}}", NAME)),
+        graph(
+            "Saved so far by job",
+            "Against the same workers at the price of the job's on-demand pool, since the job began.",
+            "none",
+            Query(f"bamboo_job_saved_so_far{{{J}}}", NAME),
+        ),
+        graph(
+            "Cost an hour, and on demand",
+            "What is paid, and what the same workers would cost on demand; of jobs that have an on-demand pool.",
+            "none",
+            Query(
+                f"3600 * {BY_JOB} (rate(bamboo_job_cost_total{{{J}}}[$__rate_interval]))"
+                f" and {BY_JOB} (bamboo_job_on_demand_cost_total{{{J}}})",
+                f"{NAME}, paid",
+            ),
+            Query(
+                f"3600 * {BY_JOB} (rate(bamboo_job_on_demand_cost_total{{{J}}}[$__rate_interval]))",
+                f"{NAME}, on demand",
+            ),
+        ),
         graph(
             "Cost of a million samples",
             "In the last hour; and over the whole job so far.",

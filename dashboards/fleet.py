@@ -68,6 +68,7 @@ def _jobs() -> list[object]:
                 ("Samples/s", "short", f"max by (namespace, job) (bamboo_job_samples_per_second{{{N}}})"),
                 ("Workers ready", "none", f"max by (namespace, job) (bamboo_job_ready_workers{{{N}}})"),
                 ("Workers wanted", "none", f"max by (namespace, job) (bamboo_job_wanted_workers{{{N}}})"),
+                ("Protected", "none", f"max by (namespace, job) (bamboo_job_protected{{{N}}})"),
                 ("Unprotected stages", "none", f"max by (namespace, job) (bamboo_job_unprotected_stages{{{N}}})"),
                 ("Preemptions", "none", f"{BY_JOB} (increase(bamboo_job_preemptions_total{{{N}}}[$__range]))"),
                 ("Cost", "none", f"max by (namespace, job) (bamboo_job_cost_so_far{{{N}}})"),

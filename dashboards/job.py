@@ -55,12 +55,12 @@ def _now() -> list[object]:
             Query(f"bamboo_job_condition{{{J}}} == 1", "{{condition}}"),
             width=12,
         ),
-        number(
-            "Unprotected stages",
-            "Stages whose state only one worker holds.",
-            "none",
-            f"bamboo_job_unprotected_stages{{{J}}}",
-            steps=[(None, "green"), (1, "orange")],
+        words(
+            "Protected",
+            "yes: any one worker could be lost now, and no state with it. Else why not; RedundancyOff is meant so.",
+            Query(f"max by (reason) (bamboo_job_protected{{{J}}}) == 1", "yes"),
+            Query(f"max by (reason) (bamboo_job_protected{{{J}}}) == 0", "{{reason}}"),
+            width=4,
         ),
         number(
             "Preemptions",
@@ -69,6 +69,12 @@ def _now() -> list[object]:
             f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
         ),
         number("Cost so far", "By the prices of the node pools.", "none", f"max(bamboo_job_cost_so_far{{{J}}})"),
+        number(
+            "Saved so far",
+            "Against the same workers at the price of the job's on-demand pool; below 0 if they were dearer.",
+            "none",
+            f"max(bamboo_job_saved_so_far{{{J}}})",
+        ),
     ]
 
 

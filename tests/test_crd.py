@@ -12,6 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo import spec as s
 from bamboo.manifest import METADATA
+from bamboo_operator.verdicts import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
 NODES = dict(nodes())
@@ -136,7 +137,10 @@ def test_a_rule_is_core_cel_and_says_what_was_expected(path: str, rule: Mapping[
 
 
 def json_path(path: str) -> Mapping[str, Any]:
-    return NODES[path.removeprefix(".")]
+    """A filter on conditions has to name one that there is."""
+    for condition in re.findall(r'\[\?\(@\.type=="(\w+)"\)\]', path):
+        assert condition in CONDITIONS
+    return NODES[re.sub(r"\[\?.*?\)\]", "[]", path).removeprefix(".")]
 
 
 def test_columns_show_what_is_there() -> None:
@@ -145,7 +149,7 @@ def test_columns_show_what_is_there() -> None:
             assert json_path(column["jsonPath"])["type"] == column["type"]
     columns = VERSION["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
-    assert shown == ["State", "Stages", "Pipelines", "Ready", "Step", "Preemptions", "Takeovers", "Age"]
+    assert shown == ["State", "Stages", "Pipelines", "Ready", "Protected", "Step", "Preemptions", "Takeovers", "Age"]
     assert [c["name"] for c in columns if c.get("priority") == 1] == ["Samples/s", "Loss", "Cost", "Epoch"]
 
 

@@ -19,6 +19,7 @@ CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
     "Verdict": (1, "reason"),
+    "Protection": (1, "reason"),
     "Trouble": (0, "reason"),
     "Mark": (0, "source"),
     "Signal": (9, "source"),
@@ -53,6 +54,7 @@ PASSED_ON = {
     "of_node.source": "the same",
     "mark.source": "the same",
     "disruption": "ANSWERS and TABLES",
+    "found.reason": "Protection",
     "trouble.reason": "Trouble",
     "troubles[0].reason": "Trouble",
     "finish.reason": "Finish",

@@ -165,10 +165,12 @@ def test_the_states_are_those_of_the_status() -> None:
     assert shown == set(table.STATES)
 
 
-def test_a_job_without_redundancy_is_not_called_unprotected() -> None:
+def test_a_job_without_redundancy_is_not_called_protected() -> None:
     page = Page(Exporter.RUN)
-    fill(page, JOB, said(unprotected=("pipeline 0 stage 0",)), job(redundancy={"mode": "None"}))
-    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 0}
+    bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
+    fill(page, JOB, bare, job(redundancy={"mode": "None"}))
+    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, table.JOB_PROTECTED) == {("RedundancyOff",): 0}
 
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:

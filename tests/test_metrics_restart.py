@@ -13,6 +13,7 @@ import yaml
 
 from bamboo.events import Tick
 from bamboo.metrics import Exporter, Page
+from bamboo_operator.conditions import job_status
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.lifecycle import Life
 from bamboo_operator.metrics import job_page
@@ -25,11 +26,15 @@ SPEC = {
     "task": {"entrypoint": "a:b"},
     "training": {"steps": 10_000, "globalBatchSize": 16, "microBatchSize": 2},
     "topology": {"stages": 2},
-    "nodePools": [{"name": "spot", "pricePerHour": str(PER_HOUR)}],
+    "nodePools": [
+        {"name": "spot", "pricePerHour": str(PER_HOUR)},
+        {"name": "sure", "capacity": "OnDemand", "pricePerHour": str(3 * PER_HOUR), "afterSeconds": 300},
+    ],
 }
 BY_JOB = "sum by (namespace, job)"
 COUNTED = (  # over the hour; what happened while nobody looked is not
     ("bamboo_job_cost_total", MINUTES),
+    ("bamboo_job_on_demand_cost_total", 3 * MINUTES),
     ("bamboo_job_samples_total", 16 * MINUTES),
     ('bamboo_job_preemptions_total{notice="false"}', 12),
     ("bamboo_job_restarts_total", 6),
@@ -134,3 +139,19 @@ def test_steps_that_were_committed_before_are_not_counted_as_new() -> None:
     meter.begin(resumed=False)
     meter.handled(Tick(), state(0), state(1))
     assert meter.samples == 3 * 16
+
+
+def test_what_was_saved_survives_a_restart_but_for_what_the_status_does_not_know_yet() -> None:
+    first = Operated({}, 0)
+    for n in range(1, 31):
+        first.minute(n)
+    status = job_status(None, {}, first.life._telling.facts)
+    assert status["cost"]["total"] == "30.0000"
+    assert (status["cost"]["onDemandTotal"], status["cost"]["saved"]) == ("90.0000", "60.0000")
+    second = Operated(status, 30)
+    page = ""
+    for n in range(31, 41):
+        page = second.minute(n)
+    assert 'bamboo_job_saved_so_far{job="tiny",namespace="default"} 80.0' in page
+    again = job_status(None, status, second.life._telling.facts)
+    assert (again["cost"]["saved"], again["cost"]["comparedSince"]) == ("80.0000", status["cost"]["comparedSince"])

@@ -17,7 +17,7 @@ from bamboo_operator.conditions import job_status, worth_writing
 from bamboo_operator.facts import Base, Facts
 from operator_kit import NOW, at, job, said
 
-ALL = ["Accepted", "WorkersReady", "Running", "Degraded", "Suspended", "Restoring", "FallbackActive"]
+ALL = ["Accepted", "WorkersReady", "Running", "Degraded", "Protected", "Suspended", "Restoring", "FallbackActive"]
 ALL += ["Complete", "Failed"]
 JOB = job()
 POOLED = job(
@@ -135,7 +135,7 @@ DOUBLED = ((("w0", False), ("w0", False)),)
 def test_conditions(status, more, state, holds):
     found = seen(status, **more)
     assert found["state"] == state
-    assert holding(found) == holds
+    assert {kind: reason for kind, reason in holding(found).items() if kind != "Protected"} == holds
     assert [c["type"] for c in found["conditions"]] == ALL
     assert all(c["reason"] and c["message"] and c["lastTransitionTime"] == at(0) for c in found["conditions"])
 

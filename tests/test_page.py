@@ -13,8 +13,9 @@ from bamboo.page import document as d
 from bamboo.page.record import MOST_EVENTS, MOST_MARKS, Curves, Figures, Record, steady_clock
 from bamboo.page.view import Labels, document, ended, state
 from bamboo_operator.facts import Base, Facts
-from bamboo_operator.looks import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED, Comparison, Look
+from bamboo_operator.looks import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED, Look
 from bamboo_operator.looks import look_document as looked
+from bamboo_operator.savings import Comparison
 from operator_kit import NOW, at, job, pool, said
 
 TAKEOVER = Takeover(
@@ -119,14 +120,24 @@ def test_the_clock_is_the_wall_s_and_never_falls() -> None:
         ({"phase": "Recovering"}, "Recovering", "warn", "restarted"),
         ({"phase": "Saving"}, "Saving", "warn", "write the weights"),
         ({"phase": "Over"}, "Over", "idle", "over"),
-        ({"unprotected": ("pipeline 0 stage 1",)}, "Degraded", "warn", "1 stage is held by one worker only"),
-        ({"unprotected": ("a", "b")}, "Degraded", "warn", "2 stages are held by one"),
+        (
+            {"grid": ((("w0", True), ("w1", False)),)},
+            "Degraded",
+            "warn",
+            "1 of 2 stages held by one worker only: pipeline 0 stage 1",
+        ),
+        (
+            {"grid": ((("w0", False), ("w1", False)),)},
+            "Degraded",
+            "warn",
+            "2 of 2 stages held by one worker only: pipeline 0 stage 0, pipeline 0 stage 1",
+        ),
         ({"grid": ((("w0", True), ("w0", True)),)}, "Degraded", "warn", "w0 does the work of more than one stage"),
         ({"workers": (("w0", WorkerState.TRAINING),)}, "Recovering", "warn", "The work of w1 is being taken over"),
     ],
 )  # fmt: skip
 def test_the_state_in_a_word_and_a_sentence(changes: dict[str, Any], name: str, tone: str, part: str) -> None:
-    found = state(said(**changes), Labels("tiny"))
+    found = state(said(**changes), job(), Labels("tiny"))
     assert (found.name, found.tone, found.over) == (name, tone, False)
     assert part in found.sentence
 
@@ -277,11 +288,13 @@ def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
 def test_the_cost_and_the_same_on_demand() -> None:
     spec = job(nodePools=[*POOLS, {"name": "free"}])
     paid = {"spot": 3, "free": 5}
-    facts = Facts(now=NOW, generation=1, spec=spec, paid=paid, cost=Decimal("0.5"), base=Base(cost=Decimal(2)))
-    counted = Comparison(since=WHEN - 3600)
+    counted = Comparison()
     for _ in range(36):
-        counted = counted.later(spec.node_pools, paid, 100.0)
-    found = looked(seen(spec=spec, facts=facts, comparison=counted), WHEN).cost
+        counted = counted.later(spec.node_pools, paid, 100.0, NOW)
+    facts = Facts(
+        now=NOW, generation=1, spec=spec, paid=paid, cost=Decimal("0.5"), base=Base(cost=Decimal(2)), comparison=counted
+    )
+    found = looked(seen(spec=spec, facts=facts), WHEN).cost
     assert found is not None
     assert (found.total, found.per_hour, found.on_demand_per_hour) == (2.5, 3.0, 10.5)
     assert (found.spent, found.on_demand, found.on_demand_pool) == (3.0, 10.5, "fallback")
@@ -302,4 +315,4 @@ def test_what_the_cost_lacks_is_said(pools: list[Any], sentence: str) -> None:
     found = looked(seen(spec=job(nodePools=pools)), WHEN).cost
     assert found is not None
     assert (found.sentence, found.on_demand) == (sentence, None)
-    assert Comparison(since=0).later((pool(name="a"),), {"a": 3}, 60.0) == Comparison(since=0)
+    assert Comparison().later((pool(name="a"),), {"a": 3}, 60.0, NOW) == Comparison()

@@ -231,12 +231,12 @@ def test_what_needs_attention_comes_first_where_there_is_no_room_for_all() -> No
 def test_lists_of_jobs() -> None:
     jobs = [job_of(job()), job_of(job("late", state="Complete", conditions=[condition("Complete", True)]))]
     assert drawn(render.jobs(jobs, NOW)).splitlines() == [
-        "NAME   STATE         STEP  PIPELINES  WORKERS  PREEMPTIONS  AGE",
-        "story  Running   100/1000        1/1      5/5            0  10m",
-        "late   Complete  100/1000        1/1      5/5            0  10m",
+        "NAME   STATE         STEP  PIPELINES  WORKERS  PROTECTED  PREEMPTIONS  AGE",
+        "story  Running   100/1000        1/1      5/5  -                    0  10m",
+        "late   Complete  100/1000        1/1      5/5  -                    0  10m",
     ]
     wide = drawn(render.jobs(jobs, NOW, wide=True, namespaces=True), width=200).splitlines()
-    assert wide[1].split() == ["team", "story", "Running", "100/1000", "1/1", "5/5", "0", "10m", "0", "130.1",
+    assert wide[1].split() == ["team", "story", "Running", "100/1000", "1/1", "5/5", "-", "0", "10m", "0", "130.1",
                                "2.5000", "2:05", "0.1234", "2"]  # fmt: skip
     assert wide[2].split()[-5:] == ["-", "2.5000", "-", "0.1234", "2"]
 

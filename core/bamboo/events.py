@@ -205,3 +205,4 @@ class Status:
     restarts: int = 0  # failures that counted towards the limit
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
+    replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled

@@ -23,14 +23,19 @@ def progress(page: Page, job: JobKey, status: Status) -> None:
     page.add(table.JOB_EPOCH, status.epoch, *job)
 
 
-def grid(page: Page, job: JobKey, status: Status | None, *, redundant: bool = True) -> None:
-    """Who takes part now; None: nobody. redundant: stages are meant to have a second copy."""
+def grid(page: Page, job: JobKey, status: Status | None) -> None:
+    """Who takes part now; None: nobody."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
         page.add(table.JOB_WORKERS, counts[state], *job, state.value)
     page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
     page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
-    page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status and redundant else 0, *job)
+    page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status else 0, *job)
+
+
+def protected(page: Page, job: JobKey, *, holds: bool, reason: str) -> None:
+    """Is it, and why: as its condition Protected says."""
+    page.add(table.JOB_PROTECTED, holds, *job, reason)
 
 
 def history(page: Page, job: JobKey, status: Status) -> None:

@@ -83,7 +83,13 @@ JOB_RESTARTS = _job(
 JOB_UNPROTECTED_STAGES = _job(
     "unprotected_stages",
     Kind.GAUGE,
-    "Stages of all pipelines whose state no second worker has in step; 0 for jobs without redundancy.",
+    "Stages of all pipelines whose state no second worker has in step, with redundancy and without.",
+)
+JOB_PROTECTED = _job(
+    "protected",
+    Kind.GAUGE,
+    "1 if any one worker could be lost now and no state with it, else 0. reason: of the status' condition Protected.",
+    "reason",
 )
 
 # A job's workers
@@ -177,6 +183,18 @@ JOB_COST_SO_FAR = _job(
     "cost_so_far", Kind.GAUGE, "What the job has cost since it began, over all operators, as in status.cost.total.",
     run=False,
 )  # fmt: skip
+JOB_ON_DEMAND_COST = _job(
+    "on_demand_cost_total",
+    Kind.COUNTER,
+    "What the same pods would have cost at the price of the job's pool with capacity OnDemand; only if it has one.",
+    run=False,
+)
+JOB_SAVED = _job(
+    "saved_so_far",
+    Kind.GAUGE,
+    "What the job has saved against that since it began, over all operators, as in status.cost.saved.",
+    run=False,
+)
 JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", Kind.GAUGE, "Cost so far over samples so far, times a million.", run=False
 )

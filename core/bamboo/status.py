@@ -2,6 +2,7 @@
 
 from bamboo.events import Status, WorkerState
 from bamboo.plan import Cell, WorkerId
+from bamboo.protection import place
 from bamboo.reconcile import protected
 from bamboo.state import State
 
@@ -28,7 +29,8 @@ def status(state: State, now: float) -> Status:
         preemptions=state.preemptions,
         notices=state.notices,
         takeovers=state.takeovers,
-        unprotected=tuple(f"pipeline {c.pipeline} stage {c.stage}" for c in _unprotected(state)),
+        unprotected=tuple(map(_named, _unprotected(state))),
+        replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
@@ -41,6 +43,10 @@ def status(state: State, now: float) -> Status:
 def _unprotected(state: State) -> list[Cell]:
     plan = state.plan
     return [c for c in plan.cells() if not protected(plan, state.synced, c)] if plan else []
+
+
+def _named(cell: Cell) -> str:
+    return place(cell.pipeline, cell.stage)
 
 
 def _grid(state: State) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:

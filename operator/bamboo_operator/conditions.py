@@ -165,4 +165,8 @@ def _cost(scene: Scene) -> Json | None:
     total = facts.base.cost + facts.cost
     if per_hour is None and not total:
         return None
-    return {"perHour": f"{per_hour or Decimal(0):f}", "total": f"{total.quantize(_CENTS):f}"}
+    return {
+        "perHour": f"{per_hour or Decimal(0):f}",
+        "total": f"{total.quantize(_CENTS):f}",
+        **facts.comparison.written(),
+    }

@@ -54,13 +54,13 @@ class Meter:
     A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
     old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more.
 
-    useful, paid: worker-seconds; cost: in the currency of the pools' prices; samples: of committed steps; signals: by
-    source; committed: when the last step was (time).
+    useful, paid: worker-seconds; cost, and what it would have been on_demand: in the currency of the pools' prices;
+    samples: of committed steps; signals: by source; committed: when the last step was (time).
     """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self.useful = self.paid = self.cost = 0.0
+        self.useful = self.paid = self.cost = self.on_demand = 0.0
         self.samples = 0
         self.signals: Counter[str] = Counter()
         self.committed = time.time()

@@ -8,6 +8,7 @@ from typing import Any
 
 from bamboo.events import Finish
 from bamboo.spec import JobSpec
+from bamboo_operator.savings import Comparison
 from bamboo_operator.troubles import Trouble
 
 
@@ -34,7 +35,7 @@ class Facts:
 
     warnings: what of it is not heeded. pods: the living ones, by the name of their pool; paid: those of them that have
     a node, None for all. troubles: why some do not start. restores, cost: since the coordinator was made.
-    checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
+    comparison: of costs, over all operators. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
     """
 
     now: datetime
@@ -48,6 +49,7 @@ class Facts:
     paid: Mapping[str, int] | None = None
     troubles: tuple[Trouble, ...] = ()
     cost: Decimal = Decimal(0)
+    comparison: Comparison = field(default_factory=Comparison)
     finish: Finish | None = None
     checkpoint: Mapping[str, Any] | None = None
     plan: str | None = None

@@ -25,7 +25,7 @@ from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.farewell import farewell
 from bamboo_operator.hands import Hands, post
-from bamboo_operator.looks import Comparison, Look
+from bamboo_operator.looks import Look
 from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
@@ -75,7 +75,6 @@ class Life:
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
         self._dismissed: set[str] = set()  # NB: these live until their pods have gone, and must not come in again
-        self._comparison: Comparison | None = None
         self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
 
     def look(self) -> Look:
@@ -84,7 +83,6 @@ class Life:
         return Look(
             namespace=namespace, name=name, spec=telling.facts.spec, facts=telling.facts, written=telling.written,
             status=brain.status() if brain else None, record=brain.record if brain else None,
-            comparison=self._comparison,
         )  # fmt: skip
 
     @property
@@ -201,7 +199,7 @@ class Life:
         tools = self._tools
         brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, wake.set)
         self.meter.begin(resumed=job.resumed)
-        self._brain, self._comparison = brain, Comparison(since=brain.record.since)
+        self._brain = brain
         hands = Hands(job, brain, tools.cluster, tools.api, self._settings(), telling.created)
         thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
         try:
@@ -276,11 +274,14 @@ class Life:
         facts, paid = self._telling.facts, dict(hands.paid_for())
         self.meter.paid += sum(paid.values()) * seconds
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
-        if facts.spec and self._comparison:
-            self._comparison = self._comparison.later(facts.spec.node_pools, paid, seconds)
+        pools, comparison = facts.spec.node_pools if facts.spec else (), facts.comparison
+        compared = comparison.later(pools, paid, seconds, now())
         more = spent(per_hour, seconds)
         self.meter.cost += float(more)
-        self._telling.note(pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, cost=facts.cost + more)
+        self.meter.on_demand += float(compared.on_demand - comparison.on_demand)
+        self._telling.note(
+            pods=dict(hands.by_pool()), paid=paid, finish=brain.finish, cost=facts.cost + more, comparison=compared
+        )
 
     def _hear(self, brain: Brain) -> None:
         """What the user has changed, and whether the job's time is up.

@@ -13,9 +13,10 @@ from bamboo.events import Status
 from bamboo.page import document as d
 from bamboo.page.record import Record
 from bamboo.page.view import Labels, document, past, rows, state
-from bamboo.spec import Capacity, JobSpec, NodePool
+from bamboo.spec import JobSpec, NodePool
 from bamboo_operator.facts import Facts
-from bamboo_operator.pools import price_per_hour, spent
+from bamboo_operator.pools import price_per_hour
+from bamboo_operator.savings import on_demand_per_hour, on_demand_pool
 
 T = TypeVar("T", d.Document, d.Cost)
 
@@ -40,30 +41,10 @@ OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers ar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Since a time: what was paid, and what the same workers would have cost on demand."""
-
-    since: float
-    spent: Decimal = Decimal(0)
-    on_demand: Decimal = Decimal(0)
-
-    def later(self, pools: Sequence[NodePool], paid: Mapping[str, int], seconds: float) -> "Comparison":
-        """So many seconds later, with so many workers paid in each pool."""
-        reference = on_demand_pool(pools)
-        if reference is None or reference.price_per_hour is None:
-            return self
-        return Comparison(
-            since=self.since,
-            spent=self.spent + spent(price_per_hour(pools, paid), seconds),
-            on_demand=self.on_demand + spent(reference.price_per_hour * _priced(pools, paid), seconds),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """What is known of a job. status: of its coordinator, None if there is none; written: the BambooJob's status.
 
-    record: None if no coordinator has run here. comparison: as far as this process has counted.
+    record: None if no coordinator has run here.
     """
 
     namespace: str
@@ -73,7 +54,6 @@ class Look:
     written: Mapping[str, Any] = field(default_factory=dict)
     status: Status | None = None
     record: Record | None = None
-    comparison: Comparison | None = None
 
 
 def look_document(look: Look, now: float) -> d.Document:
@@ -121,7 +101,7 @@ def _live(look: Look, job: d.Job, now: float) -> d.Document:
     assert look.record is not None
     shown = written_state(look)
     if not shown.over and look.status.phase in ("Running", "Recovering"):
-        shown = state(look.status, Labels(look.name))
+        shown = state(look.status, look.spec, Labels(look.name))
     found = document(job, look.spec, look.status, look.record, now=now, ended=shown)
     if look.status.phase == "Recovering" and not found.grid:  # NB: after a restart, until the workers are back
         return _replace(found, **_remembered(look, found.progress))
@@ -212,28 +192,19 @@ def cost(look: Look) -> d.Cost | None:
 
 
 def _compared(found: d.Cost, look: Look, pools: Sequence[NodePool], paid: Mapping[str, int]) -> d.Cost:
-    reference = on_demand_pool(pools)
-    if reference is None or reference.price_per_hour is None:
+    reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
+    if reference is None or instead is None:
         return _replace(found, sentence=NO_ON_DEMAND)
-    counted = look.comparison
+    found = _replace(found, on_demand_pool=reference.name, on_demand_per_hour=float(instead))
+    counted = look.facts.comparison
+    if counted.since is None:
+        return found
     return _replace(
         found,
-        on_demand_pool=reference.name,
-        on_demand_per_hour=float(reference.price_per_hour * _priced(pools, paid)),
-        compared_since=counted.since if counted else None,
-        spent=float(counted.spent) if counted else None,
-        on_demand=float(counted.on_demand) if counted else None,
+        compared_since=counted.since.timestamp(),
+        spent=float(counted.spent),
+        on_demand=float(counted.on_demand),
     )
-
-
-def on_demand_pool(pools: Sequence[NodePool]) -> NodePool | None:
-    """The pool whose price spot workers are compared with."""
-    return next((p for p in pools if p.capacity is Capacity.ON_DEMAND and p.price_per_hour is not None), None)
-
-
-def _priced(pools: Sequence[NodePool], paid: Mapping[str, int]) -> int:
-    """Workers in pools that have a price: the others count nothing, here as in the cost."""
-    return sum(paid.get(pool.name, 0) for pool in pools if pool.price_per_hour is not None)
 
 
 def _last_takeover(written: Mapping[str, Any], names: Labels) -> tuple[d.Mark, ...]:

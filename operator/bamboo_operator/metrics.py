@@ -12,7 +12,6 @@ from bamboo import job_metrics
 from bamboo import metrics_table as table
 from bamboo.job_metrics import JobKey
 from bamboo.metrics import Metric, Page
-from bamboo.spec import RedundancyMode
 from bamboo_operator.conditions import job_status
 from bamboo_operator.counts import Calls, Counts, Meter
 from bamboo_operator.doors import Doors
@@ -60,6 +59,9 @@ def job_page(page: Page, look: Look, meter: Meter) -> str:
         page.add(table.JOB_STATE, name == state, *job, name)
     for condition in told["conditions"]:
         page.add(table.JOB_CONDITION, condition["status"] == "True", *job, condition["type"])
+        if condition["type"] == "Protected":
+            holds = condition["status"] == "True"
+            job_metrics.protected(page, job, holds=holds, reason=condition["reason"])
     _workers(page, job, told)
     _pods(page, job, look, idle=state in IDLE_STATES)
     page.add(table.JOB_LAST_COMMIT, meter.committed, *job)
@@ -70,8 +72,7 @@ def job_page(page: Page, look: Look, meter: Meter) -> str:
     page.add(table.JOB_SAMPLES, meter.samples, *job)
     if status is not None and look.spec is not None:
         job_metrics.progress(page, job, status)
-        redundant = look.spec.redundancy.mode is not RedundancyMode.NONE
-        job_metrics.grid(page, job, None if state in IDLE_STATES else status, redundant=redundant)
+        job_metrics.grid(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
     _cost(page, look, meter, told)
     return state
@@ -101,6 +102,9 @@ def _cost(page: Page, look: Look, meter: Meter, told: Mapping[str, Any]) -> None
     page.add(table.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
     page.add(table.JOB_COST, meter.cost, *job)
     page.add(table.JOB_COST_SO_FAR, total, *job)
+    if look.facts.comparison.since is not None:
+        page.add(table.JOB_ON_DEMAND_COST, meter.on_demand, *job)
+        page.add(table.JOB_SAVED, float(look.facts.comparison.saved), *job)
     status, spec = look.status, look.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":
         samples = status.step * spec.training.global_batch_size - status.lost_samples

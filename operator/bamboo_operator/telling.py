@@ -12,6 +12,7 @@ from bamboo_operator.api import Api
 from bamboo_operator.conditions import job_status, worth_writing
 from bamboo_operator.doors import JobKey
 from bamboo_operator.facts import Base, Facts
+from bamboo_operator.savings import Comparison
 
 
 class Telling:
@@ -22,7 +23,10 @@ class Telling:
         self.written: dict[str, Any] = dict(written)
         self._written_at = 0.0
         self._unsure: set[str] = set()  # fields that may have been written, too: the answer was lost
-        self.facts = Facts(now=now(), generation=0, spec=None, base=Base.of(self.written), selector=selector)
+        self.facts = Facts(
+            now=now(), generation=0, spec=None, base=Base.of(self.written), selector=selector,
+            comparison=Comparison.of(self.written),
+        )  # fmt: skip
 
     def note(self, **facts: Any) -> None:
         """What has changed."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.events import Outcome, Status, WorkerState
+from bamboo.protection import protection
 from bamboo.spec import RedundancyMode
 from bamboo_operator.facts import Facts
 from bamboo_operator.pools import is_fallback
@@ -150,6 +151,18 @@ def _degraded(scene: Scene) -> Verdict:
     return Verdict(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(told[:3]) + more)
 
 
+def _protected(scene: Scene) -> Verdict:
+    status, spec = scene.status, scene.facts.spec
+    if idle := scene.idle:
+        return idle
+    if status is None and "Protected" in scene.held and scene.was("Running"):
+        return scene.held["Protected"]
+    if status is None or spec is None:
+        return Verdict(False, "NotRunning", "nothing runs yet")
+    found = protection(status, spec)
+    return Verdict(found.holds, found.reason, found.message)
+
+
 def _suspended(scene: Scene) -> Verdict:
     if scene.facts.suspended and not scene.over:
         return Verdict(True, "Suspended", "the job is suspended")
@@ -193,6 +206,7 @@ RULES: dict[str, Callable[[Scene], Verdict]] = {
     "WorkersReady": _workers_ready,
     "Running": _running,
     "Degraded": _degraded,
+    "Protected": _protected,
     "Suspended": _suspended,
     "Restoring": _restoring,
     "FallbackActive": _fallback,

@@ -11,7 +11,8 @@ from bamboo.job_metrics import JobKey
 from bamboo.local.view import Wish
 from bamboo.metrics import Exporter, Page, PageCollector
 from bamboo.metrics_table import JOB_SAMPLES, RUN_WORKER_MEMORY
-from bamboo.spec import JobSpec, RedundancyMode
+from bamboo.protection import protection
+from bamboo.spec import JobSpec
 
 
 class MetricsError(Exception):
@@ -62,7 +63,9 @@ def fill(page: Page, job: JobKey, status: Status, spec: JobSpec) -> None:
     """All metrics of one job."""
     job_metrics.progress(page, job, status)
     page.add(JOB_SAMPLES, status.step * spec.training.global_batch_size - status.lost_samples, *job)
-    job_metrics.grid(page, job, status, redundant=spec.redundancy.mode is not RedundancyMode.NONE)
+    job_metrics.grid(page, job, status)
+    found = protection(status, spec)
+    job_metrics.protected(page, job, holds=found.holds, reason=found.reason)
     job_metrics.history(page, job, status)
     for worker, account in status.memory:
         for kind, size in account.by_kind().items():

@@ -11,6 +11,7 @@ from bamboo.memory import Memory
 from bamboo.page import document as d
 from bamboo.page.record import Mark, Point, Record
 from bamboo.plan import WorkerId
+from bamboo.protection import OFF, protection
 from bamboo.spec import JobSpec
 
 OVER = "Over"  # the phase of a status
@@ -39,7 +40,7 @@ def document(
     return d.Document(
         now=now,
         job=job,
-        state=ended or state(status, names),
+        state=ended or state(status, spec, names),
         progress=progress(status, spec, ended),
         counts=d.Counts(
             preemptions=status.preemptions,
@@ -68,7 +69,7 @@ class Labels:
         return worker.removeprefix(self._prefix) or worker
 
 
-def state(status: Status, names: Labels) -> d.State:
+def state(status: Status, spec: JobSpec, names: Labels) -> d.State:
     """In a word and a sentence."""
     if status.phase != "Running":
         tone = "idle" if status.phase in ("Pending", OVER) else "warn"
@@ -77,13 +78,15 @@ def state(status: Status, names: Labels) -> d.State:
     if lost:
         sentence = f"The work of {', '.join(map(names, lost))} is being taken over."
         return d.State(name="Recovering", tone="warn", sentence=sentence)
-    if status.unprotected:
-        sentence = f"Training goes on; {counted(len(status.unprotected), 'stage')} held by one worker only."
-        return d.State(name="Degraded", tone="warn", sentence=sentence)
+    found = protection(status, spec)
+    if not found.holds and found.reason != OFF:
+        return d.State(name="Degraded", tone="warn", sentence=f"Training goes on; {found.message}.")
     doubled = [w for w, cells in _shares(status).items() if cells > 1]
     if doubled:
         sentence = f"Training goes on; {', '.join(map(names, doubled))} does the work of more than one stage."
         return d.State(name="Degraded", tone="warn", sentence=sentence)
+    if not found.holds:
+        return d.State(name="Running", tone="good", sentence=f"Training goes on, not protected: {found.message}.")
     return d.State(name="Running", tone="good", sentence="Every stage is held by at least two workers.")
 
 
@@ -91,11 +94,6 @@ def ended(outcome: Outcome, message: str) -> d.State:
     """How a run ended."""
     tones = {Outcome.COMPLETE: "good", Outcome.INTERRUPTED: "idle"}
     return d.State(name=outcome.value, tone=tones.get(outcome, "bad"), sentence=message, over=True)
-
-
-def counted(number: int, noun: str) -> str:
-    """1 stage is, 2 stages are."""
-    return f"{number} {noun} is" if number == 1 else f"{number} {noun}s are"
 
 
 def progress(status: Status, spec: JobSpec, ended: d.State | None = None) -> d.Progress:

@@ -9,12 +9,18 @@ from typing import Any
 
 from bamboo import names
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
+from bamboo.protection import OFF
 
 Json = Mapping[str, Any]
 Cell = tuple[int, int]  # pipeline and stage
 
 UNRECOVERABLE = ("StageLost", "WorkersGone")  # reasons with which a job fails that nothing could have saved
-USUAL = {"Accepted": True, "WorkersReady": True, "Running": True}  # conditions that are not False when all is well
+USUAL = {
+    "Accepted": True,
+    "WorkersReady": True,
+    "Running": True,
+    "Protected": True,
+}  # conditions that are not False when all is well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,7 @@ class Condition:
     def usual(self) -> bool:
         """Is it as it is when all is well, or when the job is over or suspended, which another condition says?"""
         idle = self.reason == "JobOver" or (self.reason == "Suspended" and not self.holds)
-        return idle or self.holds is USUAL.get(self.kind, False)
+        return idle or self.reason == OFF or self.holds is USUAL.get(self.kind, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,7 @@ class Job:
     checkpoint_step: int | None
     cost: str | None
     cost_per_hour: str | None
+    saved: str | None
     plan: tuple[tuple[str, ...], ...]
 
     def condition(self, kind: str) -> Condition | None:
@@ -106,7 +113,13 @@ class Job:
 
     @property
     def protected(self) -> bool:
-        """Does every stage have a second copy? NB: the condition names three faults at most; more may hide others."""
+        """Has every stage what is meant to protect it?
+
+        NB: without the condition Protected, as an older operator has it, Degraded names three faults at most, and more
+        may hide others.
+        """
+        if told := self.condition("Protected"):
+            return told.holds or told.reason == OFF
         degraded = self.condition("Degraded")
         if degraded is None or not degraded.holds:
             return True
@@ -206,6 +219,7 @@ def job_of(body: Json) -> Job:
         checkpoint_step=_object(status, "checkpoint").get("lastStep"),
         cost=cost.get("total"),
         cost_per_hour=cost.get("perHour"),
+        saved=cost.get("saved"),
         plan=_plan(status.get("plan")),
     )
 

@@ -36,7 +36,9 @@ class Scene:
 def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
     """A line for each job. namespaces: whether they differ."""
     table = _plain_table(*(["NAMESPACE"] if namespaces else []), "NAME", "STATE")
-    _right(table, "STEP", "PIPELINES", "WORKERS", "PREEMPTIONS", "AGE")
+    _right(table, "STEP", "PIPELINES", "WORKERS")
+    table.add_column("PROTECTED", no_wrap=True)
+    _right(table, "PREEMPTIONS", "AGE")
     if wide:
         _right(table, "TAKEOVERS", "SAMPLES/S", "LOSS", "ETA", "COST", "EPOCH")
     for job in found:
@@ -47,6 +49,7 @@ def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces:
             f"{job.step}/{job.steps}",
             f"{job.pipelines_ready}/{job.pipelines}",
             f"{job.workers_ready}/{job.workers_wanted}",
+            words.protected(job),
             str(job.preemptions),
             words.age(job.created, now),
         ]
@@ -112,6 +115,8 @@ def head(scene: Scene, now: datetime) -> list[RenderableType]:
         Text(words.progress(job), style="bold"),
         Text(words.counts(job)),
     ]
+    if told := words.protection(job):
+        lines.append(Text(told, style="yellow" if words.protected(job) == "no" else ""))
     if told := words.cost(job):
         lines.append(Text(f"cost {told}"))
     if job.last_takeover is not None:

@@ -87,8 +87,8 @@ def _alive(worker: Worker) -> Worker:
 def objections(job: Job, lost: Sequence[Worker], *, kill: bool) -> str | None:
     """Why the drill could cost more than a pause; None if nothing speaks against it."""
     if not job.protected:
-        degraded = job.condition("Degraded")
-        return f"{job.name} is not wholly protected ({degraded.message if degraded else 'unknown'}); it could fail"
+        told = job.condition("Protected") or job.condition("Degraded")
+        return f"{job.name} is not wholly protected ({told.message if told else 'unknown'}); it could fail"
     if kill and job.redundancy == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
     taken = {cell for worker in lost for cell in worker.cells}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.local.view import duration as duration
+from bamboo.protection import OFF
 from bamboo.remote.model import Cell, Job, Takeover
 
 STALE_SECONDS = 60.0  # progress is written every 15 s
@@ -58,7 +59,25 @@ def cost(job: Job) -> str:
     """What it costs; empty if no price is known."""
     told = [f"{job.cost} so far"] if job.cost is not None else []
     told += [f"{job.cost_per_hour} an hour"] if job.cost_per_hour is not None and job.ended is None else []
+    if job.saved is not None:
+        told.append(f"{job.saved.removeprefix('-')} {'more' if job.saved.startswith('-') else 'less'} than on demand")
     return ", ".join(told)
+
+
+def protected(job: Job) -> str:
+    """Is it, in a word for a table: yes, no, or off if it is not meant to be; - if nothing runs, or it is not known."""
+    told = job.condition("Protected")
+    if told is None or job.ended or job.holds("Suspended") or told.reason == "NotRunning":
+        return "-"
+    return "yes" if told.holds else "off" if told.reason == OFF else "no"
+
+
+def protection(job: Job) -> str:
+    """The same as a line; empty if it is no question."""
+    told, word = job.condition("Protected"), protected(job)
+    if told is None or word == "-":
+        return ""
+    return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
 
 
 def takeover(job: Job, taken: Takeover) -> str:

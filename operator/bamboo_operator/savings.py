@@ -1,0 +1,75 @@
+"""What a job has saved: what its workers cost, against what they would have cost on demand, by its own pools' prices.
+
+It is kept in the job's status, so that the next operator goes on from there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from bamboo.spec import Capacity, NodePool
+from bamboo_operator.pools import price_per_hour, spent
+
+_CENTS = Decimal("0.0001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Since a time: what was paid, and what the same workers would have cost on demand. None: never compared yet."""
+
+    since: datetime | None = None
+    spent: Decimal = Decimal(0)
+    on_demand: Decimal = Decimal(0)
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> "Comparison":
+        """As it was written to that status last."""
+        cost = status.get("cost") or {}
+        try:
+            since = datetime.fromisoformat(cost["comparedSince"])
+            on_demand, saved = Decimal(cost["onDemandTotal"]), Decimal(cost["saved"])
+        except (KeyError, TypeError, ValueError, InvalidOperation):  # none, or of another version
+            return cls()
+        return cls(since=since, spent=on_demand - saved, on_demand=on_demand)
+
+    @property
+    def saved(self) -> Decimal:
+        """Less than 0 if the workers were dearer."""
+        return self.on_demand - self.spent
+
+    def later(self, pools: Sequence[NodePool], paid: Mapping[str, int], seconds: float, now: datetime) -> "Comparison":
+        """So many seconds later, with so many workers paid in each pool; the same without a price to compare with."""
+        instead = on_demand_per_hour(pools, paid)
+        if instead is None:
+            return self
+        return Comparison(
+            since=self.since or now,
+            spent=self.spent + spent(price_per_hour(pools, paid), seconds),
+            on_demand=self.on_demand + spent(instead, seconds),
+        )
+
+    def written(self) -> dict[str, str]:
+        """The fields of status.cost."""
+        if self.since is None:
+            return {}
+        on_demand, saved = self.on_demand.quantize(_CENTS), self.saved.quantize(_CENTS)
+        since = self.since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {"onDemandTotal": f"{on_demand:f}", "saved": f"{saved + 0:f}", "comparedSince": since}
+
+
+def on_demand_pool(pools: Sequence[NodePool]) -> NodePool | None:
+    """The pool whose price spot workers are compared with."""
+    return next((p for p in pools if p.capacity is Capacity.ON_DEMAND and p.price_per_hour is not None), None)
+
+
+def on_demand_per_hour(pools: Sequence[NodePool], paid: Mapping[str, int]) -> Decimal | None:
+    """What these workers would cost in an hour at the on-demand pool's price; None if no such pool has one.
+
+    Workers in pools without a price count nothing, here as in the cost.
+    """
+    reference = on_demand_pool(pools)
+    if reference is None or reference.price_per_hour is None:
+        return None
+    return reference.price_per_hour * sum(paid.get(pool.name, 0) for pool in pools if pool.price_per_hour is not None)

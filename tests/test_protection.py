@@ -1,0 +1,101 @@
+"""Is the job protected: one answer, in the condition, the metrics, the page and on the command line."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo import metrics_table as table
+from bamboo.events import WorkerState
+from bamboo.local.metrics import fill
+from bamboo.metrics import Exporter, Page
+from bamboo.page.view import Labels, state
+from bamboo.protection import protection
+from bamboo.remote import words
+from bamboo.remote.model import job_of
+from bamboo_operator.conditions import job_status
+from bamboo_operator.counts import Counts, Meter
+from bamboo_operator.facts import Facts
+from bamboo_operator.looks import Look
+from bamboo_operator.metrics import job_page
+from operator_kit import NOW, job, said
+from test_metrics import values
+
+BARE = ((("w0", False), ("w1", True)),)
+OFF = {"redundancy": {"mode": "None"}}
+FILLED = {"grid": BARE, "replicating": ("pipeline 0 stage 0",)}
+ALONE = {"grid": ((("w0", False), ("w0", False)),), "workers": (("w0", WorkerState.TRAINING),)}
+CASES: list[tuple[dict[str, Any], dict[str, Any], bool, str, str]] = [
+    ({}, {}, True, "InStep", "yes"),
+    (FILLED, {}, False, "Replicating", "no"),
+    ({"grid": BARE}, {}, False, "WorkersMissing", "no"),
+    (ALONE, {}, False, "OnlyWorker", "no"),
+    ({"grid": BARE}, OFF, False, "RedundancyOff", "off"),
+    ({}, OFF, True, "InStep", "yes"),  # the other pipelines hold it
+    (
+        {**FILLED, "grid": ((("w0", False), ("w1", False)),)},
+        {},
+        False,
+        "WorkersMissing",
+        "no",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "spec", "holds", "reason", "word"), CASES)
+def test_everybody_gives_the_same_answer(
+    changes: dict[str, Any], spec: dict[str, Any], holds: bool, reason: str, word: str
+) -> None:
+    status, asked = said(**changes), job(**spec)
+    found = protection(status, asked)
+    assert (found.holds, found.reason) == (holds, reason)
+    facts = Facts(now=NOW, generation=1, spec=asked)
+    written = job_status(status, {}, facts)
+    (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
+    assert (told["status"], told["reason"], told["message"]) == (str(holds), reason, found.message)
+    local, remote = Page(Exporter.RUN), Page(Exporter.OPERATOR)
+    fill(local, ("default", "tiny"), status, asked)
+    look = Look(namespace="default", name="tiny", spec=asked, facts=facts, status=status, written=written)
+    job_page(remote, look, Meter(Counts()))
+    for page in (local, remote):
+        assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
+    shown = state(status, asked, Labels("tiny"))
+    assert (found.message in shown.sentence) == (not holds)
+    assert (shown.name == "Degraded") == (written["state"] == "Degraded") == (not holds and reason != "RedundancyOff")
+    seen = job_of({"metadata": {}, "spec": {}, "status": written})
+    assert words.protected(seen) == word
+    assert words.protection(seen) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
+    assert seen.protected == (holds or reason == "RedundancyOff"), "as far as it is meant to be"
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "reason"),
+    [
+        (None, {}, "NotRunning"),
+        (said(phase="Pending", grid=(), workers=()), {}, "NotRunning"),
+        (said(), {"suspend": True}, "Suspended"),
+    ],
+)
+def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, Any], reason: str) -> None:
+    if status is not None and status.phase == "Pending":
+        status = replace(status, grid=())
+    written = job_status(status, {}, Facts(now=NOW, generation=1, spec=job(**spec)))
+    (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
+    assert (told["status"], told["reason"]) == ("False", reason)
+    assert words.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
+
+
+def test_a_restart_of_the_operator_changes_no_answer() -> None:
+    facts = Facts(now=NOW, generation=1, spec=job())
+    for changes in ({}, FILLED):
+        before = job_status(said(**changes), {}, facts)
+        after = job_status(replace(said(phase="Recovering", workers=()), grid=()), before, facts)
+        pair = [next(c for c in s["conditions"] if c["type"] == "Protected") for s in (before, after)]
+        assert pair[0] == pair[1]
+
+
+def test_a_long_list_is_cut() -> None:
+    grid = (tuple((f"w{n}", n < 2) for n in range(8)),)
+    message = protection(said(grid=grid), job()).message
+    assert message.startswith("6 of 8 stages held by one worker only: pipeline 0 stage 2, pipeline 0 stage 3, ")
+    assert "pipeline 0 stage 4 and 3 more; " in message
