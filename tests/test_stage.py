@@ -57,6 +57,47 @@ def test_layers_may_pass_tuples(split):
     torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
 
 
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.inner(x), x
+
+
+class Several(Pairs):
+    def forward(self, x, other, scale=2.0):
+        return self.inner(x) + other, other * scale
+
+
+class Defaults(Pairs):
+    def forward(self, x, other=None):
+        return self.inner(x), x if other is None else other
+
+
+class Any(Pairs):
+    def forward(self, *parts):
+        return self.inner(parts[0]), *parts[1:]
+
+
+class One(Pairs):
+    def forward(self, parts):
+        x, other = parts
+        return self.inner(x) + other
+
+
+@pytest.mark.parametrize("checkpointed", [(), range(5)])
+@pytest.mark.parametrize("split", [[(0, 5)], [(0, 1), (1, 3), (3, 5)]])
+def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, checkpointed):
+    task = small_task(layers=(Pairs, Several, Defaults, Any, One), checkpointed=checkpointed)
+    losses, state = reference.train(task, CONFIG, 3)
+    stages = chain(task, split)
+    assert [one_step(stages, k) for k in range(3)] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
+    assert len(layer_costs(task, 2)) == 5
+
+
 def test_tied_stages_stay_equal_and_count_once(tmp_path):
     stages = chain(small_gpt(tmp_path, tieEmbeddings=True), SPLITS[4])
     assert [len(s.tied_segments()) for s in stages] == [1, 0, 0, 1]

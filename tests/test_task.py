@@ -26,7 +26,12 @@ class Unequal(nn.Module):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": (lambda: nn.BatchNorm1d(2),)}, r"layer 0 \(BatchNorm1d\) changes its buffer"),
+        (
+            {"layers": (lambda: nn.BatchNorm1d(2),)},
+            r"layer 0 \(BatchNorm1d\) changes its buffer .* BatchNorm with track_running_stats=False\)",
+        ),
+        ({"layers": nn.Sequential(nn.Linear(2, 2))}, r"layers\[0\] is a module \(Linear\), expected a function"),
+        ({"layers": (3,)}, r"layers\[0\] is of type int, expected a function that makes a module"),
         (
             {"layers": (lambda: nn.Linear(2, 2), Failing)},
             r"layer 1 \(Failing\) raised RuntimeError: on purpose",
@@ -97,6 +102,13 @@ def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
         load_task("needs_another:build", {})
     with pytest.raises(TaskError, match=r"the module \(.*/tokenize\.py\) has no 'build'"):
         load_task("tokenize:build", {})
+
+
+@pytest.mark.parametrize("layers", [(nn.Tanh, nn.Linear(2, 2)), nn.ModuleList([nn.Tanh(), nn.Linear(2, 2)])])
+def test_a_module_instead_of_a_factory_is_named_when_the_task_is_loaded(layers, monkeypatch) -> None:
+    monkeypatch.setattr(reference, "build_modules", lambda config: small_task(layers=layers), raising=False)
+    with pytest.raises(TaskError, match=r"layers\[\d\] is a module \((Tanh|Linear)\), expected a function without"):
+        load_task("bamboo_trainer.reference:build_modules", {})
 
 
 @pytest.mark.parametrize("where", ["import", "build"])

@@ -12,7 +12,7 @@ from bamboo.plan import MOST_LAYERS
 from bamboo_trainer.checkpointing import checkpointed_layers
 from bamboo_trainer.costs import stated_costs
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.user_code import TaskError, layer_factory
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
@@ -47,6 +47,8 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         raise TaskError(
             f"{entrypoint} returned a task of {len(task.layers)} layers, at most {MOST_LAYERS} are accepted"
         )
+    for layer in range(len(task.layers)):
+        layer_factory(task, layer)
     checkpointed_layers(task)
     if task.costs is not None:
         stated_costs(task, task.costs)

@@ -8,7 +8,7 @@ from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.stage import TrainingConfig
 from bamboo_trainer.task import Task
 from bamboo_trainer.ties import tie, tied_groups
-from bamboo_trainer.user_code import build_layer, forward_seed, load_batch, seed_forward, task_loss
+from bamboo_trainer.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -40,7 +40,7 @@ def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], ste
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
         with autocast(torch.device("cpu"), config.precision):
-            result = layer(parts[0] if len(parts) == 1 else parts)
+            result = call_layer(layer, parts[0] if len(parts) == 1 else parts)
         parts = (result,) if isinstance(result, Tensor) else result
     loss = task_loss(task, parts, targets)
     (loss / config.microbatches).backward()  # type: ignore[no-untyped-call]

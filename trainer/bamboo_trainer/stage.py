@@ -29,6 +29,7 @@ from bamboo_trainer.ties import TiedSegment, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
     TaskError,
     build_layer,
+    call_layer,
     forward_seed,
     run_layer,
     seed_forward,
@@ -199,7 +200,7 @@ class Stage:
         """A layer's forward, with all that its bits depend on."""
         seed_forward(self._device, seed)
         with self._autocast(self._device, self._config.precision):
-            return self._layers[index](given)
+            return call_layer(self._layers[index], given)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
         """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage.

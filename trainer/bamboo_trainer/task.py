@@ -29,8 +29,9 @@ class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
 
     layers: each factory builds one layer; a worker builds only those it holds. A layer takes and returns one tensor
-      or a tuple of tensors: dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not
-      write to its inputs: they may be in the message log, and whether torch allows it depends on the split into stages.
+      or a tuple of tensors (unpacked if its forward takes several arguments, as torch.distributed.pipelining does):
+      dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs:
+      they may be in the message log, and whether torch allows it depends on the split into stages.
     loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch.
     optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
       (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for

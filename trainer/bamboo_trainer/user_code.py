@@ -3,8 +3,10 @@
 Running out of memory is nobody's mistake and passes as it is.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -33,9 +35,10 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pure_seed("init", seed, layer))
+        factory = layer_factory(task, layer)
         try:
             with within:
-                module = task.layers[layer]()
+                module = factory()
         except Exception as error:
             raise TaskError(f"building layer {layer} failed: {told(error)}") from error
     if not isinstance(module, nn.Module):
@@ -46,13 +49,42 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     return module
 
 
+def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
+    """What makes that layer; TaskError if it is the layer itself, or nothing that can be called."""
+    factory = task.layers[layer]
+    if isinstance(factory, nn.Module):
+        raise TaskError(
+            f"layers[{layer}] is a module ({type(factory).__name__}), expected a function without arguments that makes "
+            "one, such as `lambda: nn.Linear(8, 8)`: each worker makes only the layers that it holds"
+        )
+    if not callable(factory):
+        raise TaskError(f"layers[{layer}] is of type {type(factory).__name__}, expected a function that makes a module")
+    return factory
+
+
+def call_layer(task_layer: nn.Module, given: Any) -> Any:
+    """Calls it with what the layer before it returned. A tuple is unpacked if the forward takes several arguments."""
+    if not isinstance(given, tuple):
+        return task_layer(given)
+    return task_layer(*given) if _takes_several(task_layer.forward) else task_layer(given)
+
+
+def _takes_several(forward: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return False  # it does not say
+    places = [p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD]
+    return len(places) > 1 or inspect.Parameter.VAR_POSITIONAL in places
+
+
 def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[Any], Any] | None = None) -> Parts:
-    """Gives the layer its one tensor, or a tuple of several; what it raises becomes a TaskError.
+    """Gives the layer its one tensor, or its several ones as `call_layer` does; what it raises becomes a TaskError.
 
     So does what it may not do wherever the model is split: write to its inputs, return what cannot be sent.
     call: calls it in another way than just so.
     """
-    call, before = call or task_layer, _versions(parts)
+    call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
         result = call(parts[0] if len(parts) == 1 else parts)
     except (torch.OutOfMemoryError, MemoryError):
@@ -175,7 +207,7 @@ def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
             raise TaskError(
                 f"layer {layer} ({type(layers[int(layer)]).__name__}) changes its buffer {buffer!r} "
                 "in the forward, so a repeated forward would differ "
-                "(use LayerNorm or GroupNorm instead of BatchNorm)"
+                "(instead of BatchNorm use LayerNorm, GroupNorm, or BatchNorm with track_running_stats=False)"
             )
 
 
