@@ -85,6 +85,7 @@ bench: ## list the benchmarks
 	else for f in $$found; do echo "$(BIN)/python $$f"; done; fi
 
 docs: $(STAMP) ## write anew what is made from others: docs/api.md, docs/cli.md, tables in docs/metrics.md, dashboards
+	$(BIN)/python core/generate.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_metrics.py

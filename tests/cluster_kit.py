@@ -15,6 +15,7 @@ import pytest
 
 from cluster import build
 from cluster.client import ApiError
+from cluster.control_plane import SECURE_ONLY
 from cluster.handle import Cluster
 
 FAILURE = pytest.StashKey[Exception]()
@@ -64,7 +65,8 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    cluster.api.wait(f"{path}/serviceaccounts/default", lambda account: account.get("secrets") or _modern(cluster))
+    own = cluster.minor >= SECURE_ONLY  # before, it is usable when it has its Secret
+    cluster.api.wait(f"{path}/serviceaccounts/default", lambda found: found and (own or found.get("secrets")))
     try:
         yield name
     finally:
@@ -72,11 +74,6 @@ def namespace(cluster: Cluster) -> Iterator[str]:
             cluster.restore()
         cluster.api.request("DELETE", f"{path}/pods", {"gracePeriodSeconds": 0})
         cluster.api.delete(path)
-
-
-def _modern(cluster: Cluster) -> bool:
-    """Since 1.24 ServiceAccounts have no secrets."""
-    return int(cluster.api.get("/version")["minor"].rstrip("+")) >= 24
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,12 +31,15 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 def install(cluster: Cluster) -> None:
     """The CRD (without rules that a server before 1.25 does not know) and the operator's rights."""
     crd = yaml.safe_load((ROOT / "crds/bamboojob.yaml").read_text())
-    if int(cluster.api.get("/version")["minor"].rstrip("+")) < 25:
+    if cluster.minor < 25:
         _strip(crd)
     for manifest in (crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
                      *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text())):  # fmt: skip
-        with contextlib.suppress(ApiError):
+        try:
             cluster.api.create(manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
     cluster.api.wait(
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev",
         lambda found: any(

@@ -14,7 +14,7 @@ import pytest
 from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
 from bamboo.server import REFUSED_HEADER
 from cluster.client import ApiError, Json
-from cluster.handle import Cluster
+from cluster.handle import OLDEST_SUPPORTED, Cluster
 from operator_jobs import digests_of_a_local_run, manifest, slowed, small
 from operator_process import JOBS, PATIENCE, Job, Operator, condition
 
@@ -140,7 +140,7 @@ def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Ope
 
 def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, namespace: str) -> None:
     """With as many keys as before: of unknown fields a server's rules compare those only that both objects have."""
-    if int(installed.api.get("/version")["minor"].rstrip("+")) < 25:
+    if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
     document = small("renamed", suspend=True, task={"entrypoint": "a:b", "config": {"a": 1, "b": None, "c": {"d": 2}}})
     installed.api.create(document, namespace)
@@ -152,13 +152,20 @@ def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, names
 
 
 def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Operator) -> None:
-    wrong = manifest("wrong", elastic={"minPipelines": 3, "maxPipelines": 2})
+    tolerations = [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Sometimes"}]
+    wrong = manifest("wrong", worker={"template": {"spec": {"tolerations": tolerations}}})
     job = Job(installed.api, namespace, wrong)
     status = job.until("Accepted", "False")
-    assert "spec.elastic" in condition(status, "Accepted")["message"]
+    assert "spec.tolerations[1].operator: Unsupported value" in condition(status, "Accepted")["message"]
     assert status["state"] == "Invalid"
     assert job.pods() == {}
-    job.edit({"elastic": {"minPipelines": 1, "maxPipelines": 1}})
+    if installed.minor >= OLDEST_SUPPORTED:
+        tolerations[1] = {"key": "b", "operater": "Exists"}
+        job.edit({**wrong["spec"], "suspend": True})  # while it is not, the worker's template is fixed
+        said = "spec.worker.template.spec.tolerations[1].operater: unknown field, did you mean operator?"
+        job.wait(lambda status: condition(status, "Accepted")["message"] == said)
+    job.edit({"worker": None, "suspend": True})
+    job.edit({"suspend": False})
     job.until("Accepted")
     job.delete()
 

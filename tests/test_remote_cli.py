@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from bamboo.cli import app
+from bamboo.pod_fields import NEWEST_MINOR
 from bamboo.remote import plugin
 from bamboo.remote.flags import seconds
 from remote_kit import Asked, Json, condition, ended, event, job, kubeconfig, node, pod, refusal, server
@@ -33,6 +34,8 @@ BIN = Path(sys.executable).parent
 class Fake:
     """Answers as an API server with one job and its pods. there: whether the job exists; forbidden: paths' endings."""
 
+    minor = "36+"
+
     def __init__(self, body: Json, *, there: bool = True, forbidden: tuple[str, ...] = ()) -> None:
         self.body, self.there, self.forbidden = body, there, forbidden
 
@@ -46,6 +49,8 @@ class Fake:
         match last:
             case "v1alpha1":
                 return 200, {}
+            case "version":
+                return 200, {"minor": self.minor}
             case "bamboojobs":
                 return 200, {"items": [self.body] if self.there else []}
             case "pods":
@@ -170,6 +175,19 @@ def test_a_manifests_mistakes_are_those_of_validate(tmp_path: Path) -> None:
     assert (found.exit_code, expected.exit_code) == (2, 2)
     assert found.stderr.splitlines() == expected.stderr.splitlines()
     assert len(found.stderr.splitlines()) >= 2
+
+
+def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer_than_we_know(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    template = "{spec: {tolerations: [{operater: Exists}]}}"
+    wrong.write_text(MANIFEST.replace("status:", f"  worker: {{template: {template}}}\nstatus:"))
+    fake = Fake(job(), there=False)
+    code, _, complained, asked = type_in(tmp_path, fake, "submit", str(wrong))
+    path = "spec.worker.template.spec.tolerations[0].operater"
+    assert (code, complained) == (2, f"bamboo: {wrong}:8: {path}: unknown field, did you mean operator?\n")
+    assert all(one.method == "GET" for one in asked), "something was changed"
+    fake.minor = str(NEWEST_MINOR + 1)
+    assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0
 
 
 def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from bamboo.advice import warnings
-from bamboo.manifest import ManifestError, parse_manifest, read_manifest
+from bamboo.manifest import ManifestError, parse_manifest, parse_source, read_manifest
 from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.pod_fields import unknown_in_template
 from bamboo.remote import flags
 from bamboo.remote.commands import app as cluster_commands
 from bamboo.remote.commands import on_cluster
 from bamboo.spec import JobSpec
+from bamboo.yamlfile import read_source
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes and lose nothing.",
@@ -200,7 +202,7 @@ def validate(
     wrong = False
     for job in jobs:
         try:
-            spec, _ = read_manifest(str(job))
+            spec = parse_source(read_source(str(job)), unknown_in_template)
         except ManifestError as error:
             wrong = True
             for problem in error.problems:

@@ -4,7 +4,7 @@ Unknown fields are errors; null means absent, as in Kubernetes. `status` and the
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -15,9 +15,11 @@ from bamboo.fields import MAX_INT64, Fields, ManifestError, Problem, Unknown, jo
 from bamboo.misspelt import causes_first
 from bamboo.names import API_VERSION, KIND
 from bamboo.plan import MOST_LAYERS
-from bamboo.yamlfile import load_document, read_source
+from bamboo.yamlfile import Source, load_document, read_source
 
-__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "read_manifest"]
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_manifest"]
+
+Check = Callable[[s.JobSpec], Sequence[Problem]]
 
 METADATA = (
     *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
@@ -40,19 +42,27 @@ def load_manifest(path: str | Path) -> s.JobSpec:
 def read_manifest(path: str) -> tuple[s.JobSpec, dict[str, Any]]:
     """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
     source = read_source(path)
+    return parse_source(source), copy.deepcopy(source.document)
+
+
+def parse_source(source: Source, also: Check = lambda job: ()) -> s.JobSpec:
+    """A file's job. The problems of its ManifestError name file and line."""
     try:
-        return parse_manifest(source.document), copy.deepcopy(source.document)
+        return parse_manifest(source.document, also)
     except ManifestError as error:
         raise ManifestError(*map(source.place, error.problems)) from None
 
 
-def parse_manifest(document: Mapping[str, Any]) -> s.JobSpec:
-    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss."""
+def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) -> s.JobSpec:
+    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss.
+
+    also: finds more of them in the job, in which harmless values stand for those that have a problem.
+    """
     problems: list[Problem] = []
     job = _root(document, problems)
     _check(job, problems)
-    if problems:
-        raise ManifestError(*causes_first(problems, _levels(), document))
+    if found := [*causes_first(problems, _levels(), document), *also(job)]:
+        raise ManifestError(*found)
     return job
 
 

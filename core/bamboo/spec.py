@@ -219,7 +219,7 @@ class ResourcesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """template: overrides merged into the worker's PodTemplateSpec; checked by the API server, not here."""
+    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it."""
 
     image: str | None = None
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)

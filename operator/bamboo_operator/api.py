@@ -74,9 +74,12 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
 
-    async def create_pod(self, pod: Object, *, dry_run: bool = False) -> Object:
-        place = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
-        return await self._call("POST", place, pod, {"dryRun": "All"} if dry_run else {})
+    async def create_pod(self, pod: Object) -> Object:
+        return await self._call("POST", _pods(pod), pod)
+
+    async def try_pod(self, pod: Object) -> None:
+        """Raises what the API server has against it, fields included that it does not know and would leave out."""
+        await self._call("POST", _pods(pod), pod, {"dryRun": "All", "fieldValidation": "Strict"})
 
     async def read_pod(self, namespace: str, name: str) -> Object:
         return await self._call("GET", pod_place(namespace, name))
@@ -230,6 +233,10 @@ def pod_place(namespace: str, name: str) -> str:
 
 def node_place(name: str) -> str:
     return f"/api/v1/nodes/{name}"
+
+
+def _pods(pod: Object) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
 
 
 def _leases(namespace: str) -> str:

@@ -26,6 +26,7 @@ from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.farewell import farewell
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Look
+from bamboo_operator.misspelt import outside_the_spec, refusal
 from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
@@ -126,17 +127,17 @@ class Life:
         if (spec := self._read()) is None:
             return None
         self._telling.note(warnings=(*template_problems(spec), *unkept(spec)))
-        if problem := self._changed_task(spec) if self._begun() else await self._refused(spec):
-            self._telling.note(problems=(problem,))
+        if problems := self._changed_task(spec) if self._begun() else await self._refused(spec):
+            self._telling.note(problems=problems)
             return None
         return spec
 
-    def _changed_task(self, spec: JobSpec) -> str | None:
+    def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
         """What is wrong with the task of a job that has begun, and that is not to be suspended."""
         began = known_task(self._telling.plan)
         if spec.suspend or began is None or began == task_digest(spec):
-            return None
-        return "spec.task: expected what the job began with; it was changed while its workers were training"
+            return ()
+        return ("spec.task: expected what the job began with; it was changed while its workers were training",)
 
     def _read(self) -> JobSpec | None:
         """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""
@@ -150,27 +151,30 @@ class Life:
         self._telling.note(generation=generation, spec=spec, problems=())
         return spec
 
-    async def _refused(self, spec: JobSpec) -> str | None:
+    async def _refused(self, spec: JobSpec) -> tuple[str, ...]:
         """What the API server has against the pods of this job."""
+        template = spec.worker.template
+        if unseen := outside_the_spec(template):
+            return unseen
         pool = spec.node_pools[0] if spec.node_pools else None
         pod = worker_pod(spec, self._meta, 0, pool, self._settings())
         pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
         while True:
             self.passed = time.monotonic()
             try:
-                await self._tools.api.create_pod(pod, dry_run=True)
+                await self._tools.api.try_pod(pod)
             except ApiError as error:
                 if error.status == 404:
                     raise JobGone(str(error)) from None  # with its namespace
                 if error.status in (400, 422):
-                    return f"spec.worker.template: {error.message}"
+                    return refusal(template, error.message)
                 if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
-                    return None
+                    return ()
                 self._complain("check the pod template", error)
             except API_ERRORS as error:
                 self._complain("check the pod template", error)
             else:
-                return None
+                return ()
             await asyncio.sleep(PASS_SECONDS)
 
     def _manifest(self) -> dict[str, Any]:

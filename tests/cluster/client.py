@@ -13,6 +13,7 @@ from cluster import kubeconfig
 
 Json = dict[str, Any]
 MERGE = "application/merge-patch+json"
+BUSY_SECONDS, BUSY_PAUSE = 60.0, 0.2
 STRATEGIC = "application/strategic-merge-patch+json"
 
 
@@ -41,6 +42,17 @@ class Client:
         self._opener = urllib.request.build_opener(*handlers)
 
     def text(self, method: str, path: str, body: Any = None, *, content: str = "application/json", **query: Any) -> str:
+        """Asks again while the server has too much to do, as any client has to; so it says of a CRD that is new."""
+        end = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return self._text(method, path, body, content, query)
+            except ApiError as error:
+                if error.code != 429 or path.endswith("/eviction") or time.monotonic() > end:
+                    raise
+            time.sleep(BUSY_PAUSE)
+
+    def _text(self, method: str, path: str, body: Any, content: str, query: dict[str, Any]) -> str:
         url = self._access.server + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": content}, method=method)

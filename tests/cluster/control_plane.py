@@ -149,7 +149,7 @@ def etcd_flags(folder: Path, ports: dict[str, int]) -> list[str]:
     return [
         f"--data-dir={folder / 'etcd'}", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
         f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
-        "--log-level=warn",
+        "--log-level=error",
     ]  # fmt: skip
 
 

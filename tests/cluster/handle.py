@@ -1,6 +1,7 @@
 """What a test holds: a cluster, its API, and the ways to disturb it."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from cluster.children import tail
 from cluster.client import Client, Json
 from cluster.nodes import Image, NodeSpec, usual_nodes
 
+OLDEST_SUPPORTED = 29  # minor version of Kubernetes that Bamboo supports; the one that is built here is older
 STOP_SECONDS = 30
 CONTROL_SECONDS = 30
 
@@ -104,6 +106,11 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # Offered by every cluster.
+
+    @functools.cached_property
+    def minor(self) -> int:
+        """The 36 of Kubernetes 1.36."""
+        return int(self.api.get("/version")["minor"].rstrip("+"))
 
     def taint(self, node: str, key: str, value: str = "", effect: str = "NoExecute") -> None:
         others = [t for t in self._taints(node) if (t["key"], t["effect"]) != (key, effect)]

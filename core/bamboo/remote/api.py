@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -161,6 +162,14 @@ class Api:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         found: Object = (await self.call("POST", path, body)).get("status") or {}
         return found
+
+    async def minor_version(self) -> int:
+        """The 36 of Kubernetes 1.36."""
+        found = str((await self.call("GET", "/version")).get("minor"))
+        digits = re.match(r"\d{1,9}", found)  # some clouds write 36+
+        if digits is None:
+            raise RemoteError(f"the API server says its minor version is {found!r}")
+        return int(digits[0])
 
     # the calls themselves
 

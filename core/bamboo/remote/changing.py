@@ -1,20 +1,23 @@
 """`submit`, `suspend`, `resume` and `delete`: what changes a job, and what is said of the consequences."""
 
 import asyncio
+import copy
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from bamboo.fields import ManifestError
-from bamboo.manifest import read_manifest
+from bamboo.fields import ManifestError, Problem
+from bamboo.manifest import parse_source
 from bamboo.names import EXIT_OK
+from bamboo.pod_fields import NEWEST_MINOR, unknown_in_template
 from bamboo.remote import words
 from bamboo.remote.errors import ApiError, RemoteError, UsageError
 from bamboo.remote.look import Looker
 from bamboo.remote.model import Job, job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watching import Overdue, until, until_over
-from bamboo.spec import JobSpec
 
 SERVERS = (
     "uid",
@@ -32,20 +35,38 @@ class Invalid(UsageError):
     """The manifest is wrong; one problem a line."""
 
 
-def read(path: str) -> tuple[JobSpec, dict[str, Any]]:
-    """The job and its document, by the rules of `bamboo validate`."""
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """unknown: fields of the pod template that the Kubernetes versions known to us do not have."""
+
+    path: str
+    document: dict[str, Any]
+    unknown: tuple[Problem, ...]
+
+
+def read(path: str) -> Manifest:
+    """By the rules of `bamboo validate`, but for the unknown fields."""
     try:
-        return read_manifest(path)
+        source = read_source(path)
+        job = parse_source(source)
     except ManifestError as error:
-        raise Invalid("\nbamboo: ".join(map(str, error.problems))) from None
+        raise _invalid(error.problems) from None
+    return Manifest(source.name, copy.deepcopy(source.document), tuple(map(source.place, unknown_in_template(job))))
+
+
+def _invalid(problems: Sequence[Problem]) -> Invalid:
+    return Invalid("\nbamboo: ".join(map(str, problems)))
 
 
 async def submit(
-    session: Session, path: str, document: dict[str, Any], *, apply: bool, force: bool, dry_run: bool, watch: bool,
+    session: Session, manifest: Manifest, *, apply: bool, force: bool, dry_run: bool, watch: bool,
     wanted_namespace: str | None,
 ) -> int:  # fmt: skip
     """Makes the job; with apply, or merges it into the one there is. wanted_namespace: what --namespace says."""
-    namespace, name = _place(session, path, document, wanted_namespace), document["metadata"]["name"]
+    document = manifest.document
+    namespace, name = _place(session, manifest.path, document, wanted_namespace), document["metadata"]["name"]
+    if manifest.unknown and await session.api.minor_version() <= NEWEST_MINOR:  # else only the API server can tell
+        raise _invalid(manifest.unknown)
     before = await _existing(session, namespace, name)
     if before is not None and not apply:
         raise RemoteError(

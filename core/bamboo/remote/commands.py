@@ -66,13 +66,13 @@ def on_cluster(
     if dry_run and watch:
         _usage("--dry-run makes no job that could be watched; leave out one of --dry-run and --watch")
     try:
-        _, document = changing.read(file)
+        manifest = changing.read(file)
     except RemoteError as error:
         _usage(str(error))
     _run(
         place,
         lambda s: changing.submit(
-            s, file, document, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
+            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
         ),
         quiet=quiet,
     )
