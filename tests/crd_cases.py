@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from crd_kit import ABSENT, SCHEMA
+from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
 
 Path = tuple[str | int, ...]
@@ -68,6 +68,27 @@ def wholes(field: str) -> list[dict[str, Any]]:
 
 def whole_with_uri() -> dict[str, Any]:
     return Edit(("spec", "checkpoint", "storage"), {"uri": "s3://bucket/folder"}, "").of(whole())
+
+
+def running(document: Mapping[str, Any]) -> dict[str, Any]:
+    return Edit(("spec", "suspend"), False, "").of(document)
+
+
+def suspended(document: Mapping[str, Any]) -> dict[str, Any]:
+    return Edit(("spec", "suspend"), True, "").of(document)
+
+
+@cache
+def good_changes(field: str) -> list[tuple[dict[str, Any], Edit, dict[str, Any]]]:
+    """An old manifest, a change of the field, and the new manifest: good by itself, and not the same to a server."""
+    found = []
+    for old in map(running, wholes(field)):
+        for edit in edits(SPEC["properties"][field], old["spec"][field], ("spec", field)):
+            if edit.small and not edit.refused:
+                new = edit.of(old)
+                if not refusals(new) and defaulted(new) != defaulted(old):
+                    found.append((old, edit, new))
+    return found
 
 
 def edits(schema: Mapping[str, Any], value: Any, path: Path) -> Iterator[Edit]:
@@ -155,6 +176,41 @@ def _number_edits(schema: Mapping[str, Any], path: Path) -> Iterator[Edit]:
     yield Edit(path, high, f"the most, {high}", False)
     yield Edit(path, above, f"more than the most, {high}")
     yield Edit(path, "7", "a number in quotes", "x-kubernetes-int-or-string" not in schema)
+
+
+# Rules between fields
+
+
+def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    document = whole()
+    for path, value in changes.items():
+        document = Edit(("spec", *path.split(".")), value, "").of(document)
+    return document
+
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
+    ({"training.globalBatchSize": 8}, "spec.topology.pipelines: expected at most the number of microbatches"),
+    ({"topology.pipelines": 33, "elastic": ABSENT}, "spec.topology.pipelines: expected at most the number of"),
+    ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
+    ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
+    ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
+    ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
+    ({"elastic.maxPipelines": 33}, "spec.elastic.maxPipelines: expected at most the number of microbatches"),
+    ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
+    ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
+    ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
+    ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
+]
+KEPT: list[dict[str, Any]] = [
+    {"topology.split": [1, 1, 1, 10_000]},
+    {"topology.split": ABSENT},
+    {"topology.pipelines": 32, "elastic": ABSENT},
+    {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
+    {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},
+    {"elastic.maxPipelines": 32},
+    {"elastic.minPipelines": 2},
+]
 
 
 # Any valid manifest

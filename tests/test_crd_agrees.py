@@ -1,7 +1,6 @@
 """What the parser takes the API server takes, and the other way round."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from bamboo import spec as s
 from bamboo.fields import Fields
 from bamboo.manifest import METADATA, parse_manifest
 from bamboo.yamlfile import load_document
-from crd_cases import SPEC, Edit, edits, manifests, values, whole, whole_with_uri, wholes
+from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
 from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
@@ -48,36 +47,6 @@ WITHOUT_DEFAULT = {
     *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),
     *("spec.worker.resources.limits", "spec.worker.resources.requests"),
 }
-RULES: list[tuple[dict[str, Any], str]] = [
-    ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
-    ({"training.globalBatchSize": 8}, "spec.topology.pipelines: expected at most the number of microbatches"),
-    ({"topology.pipelines": 33, "elastic": ABSENT}, "spec.topology.pipelines: expected at most the number of"),
-    ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
-    ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
-    ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
-    ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
-    ({"elastic.maxPipelines": 33}, "spec.elastic.maxPipelines: expected at most the number of microbatches"),
-    ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
-    ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
-    ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
-    ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
-]
-KEPT: list[dict[str, Any]] = [
-    {"topology.split": [1, 1, 1, 10_000]},
-    {"topology.split": ABSENT},
-    {"topology.pipelines": 32, "elastic": ABSENT},
-    {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
-    {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},
-    {"elastic.maxPipelines": 32},
-    {"elastic.minPipelines": 2},
-]
-
-
-def changed(changes: Mapping[str, Any]) -> Document:
-    document = whole()
-    for path, value in changes.items():
-        document = Edit(("spec", *path.split(".")), value, "").of(document)
-    return document
 
 
 @pytest.mark.parametrize("document", VALID.values(), ids=VALID)

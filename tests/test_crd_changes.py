@@ -1,15 +1,14 @@
 """What of a job may change after it was created, and what only while it is suspended."""
 
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import pytest
 
 from bamboo.edits import refusal, refused, taken_over, taken_over_manifest
 from bamboo.manifest import parse_manifest
-from crd_cases import SPEC, Edit, Path, edits, whole, wholes
-from crd_kit import ABSENT, defaulted, refusals
+from crd_cases import SPEC, Edit, Path, good_changes, running, whole
+from crd_kit import ABSENT, refusals
 from manifest_kit import minimal
 
 Document = dict[str, Any]
@@ -19,23 +18,6 @@ FREE = {
 }
 WHILE_SUSPENDED = {"worker", "queue"}
 FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy"}
-
-
-def running(document: Document) -> Document:
-    return Edit(("spec", "suspend"), False, "").of(document)
-
-
-@cache
-def good_changes(field: str) -> list[tuple[Document, Edit, Document]]:
-    """An old manifest, a change of the field, and the new manifest: good by itself, and not the same to a server."""
-    found = []
-    for old in map(running, wholes(field)):
-        for edit in edits(SPEC["properties"][field], old["spec"][field], ("spec", field)):
-            if edit.small and not edit.refused:
-                new = edit.of(old)
-                if not refusals(new) and defaulted(new) != defaulted(old):
-                    found.append((old, edit, new))
-    return found
 
 
 def may_change(path: Path) -> bool:

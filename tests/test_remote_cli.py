@@ -184,7 +184,7 @@ def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer
     fake = Fake(job(), there=False)
     code, _, complained, asked = type_in(tmp_path, fake, "submit", str(wrong))
     path = "spec.worker.template.spec.tolerations[0].operater"
-    assert (code, complained) == (2, f"bamboo: {wrong}:8: {path}: unknown field, did you mean operator?\n")
+    assert (code, complained) == (2, f"bamboo: {wrong}:9: {path}: unknown field, did you mean operator?\n")
     assert all(one.method == "GET" for one in asked), "something was changed"
     fake.minor = str(NEWEST_MINOR + 1)
     assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0

@@ -18,6 +18,7 @@ from bamboo.remote.look import Looker
 from bamboo.remote.model import Job, job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watching import Overdue, until, until_over
+from bamboo.yamlfile import read_source
 
 SERVERS = (
     "uid",

@@ -1,0 +1,130 @@
+"""The API server itself judges the CRD's schema and rules, and says what the tests' evaluator says of them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+
+from bamboo.names import GROUP, PLURAL, VERSION
+from cluster.api import Api, ApiError
+from cluster.handle import OLDEST_SUPPORTED, Cluster
+from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, good_changes, suspended, wholes
+from crd_kit import SCHEMA, nodes, refusals
+from manifest_kit import minimal
+
+pytest_plugins = ["cluster_kit", "operator_fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+Json = dict[str, Any]
+TRIED = {"dryRun": "All", "fieldValidation": "Strict"}
+AT_ONCE = 8
+
+
+@pytest.fixture
+def jobs(installed: Cluster, namespace: str) -> str:
+    """The path of the namespace's jobs, on a server that knows rules; operators have none of their own there."""
+    if installed.minor < OLDEST_SUPPORTED:
+        pytest.skip("the API server is older than what Bamboo supports")
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+
+
+Ask = Callable[[str, str, Json, dict[str, str]], Awaitable[str]]
+
+
+def judged(cluster: Cluster, cases: Callable[[Ask], Awaitable[list[str]]]) -> None:
+    """Runs the cases, which may ask the server for its refusal, "" if it takes it; what they return has to be empty."""
+
+    async def run() -> list[str]:
+        async with Api(cluster.kubeconfig) as api:
+
+            async def ask(method: str, path: str, body: Json, query: dict[str, str]) -> str:
+                try:
+                    await api.text(method, path, body, **query)
+                except ApiError as error:
+                    if error.code not in (400, 422):
+                        raise
+                    return str(error)
+                return ""
+
+            return await cases(ask)
+
+    assert asyncio.run(run()) == []
+
+
+async def all_of(works: Iterable[Awaitable[str]]) -> list[str]:
+    """What they say, if it is something; so many at a time."""
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(work: Awaitable[str]) -> str:
+        async with turns:
+            return await work
+
+    return [said for said in await asyncio.gather(*map(one, works)) if said]
+
+
+def users(document: Json, name: Any = None) -> Json:
+    """What of it a user writes, and without the example's metadata, which are another server's."""
+    return {
+        "apiVersion": document["apiVersion"], "kind": document["kind"],
+        "metadata": {"name": name or document["metadata"]["name"]}, "spec": document["spec"],
+    }  # fmt: skip
+
+
+def difference(expected: list[str], server: str) -> str:
+    """Empty if both say the same: yes, no for a wrong value, or the very sentences of the rules that are broken."""
+    if bool(expected) != bool(server):
+        return f"the evaluator says {expected or 'yes'}, the server {server or 'yes'}"
+    rules = {rule["message"] for _, node in nodes() for rule in node.get("x-kubernetes-validations", ())}
+    sentences = [said.partition(": ")[2] for said in expected]
+    missing = [said for said in sentences if said in rules and said not in server]
+    return f"the server does not say {missing} but {server}" if missing else ""
+
+
+def test_what_may_be_created(installed: Cluster, jobs: str) -> None:
+    async def cases(ask: Ask) -> list[str]:
+        async def case(edit: Edit, edited: Json) -> str:
+            document = users(edited)
+            server = await ask("POST", jobs, document, TRIED)
+            found = difference(refusals(document), server)
+            return found and f"{edit}: {found}"
+
+        fields = (
+            (edit, edit.of(document))
+            for field, schema in SPEC["properties"].items()
+            for document in wholes(field)
+            for edit in edits(schema, document["spec"][field], ("spec", field))
+        )
+        name = SCHEMA["properties"]["metadata"]["properties"]["name"]
+        named = ((edit, edit.of(minimal())) for edit in edits(name, "test", ("metadata", "name")))
+        ruled = ((Edit((), None, str(one)), changed(one)) for one in (*(changes for changes, _ in RULES), *KEPT))
+        return await all_of(case(*one) for one in (*fields, *named, *ruled))
+
+    judged(installed, cases)
+
+
+def test_what_may_be_changed(installed: Cluster, jobs: str) -> None:
+    async def cases(ask: Ask) -> list[str]:
+        async def case(olds: list[Json], edit: Edit, new: Json) -> str:
+            """Old and new, each running and suspended."""
+            found = []
+            for old in olds:
+                for wanted in map(users, (new, suspended(new))):
+                    body = {**wanted, "metadata": old["metadata"]}
+                    server = await ask("PUT", f"{jobs}/{old['metadata']['name']}", body, TRIED)
+                    found.append(difference(refusals(wanted, {**old, "metadata": wanted["metadata"]}), server))
+            return "; ".join(f"{edit}: {said}" for said in found if said)
+
+        stored: dict[str, list[Json]] = {}
+        works = []
+        for field in SPEC["properties"]:
+            for old, edit, new in good_changes(field):
+                if (key := repr(old)) not in stored:
+                    stored[key] = [
+                        installed.api.request("POST", jobs, users(one, f"old-{len(stored)}-{n}"))
+                        for n, one in enumerate((old, suspended(old)))
+                    ]
+                works.append(case(stored[key], edit, new))
+        return await all_of(works)
+
+    judged(installed, cases)
