@@ -88,6 +88,7 @@ docs: $(STAMP) ## write anew what is made from others: docs/api.md, docs/cli.md,
 	$(BIN)/python core/generate.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_python_api.py
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python dashboards/generate.py
 	$(BIN)/python charts/generate.py

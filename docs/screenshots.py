@@ -93,7 +93,7 @@ async def look(tab: Tab, url: str, terminal: Terminal, folder: Path, run: "async
             await asyncio.sleep(0.1)
     await asyncio.sleep(1.2)  # the page asks once a second
     (folder / "live-view.svg").write_text(terminal.picture())
-    await tab.screenshot(folder / "job-page.png", height=1160)
+    await tab.screenshot(folder / "job-page.png", height=1430)
     await tab.media(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
     await tab.size(390, 844, phone=True, scale=2)
     await asyncio.sleep(1.2)

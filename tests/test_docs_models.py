@@ -1,6 +1,7 @@
-"""What docs/models.md says of a worker's pod and of the trained weights is what the code does."""
+"""What docs/models.md and docs/tutorial.md say of models, pods and trained weights is what the code does."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import safetensors.torch
 import torch
 import yaml
 
+from bamboo.manifest import parse_manifest
 from bamboo.names import (
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,
@@ -25,9 +27,12 @@ from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.metadata import DEFAULT_URL
 from bamboo_trainer.placement import DEVICE_VARIABLE
+from bamboo_trainer.reference import train
+from bamboo_trainer.stage import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 SETTABLE = {
     DEVICE_VARIABLE: "a GPU",
     ENV_METADATA: "`off`",
@@ -60,32 +65,40 @@ def test_what_is_the_operators_own_is_named() -> None:
         assert f"`{name}`" in text
 
 
-def test_the_code_that_the_page_shows_loads_the_trained_weights(tmp_path: Path, monkeypatch: Any) -> None:
-    config = {"width": 8, "blocks": 3}
-    job = {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "loads"},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
-            "training": {"steps": 2, "globalBatchSize": 8, "microBatchSize": 4},
-            "topology": {"stages": 2},
-        },
-    }
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    command = [sys.executable, "-m", "bamboo", "run", "job.yaml", "--output", ".", "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+def shown(kind: str, name: str) -> str:
+    """The file of that name as the tutorial shows it."""
+    found = re.search(rf"`{re.escape(name)}`:\n\n```{kind}\n(.*?)```", TUTORIAL, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_path: Path, monkeypatch: Any) -> None:
+    """With fewer steps, by the tutorial's own command; the page's code then reads what the run kept."""
+    (tmp_path / "first_model.py").write_text(shown("python", "first_model.py"))
+    job = yaml.safe_load(shown("yaml", "first-model.yaml"))
+    config = job["spec"]["task"]["config"]
+    monkeypatch.syspath_prepend(tmp_path)
+    task = load_task("first_model:build", config)
+    settings = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=16)
+    losses, _ = train(task, settings, job["spec"]["training"]["steps"])
+    assert losses[-1] < 0.5 * losses[0], "the first model does not learn"
+
+    job["spec"]["training"]["steps"] = 4
+    (tmp_path / "first-model.yaml").write_text(yaml.safe_dump(job))
+    assert "bamboo run first-model.yaml --output trained\n" in TUTORIAL
+    command = [sys.executable, "-m", "bamboo", "run", "first-model.yaml", "--output", "trained"]
+    done = subprocess.run([*command, "--preempt", "at:2:1"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "trained").iterdir()} == {"weights", "workers.log", "page.html"}
 
     (code,) = re.findall(r"```python\n(.*?)```", section("The trained weights"), re.DOTALL)
-    task = load_task("bamboo_trainer.models.mlp:build", config)
     names: dict[str, Any] = {
         "Path": Path,
         "safetensors": safetensors,
         "build": lambda given: task if given == config else None,
         "config": config,
     }
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path / "trained")
     exec(code, names)  # noqa: S102 - it is the page's
     saved = names["tensors"]
     assert len(saved) == sum(len(layer.state_dict()) for layer in names["layers"]) > 0
@@ -93,3 +106,16 @@ def test_the_code_that_the_page_shows_loads_the_trained_weights(tmp_path: Path, 
         assert not layer.training
         for name, tensor in layer.state_dict().items():
             assert torch.equal(tensor, saved[f"layers.{number}.{name}"])
+
+
+def test_the_first_spot_job_of_the_tutorial_is_one_that_the_operator_takes() -> None:
+    job = yaml.safe_load(shown("yaml", "first-spot-job.yaml"))
+    spec = parse_manifest(job)
+    assert (spec.topology.stages, spec.topology.pipelines, len(spec.node_pools)) == (3, 2, 2)
+    images = (ROOT / "docs" / "images.md").read_text()
+    assert re.findall(r"```dockerfile\n.*?```", TUTORIAL, re.DOTALL)[0] in images
+
+
+def test_the_python_api_s_page_is_not_stale() -> None:
+    generator = runpy.run_path(str(ROOT / "docs" / "generate_python_api.py"))
+    assert generator["page"]() == (ROOT / "docs" / "python-api.md").read_text(), "run `make docs`"

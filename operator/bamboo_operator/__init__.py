@@ -1,1 +1,1 @@
-"""The Kubernetes operator. No torch. An empty shell for now: see the status table in the README."""
+"""The Kubernetes operator. No torch."""

@@ -1,0 +1,97 @@
+"""Writes docs/python-api.md from the docstrings of what a model's author uses: `make docs`. Tested for staleness."""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+PAGE = Path(__file__).parent / "python-api.md"
+SHOWN = {  # what of each module is for a model's author
+    "bamboo_trainer.task": ("Parts", "Build", "Task", "Dataset"),
+    "bamboo_trainer.data": ("TensorDataset", "TextDataset"),
+    "bamboo_trainer.reference": ("train",),
+    "bamboo_trainer.stage": ("TrainingConfig",),
+    "bamboo_trainer.loading": ("load_task",),
+    "bamboo_trainer.models.gpt": ("build",),
+    "bamboo_trainer.models.mlp": ("build",),
+}
+HEAD = """\
+# The Python API
+
+<!-- Made by `make docs` from the docstrings and docs/generate_python_api.py; change those instead. -->
+
+What a model's author imports. [tutorial.md](tutorial.md) is the way in; [models.md](models.md) says what holds for
+layers, datasets and optimizers beyond their signatures. What is not on this page may change without notice.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *(part for name, names in SHOWN.items() for part in _module(name, names))])
+
+
+def _module(name: str, names: tuple[str, ...]) -> Iterator[str]:
+    module = importlib.import_module(name)
+    yield f"## {name}\n\n{inspect.getdoc(module)}\n"
+    tree = ast.parse(inspect.getsource(module))
+    for wanted in names:
+        yield f"### {name.rpartition('.')[2]}.{wanted}\n"
+        yield from _described(_found(module, tree, wanted))
+
+
+def _found(module: ModuleType, tree: ast.Module, name: str) -> ast.stmt:
+    for node in tree.body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() if node.name == name:
+                return node
+            case ast.Assign(targets=[ast.Name(id=target)]) if target == name:
+                return node
+    raise LookupError(f"{module.__name__} has no {name}")
+
+
+def _described(node: ast.stmt) -> Iterator[str]:
+    """Its signature as it is written, and its docstring."""
+    yield f"```python\n{_signature(node)}\n```\n"
+    match node:
+        case ast.ClassDef():
+            yield _words(node)
+            for method in (part for part in node.body if isinstance(part, ast.FunctionDef)):
+                if text := ast.get_docstring(method):
+                    yield f"`{method.name}`: {text}\n"
+        case ast.FunctionDef():
+            yield _words(node)
+
+
+def _signature(node: ast.stmt) -> str:
+    match node:
+        case ast.FunctionDef(name=name, args=arguments, returns=returns):
+            result = f" -> {ast.unparse(returns)}" if returns else ""
+            return f"def {name}({ast.unparse(arguments)}){result}"
+        case ast.ClassDef(name=name, bases=bases, body=body, decorator_list=decorators):
+            parents = f"({', '.join(map(ast.unparse, bases))})" if bases else ""
+            fields = [ast.unparse(part) for part in body if isinstance(part, ast.AnnAssign)]
+            methods = [_signature(part) for part in body if isinstance(part, ast.FunctionDef) and _public(part.name)]
+            above = "".join(f"@{ast.unparse(decorator)}\n" for decorator in decorators)
+            return above + "\n    ".join([f"class {name}{parents}:", *fields, *methods])
+    return ast.unparse(node)
+
+
+def _public(name: str) -> bool:
+    return not name.startswith("_") or name in ("__init__", "__len__")
+
+
+def _words(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """The docstring; lines that say what a parameter is ("name: ...") become a list."""
+    lines: list[str] = []
+    for line in (ast.get_docstring(node) or "").splitlines():
+        head, colon, _ = line.partition(": ")
+        if colon and all(name.isidentifier() for name in head.split(", ")):
+            lines.append(f"- `{head.replace(', ', '`, `')}`{line[len(head) :]}")
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
