@@ -21,9 +21,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from bamboo.events import Emit, Status  # noqa: E402
 from bamboo.local import preempt  # noqa: E402
+from bamboo.local.keys import Keys  # noqa: E402
 from bamboo.local.page import PageView  # noqa: E402
+from bamboo.local.picture import SHOWN_EVENTS, Footer, render  # noqa: E402
 from bamboo.local.runner import Options, run_job  # noqa: E402
-from bamboo.local.view import SHOWN_EVENTS, Quit, Views, Wish, render  # noqa: E402
+from bamboo.local.view import Quit, Views, Wish  # noqa: E402
 from bamboo.manifest import parse_manifest  # noqa: E402
 from bamboo.yamlfile import load_document  # noqa: E402
 from chromium_kit import MISSING, Tab, browser, chromium  # noqa: E402
@@ -62,7 +64,8 @@ class Terminal:
         """As SVG, without the font that rich would have fetched from elsewhere."""
         assert self.newest is not None
         console = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True)
-        console.print(render(self._job, self.newest, tuple(self._events)))
+        elapsed, footer = asyncio.get_running_loop().time() - self._began, Footer(hints=Keys().hints())
+        console.print(render(self._job, self.newest, tuple(self._events), elapsed=elapsed, footer=footer))
         drawn = console.export_svg(title=f"bamboo run {JOB.relative_to(ROOT)}", unique_id="live-view")
         drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL).replace("Fira Code, ", "")
         assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")

@@ -124,7 +124,7 @@ def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() 
         said += [c for c in commands if isinstance(c, Emit)]
     assert world.state.phase == "Recovering"
     assert [(e.reason, e.warning) for e in said] == [("WorkersSilent", True)]
-    assert "2 worker(s) live" in said[0].message
+    assert "2 workers running" in said[0].message
     for worker in sorted(plan.worker_ids()):
         back(world, worker, plan)
     assert world.state.phase == "Running"

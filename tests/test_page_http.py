@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from bamboo.cli import app as command_line
 from bamboo.events import Emit, Finish, Outcome
 from bamboo.local.page import PageView
+from bamboo.local.picture import Footer, render
 from bamboo.local.summary import summarize
-from bamboo.local.view import render
 from bamboo.names import PAGE_AUDIENCE
 from bamboo.page import document as d
 from bamboo.page import serve
@@ -180,7 +180,7 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
 def test_the_live_view_names_the_page(page: str) -> None:
     console = Console(file=io.StringIO(), record=True, width=80)
-    console.print(render("tiny", said(), [], page=page))
+    console.print(render("tiny", said(), [], elapsed=1.0, footer=Footer(page=page)))
     assert (f"page: {page}" in console.export_text()) is bool(page)
 
 

@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from bamboo.events import Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.local.keys import HELP, Keys, letter, worker_of
+from bamboo.local.picture import Footer, render, sparkline
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.traces import merge_traces
-from bamboo.local.view import PlainView, letter, render, sparkline, worker_of
+from bamboo.local.view import PlainView, Quit, Take
 from bamboo.memory import Memory
 from bamboo.plan import Cell
 from bamboo_trainer.trace import TraceFile
@@ -31,33 +33,110 @@ STATUS = Status(
 )  # fmt: skip
 
 
-def test_the_live_picture_shows_the_grid_and_the_events() -> None:
-    console = Console(file=io.StringIO(), record=True, width=120, force_terminal=True)
-    console.print(render("job", STATUS, [(1.5, Emit("TakenOver", "w0 [runs] stage 1", True))]))
-    console.print(render("job", replace(STATUS, grid=(), losses=(), loss=None, workers=()), []))
-    text = console.export_text()
+NOTHING = Footer()
+
+
+def drawn(status: Status, *events: Emit, width: int = 120, elapsed: float = 90.0, footer: Footer = NOTHING) -> str:
+    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
+    timed = [(float(n), event) for n, event in enumerate(events)]
+    console.print(render("job", status, timed, elapsed=elapsed, footer=footer))
+    return console.export_text()
+
+
+def test_the_live_picture_shows_progress_grid_and_events() -> None:
+    text = drawn(STATUS, Emit("TakenOver", "w0 [runs] stage 1", True))
     for part in (
+        "job  training  1 preemption, 1 takeover",
+        "step 3/10  1:30, ETA 1s",
+        "40.0 samples/s",
         "stage 1",
         "a w0",
         "c w2 unprotected",
-        "other workers: d w3 standby",
-        "w0 [runs] stage 1",
-        "step 3/10",
-        "ETA 1s",
+        "other workers: d w3 spare",
+        "0s w0 [runs] stage 1",
     ):
         assert part in text
+    assert "TakenOver" not in text  # the sentence says it
+    early = drawn(replace(STATUS, grid=(), losses=(), loss=None, workers=(), eta_seconds=None, preemptions=0))
+    assert "step 3/10  1:30" in early
+    assert ("ETA" in early, "takeover" in early) == (False, False)
 
 
-def test_the_picture_says_who_is_leaving_or_lost_and_drops_the_keys_at_the_end() -> None:
-    console = Console(file=io.StringIO(), record=True, width=120, force_terminal=True)
-    workers = (("w0", WorkerState.LEAVING),)
-    console.print(render("job", replace(STATUS, workers=workers), [(float(n), Emit(f"E{n}", "")) for n in range(9)]))
-    console.print(render("job", STATUS, [], keys=""))
-    text = console.export_text()
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_nothing_is_wider_than_the_terminal_nor_cut_off(width: int) -> None:
+    """Also with many stages, which stand below each other, and long sentences, which go on in the next line."""
+    grid = tuple(tuple((f"w{16 * d + s}", bool(s % 3)) for s in range(16)) for d in range(2))
+    workers = tuple((f"w{n}", WorkerState.TRAINING) for n in range(32))
+    said = "w1 runs stage 2 of pipeline 0 in place of w3: pause 1374 ms, repeated 18 forwards, 15 backwards"
+    footer = Footer(hints=HELP, page="http://127.0.0.1:1/")
+    text = drawn(replace(STATUS, grid=grid, workers=workers), Emit("A", said), Emit("B", f"{said}; {said}"),
+                 width=width, footer=footer)  # fmt: skip
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    assert f"0s {said} 1s {said}; {said}" in words
+    assert all(f" w{n}" in text for n in range(32))
+    assert [f"stage {s}" in text for s in range(16)] == [True] * 16
+    assert any(said in line for line in text.splitlines()) is (width >= 100)
+
+
+@pytest.mark.parametrize(("step", "filled"), [(0, 0), (3, 12), (10, 40)])
+def test_the_bar_is_as_long_as_the_job_is_far(step: int, filled: int) -> None:
+    assert f"{'█' * filled}{'░' * (40 - filled)}  step {step}/10" in drawn(replace(STATUS, step=step))
+
+
+def test_the_picture_says_who_is_leaving_or_lost_and_keeps_the_newest_events() -> None:
+    text = drawn(replace(STATUS, workers=(("w0", WorkerState.LEAVING),)), *(Emit(f"E{n}", f"e{n}") for n in range(9)))
     assert "a w0 leaving" in text
     assert "c w2 lost" in text
-    assert ("E2:" in text, "E3:" in text) == (False, True)
-    assert text.count("q stops") == 1
+    assert (" e2" in text, " e3" in text) == (False, True)
+
+
+def pressed(keys: Keys, *rest: str, at: float = 0.0) -> tuple[Keys, list[object]]:
+    wishes: list[object] = []
+    for key in rest:
+        keys, wish = keys.press(key, STATUS, at)
+        wishes += [wish] if wish else []
+    return keys, wishes
+
+
+@pytest.mark.parametrize(
+    ("typed", "wishes"),
+    [
+        ("a", []),
+        ("aK", [Take("w0", notice=False)]),
+        ("cN", [Take("w2", notice=True)]),
+        ("ak", []),
+        ("aqK", []),  # what does not answer a question closes it
+        ("acK", []),
+        ("K", []),
+        ("A", []),
+        ("zK", []),  # nobody's letter
+        ("\x1b[A", []),  # an arrow
+        ("q", []),
+        ("qQ", [Quit()]),
+        ("qq", []),
+        ("?aK", [Take("w0", notice=False)]),
+    ],
+)
+def test_no_single_key_takes_a_worker_away_or_stops_the_job(typed: str, wishes: list[object]) -> None:
+    assert pressed(Keys(), *typed)[1] == wishes
+
+
+def test_a_question_is_shown_and_does_not_stand_for_ever() -> None:
+    asked, _ = pressed(Keys(), "a")
+    assert "Take w0 away?" in asked.question(1.0)
+    assert "Take w0 away?" in drawn(STATUS, footer=Footer(question=asked.question(1.0), hints=asked.hints()))
+    assert asked.question(11.0) == ""
+    assert pressed(asked, "K", at=11.0)[1] == []
+
+
+def test_help_is_shown_and_hidden_and_an_undisturbed_run_offers_no_workers() -> None:
+    helped, _ = pressed(Keys(), "?")
+    assert helped.hints() == HELP
+    assert pressed(helped, "?")[0] == Keys()
+    calm = Keys(disturb=False)
+    assert (pressed(calm, "a", "K")[1], pressed(calm, "q", "Q")[1]) == ([], [Quit()])
+    assert "letter" not in " ".join((*calm.hints(), *pressed(calm, "?")[0].hints()))
 
 
 def test_letters_lead_back_to_their_workers() -> None:

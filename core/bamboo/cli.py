@@ -160,7 +160,7 @@ def run(
     """Run the job on this machine, one process per worker.
 
     The task's module is looked for in the manifest's folder, then in the current one, then among what is installed.
-    On a terminal it shows the pipelines live; there a worker's letter kills it, the capital letter gives it a notice.
+    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps).
     With --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
     """
     _check_place(ctx, on)

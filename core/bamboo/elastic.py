@@ -6,6 +6,7 @@ the rows that stay, and heal those. The rows and the old layouts are dropped onc
 new layout, because until then a step under the old one may still have to be finished by somebody else.
 """
 
+from bamboo import words
 from bamboo.grid import shadow_of, split_microbatches
 from bamboo.plan import Assignment, Cell, Layout, Plan
 from bamboo.reconcile import View, next_plan
@@ -56,7 +57,7 @@ def _shrink(view: View) -> Plan:
             kept = cells[heir_of]
             cells[heir_of] = Assignment(owner=kept.owner, replicas=(*kept.replicas, worker))
     return next_plan(
-        view, cells, "Shrinking", f"{count} pipeline(s) from the next step on", boundary=True,
+        view, cells, "Shrinking", f"{words.count(count, 'pipeline')} from the next step on", boundary=True,
         layouts=_layouts(plan, count),
     )  # fmt: skip
 
@@ -81,4 +82,4 @@ def settle(view: View) -> Plan | None:
         return None
     count = plan.target.pipelines
     cells = {c: plan.at(c) for c in plan.cells() if c.pipeline < count}
-    return next_plan(view, cells, "Resized", f"the job runs {count} pipeline(s)", layouts=(plan.target,))
+    return next_plan(view, cells, "Resized", f"the job runs {words.count(count, 'pipeline')}", layouts=(plan.target,))

@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 
 from bamboo.plan import Assignment, Layout, Peer, Plan, WorkerId
 from bamboo.spec import RedundancyMode, TopologySpec
+from bamboo.words import count
 
 
 def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
@@ -155,5 +156,6 @@ def initial_plan(
         workers=tuple(peers),
         mode=mode,
         reason="Started",
-        message=f"{pipelines} pipeline(s) of {depth} stage(s), {len(peers) - depth * pipelines} on standby",
+        message=f"training begins: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
+        f" {count(len(peers) - depth * pipelines, 'spare worker')}",
     )

@@ -13,6 +13,7 @@ from bamboo.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.reconcile import Haste, StageLost, View, drain, improve, switch_mode, takeover
 from bamboo.spec import RedundancyMode
 from bamboo.state import Recovery, State, Turn, Worker, without
+from bamboo.words import count
 
 ASKING_SECONDS = 1.0
 ROUND_SECONDS = 0.1  # from one question to the next at least
@@ -99,7 +100,7 @@ def _recovered(turn: Turn) -> bool:
     )
     turn.enter("Running")
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
-    turn.do(Emit("Recovered", f"epoch {plan.epoch} goes on with {len(turn.state.workers)} worker(s)"))
+    turn.do(Emit("Recovered", f"the job goes on with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
     if not missing:  # else a plan without them follows at once
         newest = protocol.SendPlan(plan=plan)
         turn.do(*(Send(w, newest) for w in turn.state.ready))
@@ -116,7 +117,9 @@ def _await_the_first(turn: Turn) -> None:
         turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
     elif waited >= ALONE_SECONDS and not state.silence_told:
         turn.set(silence_told=True)
-        text = f"{state.requested} worker(s) live, and none has come back to the operator for {ALONE_SECONDS:g} s"
+        text = (
+            f"{count(state.requested, 'worker')} running, and none has come back to the operator in {ALONE_SECONDS:g} s"
+        )
         turn.do(Emit("WorkersSilent", text, True))
 
 

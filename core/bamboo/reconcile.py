@@ -112,7 +112,9 @@ def takeover(view: View) -> Plan | StageLost | None:
     if gone:
         return StageLost(tuple(gone))
     story = ", ".join(f"{heir} takes stage {c.stage} of pipeline {c.pipeline} over" for c, heir in moved)
-    message = f"lost {', '.join(sorted(lost)) or 'a worker without a part'}; {story or 'no cell had to move'}"
+    message = f"lost {', '.join(sorted(lost))}; {story or 'it ran no stage, so nothing has to move'}"
+    if not lost:
+        message = "a worker that ran no stage is gone"
     return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
 
 
@@ -135,7 +137,8 @@ def improve(view: View) -> Plan | None:
         wanted[cell] = Assignment(owner=plan.at(cell).owner, replicas=(*plan.at(cell).replicas, *missing))
     if any(wanted[c] != plan.at(c) for c in plan.cells()):
         names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
-        return next_plan(view, wanted, "Replicating", f"{', '.join(names)} receive(s) replicas while training goes on")
+        to = ", ".join(names) or "other workers"
+        return next_plan(view, wanted, "Replicating", f"the state of stages is copied to {to} beside the training")
     moves = {
         cell: target[cell][0]
         for cell in plan.cells()
@@ -275,7 +278,7 @@ def _trim(view: View, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | Non
         cells[cell] = Assignment(owner=assignment.owner, replicas=kept)
     if all(cells[c] == plan.at(c) for c in plan.cells()):
         return None
-    return next_plan(view, cells, "Settled", "replicas that are not needed any more are dropped")
+    return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
 
 
 def next_plan(

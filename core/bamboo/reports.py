@@ -11,6 +11,7 @@ from bamboo.membership import lost, notice, peer_down, peer_up
 from bamboo.plan import Cell, Layout, WorkerId
 from bamboo.state import KEPT_LOSSES, Turn, without
 from bamboo.text import one_line
+from bamboo.words import count
 
 MOST_DIGEST = 128  # characters
 MOST_TEXT = 4000
@@ -138,10 +139,16 @@ def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> No
         Emit(
             "TakenOver",
             f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
-            f" step {taken.step}, pause {taken.pause_ms:.0f} ms, repeated {taken.forwards} forwards"
-            f" and {taken.backwards} backwards, {taken.reused} had been done in advance",
+            f" pause {taken.pause_ms:.0f} ms, repeated {_repeated(taken)}",
         )
     )
+
+
+def _repeated(taken: Takeover) -> str:
+    """What had to be computed again, and what had been computed in advance, so that it had not."""
+    counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
+    said = ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
+    return said + (f" ({taken.reused} done in advance)" if taken.reused else "")
 
 
 def _milliseconds(said: float) -> float:

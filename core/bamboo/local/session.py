@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from bamboo.events import Outcome
+from bamboo.local.live import LiveView
 from bamboo.local.metrics import MetricsError, MetricsView
 from bamboo.local.page import PageView
 from bamboo.local.pool import PoolError
 from bamboo.local.preempt import Schedule
 from bamboo.local.runner import SIGNALS, Options, run_job
 from bamboo.local.summary import Summary, compare, to_json, to_text
-from bamboo.local.view import QUIT_KEY, LiveView, PlainView, QuietView, View, Views
+from bamboo.local.view import PlainView, QuietView, View, Views
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.page.kept import NAME as PAGE
 from bamboo.page.kept import kept
@@ -114,7 +115,7 @@ def _view(spec: JobSpec, report: Report, *, undisturbed: bool = False, page: str
         shown = QuietView()
     elif sys.stdout.isatty() and _has_keyboard():
         if undisturbed:
-            shown = LiveView(f"{job}, undisturbed", Console(), keys=QUIT_KEY)
+            shown = LiveView(f"{job}, undisturbed", Console(), disturb=False)
         else:
             shown = LiveView(job, Console(), page=page)
     else:

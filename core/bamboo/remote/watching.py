@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from bamboo.local.view import Keyboard
+from bamboo.local.live import Keyboard
 from bamboo.names import EXIT_FAILED, EXIT_OK
 from bamboo.remote import words
 from bamboo.remote.errors import ApiError, RemoteError

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from bamboo.local.view import duration as duration
 from bamboo.protection import OFF
 from bamboo.remote.model import Cell, Job, Takeover
+from bamboo.words import count as count
+from bamboo.words import duration as duration
 
 STALE_SECONDS = 60.0  # progress is written every 15 s
 
@@ -19,11 +20,6 @@ def age(since: datetime | None, now: datetime) -> str:
         if seconds < most:
             return f"{seconds // size}{unit}"
     return f"{seconds // 86400}d"
-
-
-def count(number: int, thing: str) -> str:
-    """1 worker, 2 workers."""
-    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def progress(job: Job) -> str:

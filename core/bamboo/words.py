@@ -1,0 +1,15 @@
+"""Small words for sentences that a person reads."""
+
+
+def count(number: int, thing: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def duration(seconds: float) -> str:
+    """5s, 2:05, 1:02:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
