@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo.clock import AwakeClock
-from bamboo_operator import brain, hands, telling
+from bamboo_operator import brain, farewell, hands, telling
 
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -80,6 +80,6 @@ def virtual_time(loop: VirtualLoop) -> Iterator[None]:
         patches.enter_context(patch.object(time, "monotonic", loop.time))
         patches.enter_context(patch.object(time, "time", lambda: loop.date().timestamp()))
         patches.enter_context(patch.object(brain, "AwakeClock", partial(AwakeClock, loop.time)))
-        for module in (brain, hands, telling):
+        for module in (brain, farewell, hands, telling):
             patches.enter_context(patch.object(module, "datetime", Date))
         yield

@@ -176,6 +176,11 @@ class Server:
         else:
             self.remove(kind, thing)
 
+    def delete_in_foreground(self, job: Object) -> None:
+        """It stays until its pods are gone."""
+        job["metadata"] |= {"deletionTimestamp": self._later(0), "finalizers": ["foregroundDeletion"]}
+        self.modified("bamboojobs", job)
+
     def remove(self, kind: str, thing: Object) -> None:
         key = (thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
         if self._watches[kind].objects.get(key) is thing:

@@ -11,6 +11,7 @@ from opsim_server import Object
 if TYPE_CHECKING:
     from opsim_world import World
 
+FOREGROUND_SECONDS = 60.0
 LOSSES = (What.DELETE_POD, What.REMOVE_POD, What.CRASH, What.KILL, What.VANISH, What.TAKE, What.HANG, What.FREEZE)
 
 
@@ -47,6 +48,8 @@ class User:
         if self._returning:
             await self._returning
         await asyncio.sleep(max(0.0, world.workers.reachable_at - self._loop.time()))
+        while self._there() and "deletionTimestamp" in self._world.job["metadata"]:
+            await asyncio.sleep(1.0)
         if not self._there():
             self.create()
         self._edit(lambda spec: spec.update(suspend=False))
@@ -99,8 +102,27 @@ class User:
         self._later(act, lambda: self._edit(self._mend))
 
     def _recreate(self, act: Act) -> None:
-        self.delete()
-        self._loop.call_later(act.seconds / 10, self.create)
+        """By the garbage collector in the background, or before the job itself is gone."""
+        if act.number % 2 or not self._there():
+            self.delete()
+            self._loop.call_later(act.seconds / 10, self.create)
+            return
+        job = self._world.job
+        self._world.server.delete_in_foreground(job)
+        for pod in self._world.pods_of(job):
+            self._world.collect(pod)
+        self._loop.call_later(0.5, self._finalize, job, self._loop.time() + FOREGROUND_SECONDS, act.seconds / 10)
+
+    def _finalize(self, job: Object, until: float, later: float) -> None:
+        """NB: of a node that hangs somebody takes the pods away in the end."""
+        left = self._world.pods_of(job)
+        for pod in left if self._loop.time() > until else ():
+            self._world.server.remove("pods", pod)
+        if self._world.pods_of(job):
+            self._loop.call_later(0.5, self._finalize, job, until, later)
+            return
+        self._world.server.remove("bamboojobs", job)
+        self._loop.call_later(later, self.create)
 
     # the cluster
 

@@ -235,6 +235,7 @@ class World:
             return
         if kind != "DELETED":
             self._cluster.pod_event(None, pod)
+            self.lives.pod_seen(pod)
         self.lives.pods.seen(kind, (pod["metadata"]["namespace"], pod["metadata"]["name"]))
         if kind == "DELETED":
             self._cluster.pod_event("DELETED", pod)
@@ -259,17 +260,20 @@ class World:
                 self.kubelets.created(thing)
                 owners = {job["metadata"]["uid"] for job in self.jobs.objects.values()}
                 if metadata["ownerReferences"][0]["uid"] not in owners:
-                    self._collect(thing)
+                    self.collect(thing)
             case "pods MODIFIED":
                 self.kubelets.modified(thing)
             case "pods DELETED":
                 self.kubelets.deleted(thing)
             case "bamboojobs DELETED":
-                for pod in list(self.pods.objects.values()):
-                    if pod["metadata"]["ownerReferences"][0]["uid"] == metadata["uid"]:
-                        self._collect(pod)
+                for pod in self.pods_of(thing):
+                    self.collect(pod)
 
-    def _collect(self, pod: Object) -> None:
+    def pods_of(self, job: Object) -> list[Object]:
+        uid = job["metadata"]["uid"]
+        return [pod for pod in self.pods.objects.values() if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+
+    def collect(self, pod: Object) -> None:
         """Its owner is gone."""
         self.loop.call_later(self.rng.uniform(0.0, 3.0), self.server.delete, "pods", pod)
 

@@ -55,7 +55,7 @@ class Operated:
 
     def __init__(self, status: Mapping[str, Any], step: int) -> None:
         metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
-        tools: Any = SimpleNamespace(counts=Counts())
+        tools: Any = SimpleNamespace(counts=Counts(), cluster=None, api=None)
         self.life = Life({"metadata": metadata, "spec": SPEC, "status": status}, tools)
         self.life._read()
         self.life._telling.begin()

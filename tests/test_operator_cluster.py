@@ -176,7 +176,10 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
 
 
 def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, manifest("pausing", steps=100_000, standby=0))
+    """In the end its workers are told to stop: they have more time than the test has patience."""
+    document = manifest("pausing", steps=100_000, standby=0)
+    document["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 10 * int(PATIENCE)
+    job = Job(installed.api, namespace, document)
     job.until("Running")
     job.edit({"suspend": True})
     status = job.until("Suspended")

@@ -280,8 +280,9 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
     async with house() as place, aiohttp.ClientSession() as session:
         place.server.good[token()] = Bearer("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}
+        over = Stop(reason="JobOver", message="the job is over")
         async with (
-            farewell(JOB, "u-job", cluster, place.doors, Reviews(place.server)),
+            farewell((JOB, "u-job"), cluster, place.doors, Reviews(place.server), over),
             session.ws_connect(place.url + path(JOB), headers=headers) as socket,
         ):
             await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')

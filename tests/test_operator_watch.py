@@ -9,6 +9,7 @@ import kopf
 import pytest
 from aiohttp import web
 
+from bamboo_operator import api as api_module
 from bamboo_operator import missed
 from bamboo_operator.api import Api, ApiError
 from bamboo_operator.cluster import Cluster
@@ -270,3 +271,35 @@ async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_
         assert life._brain is not None
         assert life._brain.state.spec.training.steps == 7
         assert life._brain.state.manifest["spec"]["training"]["steps"] == 7
+
+
+class Silent(Server):
+    """Does not answer who writes a status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.go = 0, asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path.endswith("/status"):
+            self.writes += 1
+            await self.go.wait()
+        return await super().answer(request)
+
+
+async def test_a_suspension_is_heard_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the watch tells goes to the coordinator at once, and not with the next pass."""
+    monkeypatch.setattr(api_module, "TIMEOUT_SECONDS", 600.0)
+    server = Silent()
+    async with looked_after(server) as lives:
+        lives.job_event("ADDED", body("u1"))
+        await until(lambda: server.writes == 1)
+        second = body("u1", suspend=True)
+        second["metadata"]["generation"] = 2
+        lives.job_event("MODIFIED", second)
+        brain = lives._lives[KEY][0]._brain
+        assert brain is not None
+        assert brain.ending
+        await until(lambda: brain.finish is not None)
+        assert server.writes == 1
+        server.go.set()

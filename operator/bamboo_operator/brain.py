@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -41,7 +42,7 @@ from bamboo.events import (
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.record import Figures, Record
 from bamboo.plan import WorkerId
-from bamboo.protocol import Hello
+from bamboo.protocol import Hello, Stop
 from bamboo.server import Channels
 from bamboo.spec import JobSpec
 from bamboo.state import State
@@ -109,7 +110,8 @@ class Brain:
         self.record = Record()  # for the job's page
         self.story = Story(self.record)  # not posted yet
         self.finish: Finish | None = None
-        self._channels = Channels(self._events.put_nowait, doors.counted(pod_check(job.key, reviews, self._uid_of)))
+        check = pod_check(job.key, reviews, self._uid_of, partial(cluster.is_of_another, job.key, job.uid))
+        self._channels = Channels(self._events.put_nowait, doors.counted(check))
         self.state: State = coordinator.initial(
             job.spec,
             job.manifest,
@@ -178,6 +180,11 @@ class Brain:
     def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
         self._interrupted = True
         self._events.put_nowait(Interrupted(outcome, reason, message))
+
+    def send_away(self, reason: str, message: str) -> None:
+        """The workers that are connected are told to stop."""
+        for worker in self._channels.connected:
+            self._channels.send(worker, Stop(reason=reason, message=message))
 
     def dismiss(self) -> None:
         """The end of the job is written down: its workers may go, and whoever comes late is told so.

@@ -41,6 +41,11 @@ class Cluster:
         """Of that very job, not of one that had the name before; by name."""
         return {name: pod for name, pod in self._pods.get(job, {}).items() if owner_uid(pod) == uid}
 
+    def is_of_another(self, job: JobKey, uid: str, pod_uid: str) -> bool:
+        """Is that a pod of a job that had the name before, or has it now?"""
+        pods = self._pods.get(job, {}).values()
+        return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
+
     def pod_uids(self) -> dict[tuple[str, str], str]:
         """Of all jobs, by namespace and name."""
         return {
@@ -66,7 +71,7 @@ class Cluster:
 
     def pod_made(self, pod: Mapping[str, Any]) -> None:
         """The API server's answer to who made it; the watch may have told more of it before that, even its end."""
-        job, uid = _job_of(pod), pod["metadata"]["uid"]
+        job, uid = job_of(pod), pod["metadata"]["uid"]
         if job is None:
             return
         known = self._pods.get(job, {}).get(pod["metadata"]["name"])
@@ -78,7 +83,7 @@ class Cluster:
 
     def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
         """kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
-        job, name = _job_of(pod), pod["metadata"]["name"]
+        job, name = job_of(pod), pod["metadata"]["name"]
         if job is None:
             return
         before = self._pods.get(job, {}).get(name)
@@ -135,7 +140,8 @@ def owner_uid(pod: Mapping[str, Any]) -> str | None:
     return next((o.get("uid") for o in owners if o.get("controller") and o.get("kind") == KIND), None)
 
 
-def _job_of(pod: Mapping[str, Any]) -> JobKey | None:
+def job_of(pod: Mapping[str, Any]) -> JobKey | None:
+    """Namespace and name of the job whose worker's pod it is, by its labels."""
     name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
     return (pod["metadata"]["namespace"], name) if name else None
 

@@ -114,10 +114,16 @@ class Reviews:
             self._waiting -= 1
 
 
-def pod_check(job: JobKey, reviews: Reviews, uid_of: Callable[[WorkerId], str | None]) -> Authenticate:
+def pod_check(
+    job: JobKey,
+    reviews: Reviews,
+    uid_of: Callable[[WorkerId], str | None],
+    is_of_another: Callable[[str], bool] = lambda pod_uid: False,
+) -> Authenticate:
     """Accepts a worker of that job that brings its own pod's token.
 
     uid_of: a worker -> the uid of its pod if that lives, "" if it does not, None if no such pod has been seen (yet).
+    is_of_another: does the pod of that uid belong to another job of that name?
     """
 
     async def authenticate(request: web.Request) -> WorkerId:
@@ -128,6 +134,8 @@ def pod_check(job: JobKey, reviews: Reviews, uid_of: Callable[[WorkerId], str | 
         if claim.namespace != job[0]:
             raise Unauthorized(f"the token is that of pod {claim.namespace}/{claim.pod}", "OtherPod")
         uid = uid_of(claim.pod)
+        if uid is None and is_of_another(claim.uid):
+            raise Unauthorized(f"{claim.pod} is a pod of a job that had this name before", "NotLiving")
         if uid is None:  # NB: a watch may be late; who is refused ends
             raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
         if uid != claim.uid:
@@ -195,6 +203,10 @@ class Doors:
 
     def open(self, job: JobKey, channels: Channels) -> None:
         self._open[job] = channels
+
+    def offer(self, job: JobKey, channels: Channels) -> None:
+        """Opened only if nobody else has opened that door."""
+        self._open.setdefault(job, channels)
 
     async def close(self, job: JobKey, channels: Channels) -> None:
         """NB: by now another job of that name may have opened its door."""

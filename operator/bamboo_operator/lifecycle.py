@@ -10,13 +10,13 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from bamboo.edits import task_digest
 from bamboo.events import Emit, Outcome, Status
 from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import API_VERSION, KIND
+from bamboo.protocol import Stop
 from bamboo.spec import CleanPodPolicy, JobSpec
 from bamboo_operator.api import API_ERRORS, Api, ApiError, JobGone
 from bamboo_operator.brain import Brain, Running, known_lost, known_task
@@ -30,7 +30,7 @@ from bamboo_operator.misspelt import outside_the_spec, refusal
 from bamboo_operator.node_marks import NodeMark
 from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
 from bamboo_operator.pools import price_per_hour, spent
-from bamboo_operator.signals import lives
+from bamboo_operator.removal import FIRST_RETRY, LAST_RETRY, Removal
 from bamboo_operator.telling import Telling, moment, now
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,6 @@ GATHER_SECONDS = 0.2  # from a decision to the pass that it causes: when much ha
 PASSES_AT_ONCE = 4
 TURN_SECONDS = 30.0
 LAST_WORDS_SECONDS = 30.0  # for the events of a job that is over
-FIRST_RETRY, LAST_RETRY = 0.5, 15.0
-LEAVE_SECONDS = 15.0  # for workers to end by themselves when the job is over
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
 
 
@@ -73,9 +71,11 @@ class Life:
         self.meter = Meter(tools.counts)
         self._meta = JobMeta(uid=self.uid)
         self._changed = asyncio.Event()
+        self._wake = asyncio.Event()  # there is something to do for the next pass
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
-        self._dismissed: set[str] = set()  # NB: these live until their pods have gone, and must not come in again
+        self._driven: Brain | None = None  # while it is at work
+        self._removal = Removal(self.key, self.uid, tools.cluster, tools.api, self._beat)
         self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
 
     def look(self) -> Look:
@@ -92,9 +92,19 @@ class Life:
         return self._brain.queued if self._brain else 0
 
     def seen(self, body: Mapping[str, Any]) -> None:
-        if body["metadata"].get("generation") != self.body["metadata"].get("generation"):
-            self._changed.set()
+        """The coordinator hears of an edit at once, also while the API server does not answer a pass."""
+        changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
         self.body = body
+        if changed:
+            self._changed.set()
+            self._wake.set()
+            if self._driven:
+                self._hear(self._driven)
+
+    def gone(self) -> None:
+        """The job was deleted: its workers need not wait for the end of their pods' grace period."""
+        if self._brain:
+            self._brain.send_away("JobDeleted", "the job was deleted")
 
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""
@@ -103,16 +113,25 @@ class Life:
             if self._changed.is_set():
                 continue
             if spec is None or spec.suspend:
-                if spec is not None or not self._begun():
-                    await self._remove_pods(CleanPodPolicy.ALL)
-                await self._keep_writing(None)
-                left = CleanPodPolicy.NONE if self._begun() else CleanPodPolicy.ALL
-                await self._wait_for_change(None if spec else RECHECK_SECONDS, left)
+                await self._rest(spec)
                 continue
             await self._train(spec)
             if not self._telling.over:  # NB: it was suspended; by now it may be resumed
-                await self._remove_pods(CleanPodPolicy.ALL)
+                await self._removal.remove(CleanPodPolicy.ALL)
         await self._clean_up()
+
+    async def _rest(self, spec: JobSpec | None) -> None:
+        """Until the job is edited, for it is suspended, or not valid (None): then nobody works, but who has begun."""
+        begun, tools = self._begun(), self._tools
+        if spec is None and begun:
+            await self._keep_writing(None)
+            await self._wait_for_change(RECHECK_SECONDS, CleanPodPolicy.NONE)
+            return
+        stop = Stop(reason="Suspended", message="the job is suspended")
+        async with farewell((self.key, self.uid), tools.cluster, tools.doors, tools.reviews, stop):
+            await self._removal.remove(CleanPodPolicy.ALL)
+            await self._keep_writing(None)
+            await self._wait_for_change(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
 
     # what is wanted
 
@@ -170,9 +189,9 @@ class Life:
                     return refusal(template, error.message)
                 if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
                     return ()
-                self._complain("check the pod template", error)
+                self._removal.complain("check the pod template", error)
             except API_ERRORS as error:
-                self._complain("check the pod template", error)
+                self._removal.complain("check the pod template", error)
             else:
                 return ()
             await asyncio.sleep(PASS_SECONDS)
@@ -197,28 +216,28 @@ class Life:
         telling.begin()
         job = Running(
             key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=plan is not None,
-            judged=known_lost(plan) | self._dismissed, meter=self.meter, marks=self._tools.marks,
+            judged=known_lost(plan) | self._removal.dismissed, meter=self.meter, marks=self._tools.marks,
         )  # fmt: skip
-        wake = asyncio.Event()
         tools = self._tools
-        brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, wake.set)
+        brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, self._wake.set)
         self.meter.begin(resumed=job.resumed)
         self._brain = brain
         hands = Hands(job, brain, tools.cluster, tools.api, self._settings(), telling.created)
         thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
         try:
-            await self._drive(job, brain, hands, thinking, wake)
-            await self._let_leave()
+            self._driven = brain
+            await self._drive(job, brain, hands, thinking)
+            self._driven = None
+            await self._removal.let_leave()
             telling.note(pods=dict(hands.by_pool()), paid=dict(hands.paid_for()), troubles=())
             await self._keep_writing(brain.status())
         finally:
+            self._driven = None
             thinking.cancel()
             await asyncio.gather(thinking, return_exceptions=True)
             await brain.close()  # NB: also after a failure, so that the workers notice and come back to the next one
 
-    async def _drive(
-        self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]", wake: asyncio.Event
-    ) -> None:
+    async def _drive(self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]") -> None:
         retry, paid_until, ended = FIRST_RETRY, time.monotonic(), math.inf
         while True:
             self._hear(brain)
@@ -249,9 +268,9 @@ class Life:
                 await thinking  # raises what ended it
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await wake.wait()
+                    await self._wake.wait()
                     await asyncio.sleep(GATHER_SECONDS)
-            wake.clear()
+            self._wake.clear()
 
     async def _turn(self) -> None:
         """Wait until not too many other jobs have a pass: decisions of all jobs come before what follows from them."""
@@ -268,7 +287,7 @@ class Life:
         try:
             await act
         except API_ERRORS as error:
-            self._complain(what, error)
+            self._removal.complain(what, error)
             self._tell_refusal(brain, error)
             return False
         return True
@@ -315,13 +334,10 @@ class Life:
             try:
                 await self._telling.write(self._tools.api, status)
             except API_ERRORS as error:
-                self._complain("write the status", error)
+                self._removal.complain("write the status", error)
                 await self._sleep(PASS_SECONDS)
             else:
                 return
-
-    def _complain(self, what: str, error: BaseException) -> None:
-        logger.warning("%s/%s: cannot %s: %s", *self.key, what, error or type(error).__name__)
 
     def _tell_refusal(self, brain: Brain, error: BaseException) -> None:
         """What the API server has against us, such as a quota, is for the user to know; once."""
@@ -334,36 +350,31 @@ class Life:
         end = time.monotonic() + (math.inf if seconds is None else seconds)
         while not self._changed.is_set() and time.monotonic() < end:
             self.passed = time.monotonic()
-            if self._living():
-                await self._remove_pods(policy)
+            if self._removal.living():
+                await self._removal.remove(policy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(PASS_SECONDS, end - self.passed)):
                     await self._changed.wait()
 
     async def _sleep(self, seconds: float) -> None:
-        self.passed = time.monotonic()
+        self._beat()
         await asyncio.sleep(seconds)
 
+    def _beat(self) -> None:
+        self.passed = time.monotonic()
+
     # the end
-
-    async def _let_leave(self) -> None:
-        """The workers were told to stop; most end by themselves."""
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < deadline and self._living():
-            await self._sleep(0.1)
-
-    def _living(self) -> list[dict[str, Any]]:
-        return [pod for pod in self._tools.cluster.pods(self.key, self.uid).values() if lives(pod)]
 
     async def _clean_up(self) -> None:
         spec, tools = self._parsed() or self._telling.facts.spec, self._tools
         policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
-        async with farewell(self.key, self.uid, tools.cluster, tools.doors, tools.reviews):
-            await self._remove_pods(policy)
+        stop = Stop(reason="JobOver", message="the job is over")
+        async with farewell((self.key, self.uid), tools.cluster, tools.doors, tools.reviews, stop):
+            await self._removal.remove(policy)
             while (left := self._left_to_live()) is None or left > 0:
                 await self._wait_for_change(left, policy)
                 self._changed.clear()
-        await self._persist("delete the job", lambda: self._tools.api.delete_job(*self.key, self.uid))
+        await self._removal.persist("delete the job", lambda: self._tools.api.delete_job(*self.key, self.uid))
 
     def _left_to_live(self) -> float | None:
         """Seconds until the job, which is over, is to be deleted; None if it stays."""
@@ -378,33 +389,3 @@ class Life:
             return parse_manifest(self._manifest())
         except ManifestError:
             return None
-
-    async def _remove_pods(self, policy: CleanPodPolicy) -> None:
-        if policy is CleanPodPolicy.NONE:
-            return
-        pods = list(self._tools.cluster.pods(self.key, self.uid).values())
-        for pod in pods if policy is CleanPodPolicy.ALL else self._living():
-            await self._persist(f"delete pod {pod['metadata']['name']}", partial(self._remove_pod, pod["metadata"]))
-
-    async def _remove_pod(self, metadata: Mapping[str, Any]) -> None:
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        self._dismissed.add(name)
-        if not await self._tools.api.delete_pod(namespace, name, uid):
-            self._tools.cluster.pod_missed((namespace, name), uid)
-
-    async def _persist(self, what: str, act: Any) -> None:
-        pause = FIRST_RETRY
-        while True:
-            self.passed = time.monotonic()
-            try:
-                await act()
-            except ApiError as error:
-                if error.status in (404, 409):
-                    return
-                self._complain(what, error)
-            except API_ERRORS as error:
-                self._complain(what, error)
-            else:
-                return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_RETRY)

@@ -4,6 +4,7 @@ Pure functions of the objects as the API gives them, and of the time. A signal h
 `None` after a notice means that the notice is withdrawn. The strings are in `cloud_marks`.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,6 +128,12 @@ def worker_exit(pod: Json) -> tuple[int | None, str] | None:
 def is_deleted(pod: Json) -> bool:
     """Has its deletion been asked for?"""
     return _metadata(pod).get("deletionTimestamp") is not None
+
+
+def seconds_over(pod: Json, now: datetime) -> float:
+    """For how long the pod should have been gone; negative if it has time left, or is not deleted at all."""
+    deadline = _time(_metadata(pod).get("deletionTimestamp"))
+    return -math.inf if deadline is None else (now - deadline).total_seconds()
 
 
 def lives(pod: Json) -> bool:

@@ -16,10 +16,13 @@ import kopf
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from bamboo.spec import DEFAULT_MANAGER
 from bamboo_operator.api import JobGone, job_place, node_place, pod_place
+from bamboo_operator.cluster import owner_uid
 from bamboo_operator.doors import JobKey
+from bamboo_operator.farewell import Departures
 from bamboo_operator.lifecycle import Life, Tools
 from bamboo_operator.looks import Look
 from bamboo_operator.missed import Missed
+from bamboo_operator.signals import is_deleted
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Lives:
         cluster, uid_of = tools.cluster, tools.api.uid_of
         self.jobs = Missed(self._uids, lambda key: uid_of(job_place(*key)), self._gone)
         self.pods = Missed(cluster.pod_uids, lambda key: uid_of(pod_place(*key)), cluster.pod_missed)
+        self.departures = Departures(cluster, tools.doors, tools.reviews, lambda key: uid_of(job_place(*key)))
         self.nodes = Missed(cluster.node_uids, lambda name: uid_of(node_place(name)), cluster.node_missed)
 
     def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
@@ -55,8 +59,12 @@ class Lives:
             timer.cancel()
         if known and (other or gone):
             del self._lives[key]
+            known[0].gone()
             known[1].cancel()
+            self.departures.job_gone(key, known[0].uid)
             known = None
+        elif gone:
+            self.departures.job_gone(key, metadata["uid"])
         manager = (body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER
         if gone or manager != DEFAULT_MANAGER:
             return
@@ -67,6 +75,12 @@ class Lives:
         task = asyncio.create_task(life.run(), name=f"{key[0]}/{key[1]}")
         task.add_done_callback(lambda done: self._ended(key, done))
         self._lives[key] = (life, task)
+
+    def pod_seen(self, pod: Mapping[str, Any]) -> None:
+        """It is known to the cluster by now."""
+        if not self._stopped and is_deleted(pod):
+            uid = owner_uid(pod)
+            self.departures.pod_seen(pod, followed=any(life.uid == uid for life, _ in self._lives.values()))
 
     def _uids(self) -> dict[JobKey, str]:
         return {key: life.uid for key, (life, _) in self._lives.items()}
@@ -116,6 +130,7 @@ class Lives:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.departures.stop()
         for missed in (self.jobs, self.pods, self.nodes):
             await missed.stop()
 
@@ -139,6 +154,7 @@ def registry(lives: Lives, tools: Tools) -> kopf.OperatorRegistry:
     @kopf.index("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
     async def pod(body: Any, **_: Any) -> None:
         tools.cluster.pod_event(None, body)
+        lives.pod_seen(body)
 
     @kopf.index("v1", "nodes", id="node", registry=handlers)
     async def node(body: Any, **_: Any) -> None:

@@ -1,0 +1,45 @@
+"""Jobs that are deleted: their workers end at once, not when their pods' grace period does. In virtual time."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from bamboo.names import EXIT_DRAINED
+from opsim_acts import Act, What, story
+from opsim_nodes import GRACE_SECONDS
+from opsim_world import World
+
+DELETED = 60.0
+BACKGROUND, FOREGROUND = 1, 0  # an act's number
+AWAY_SECONDS = 3.0
+RESTART = Act(what=What.OPERATOR, at=DELETED - 0.05, seconds=AWAY_SECONDS, number=0)
+
+
+def ends(seed: int, number: int, *others: Act) -> list[tuple[float, int]]:
+    """After how many seconds each worker of the deleted job ended, and how."""
+    delete = Act(what=What.RECREATE, at=DELETED, seconds=1000.0, number=number)
+    lines: list[str] = []
+    world = World(replace(story(seed), acts=(*others, delete), careful=True), lines.append)
+    verdict = world.run()
+    assert verdict.problem is None, verdict
+    found = [re.fullmatch(r" *([0-9.]+)  \S+ has ended with (-?\d+)", line) for line in lines]
+    ended = [(float(match[1]) - DELETED, int(match[2])) for match in found if match]
+    return [(seconds, code) for seconds, code in ended if 0 < seconds < 100]
+
+
+@pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_of_a_deleted_job_stop_at_once(seed: int, number: int) -> None:
+    found = ends(seed, number)
+    assert len(found) >= 2
+    assert all(seconds < GRACE_SECONDS / 3 and code == EXIT_DRAINED for seconds, code in found), found
+
+
+@pytest.mark.parametrize("number", [BACKGROUND, FOREGROUND], ids=["background", "foreground"])
+@pytest.mark.parametrize("seed", range(3))
+def test_they_stop_as_soon_as_an_operator_is_back(seed: int, number: int) -> None:
+    """Of a job that is gone by then it hears only by the pods that are left."""
+    found = ends(seed, number, RESTART)
+    assert len(found) >= 2
+    assert all(seconds < AWAY_SECONDS + GRACE_SECONDS / 3 and code == EXIT_DRAINED for seconds, code in found), found
