@@ -51,6 +51,7 @@ SETS: dict[str, Json] = {
         "tolerations": [],
         "affinity": None,
         "networkPolicy": {"enabled": False, "workers": False},
+        "workers": {"disruptionBudgets": False},
     },
     "cert-manager": {"tls": {"mode": "CertManager", "ipAddresses": ["10.0.0.1"]}},
     "own issuer": {

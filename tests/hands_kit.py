@@ -33,6 +33,8 @@ class Place:
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
         self.shown = True  # does the watch tell of pods that are made?
         self.unanswered = 0  # how many pods are made, and it is not answered
+        self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
+        self.no_budgets = False  # has the operator no right to make one?
         self.kubelets = True  # does anybody end pods that are deleted?
 
     async def create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +108,14 @@ class Place:
 
     async def create_network_policy(self, policy: dict[str, Any]) -> None:
         """Takes it."""
+
+    async def apply_disruption_budget(self, budget: dict[str, Any]) -> None:
+        if self.no_budgets:
+            raise ApiError(403, "Forbidden", "may not patch poddisruptionbudgets")
+        self.budgets.append(budget["spec"]["minAvailable"])
+
+    async def delete_disruption_budget(self, namespace: str, name: str) -> None:
+        self.budgets.append(None)
 
     def pools(self) -> dict[str, str | None]:
         return {name: worker_pool(pod) for name, pod in sorted(self.pods.items())}

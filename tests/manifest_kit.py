@@ -46,6 +46,7 @@ spec:
   progressDeadlineSeconds: 900
   ttlSecondsAfterFinished: 0
   cleanPodPolicy: All
+  disruptionBudget: None
 status: {step: 3}
 """
 

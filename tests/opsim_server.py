@@ -108,7 +108,7 @@ class Server:
         if kind == "tokenreviews":
             assert body
             return {"status": self._review(body["spec"]["token"])}
-        if kind == "networkpolicies":
+        if kind in ("networkpolicies", "poddisruptionbudgets"):
             return body or {}
         if method == "POST":
             assert body

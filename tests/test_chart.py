@@ -137,6 +137,7 @@ def test_arguments(rendered: dict[str, list[Json]]) -> None:
         "--tls-cert=/var/run/secrets/bamboo.dev/tls/tls.crt",
         "--tls-key=/var/run/secrets/bamboo.dev/tls/tls.key",
         "--tls-ca=/var/run/secrets/bamboo.dev/tls/ca.crt",
+        "--disruption-budgets",
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",

@@ -98,7 +98,7 @@ def test_the_pod_is_restricted(rendered: dict[str, list[Json]]) -> None:
             "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
         }  # fmt: skip
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys(), name
-        assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret"}
+        assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret", "configMap"}
         assert not any("hostPort" in port for port in pod["containers"][0]["ports"])
 
 

@@ -37,6 +37,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.checkpoint.resume": s.Resume,
     "spec.failurePolicy.rules[].action": s.FailureAction,
     "spec.cleanPodPolicy": s.CleanPodPolicy,
+    "spec.disruptionBudget": s.DisruptionBudget,
 }
 
 

@@ -13,7 +13,16 @@ from manifest_kit import minimal
 
 Document = dict[str, Any]
 FREE = {
-    *("suspend", "elastic", "redundancy", "standby", "nodePools", "cleanPodPolicy", "ttlSecondsAfterFinished"),
+    *(
+        "suspend",
+        "elastic",
+        "redundancy",
+        "standby",
+        "nodePools",
+        "cleanPodPolicy",
+        "ttlSecondsAfterFinished",
+        "disruptionBudget",
+    ),
     *("activeDeadlineSeconds", "progressDeadlineSeconds"),
 }
 WHILE_SUSPENDED = {"worker", "queue"}

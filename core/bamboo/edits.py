@@ -11,7 +11,7 @@ from bamboo.spec import JobSpec
 
 CHANGEABLE = (  # beside topology.pipelines and redundancy.mode
     "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
-    "active_deadline_seconds", "progress_deadline_seconds",
+    "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": "pipelines", "redundancy": "mode"}
 MOST_NAMED = 10  # fields in one sentence

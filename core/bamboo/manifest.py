@@ -127,6 +127,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         progress_deadline_seconds=f.integer("progressDeadlineSeconds", 1800),
         ttl_seconds_after_finished=f.optional_integer("ttlSecondsAfterFinished", low=0),
         clean_pod_policy=f.choice("cleanPodPolicy", s.CleanPodPolicy.RUNNING),
+        disruption_budget=f.choice("disruptionBudget", s.DisruptionBudget.ONE_AT_A_TIME),
     )
     f.close()
     return job

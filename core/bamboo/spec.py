@@ -102,6 +102,13 @@ class FailureAction(StrEnum):
     IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
 
 
+class DisruptionBudget(StrEnum):
+    """How many workers voluntary evictions, such as a drain's, may take at a time."""
+
+    ONE_AT_A_TIME = "OneAtATime"
+    NONE = "None"
+
+
 class CleanPodPolicy(StrEnum):
     """Which pods are deleted when the job ends."""
 
@@ -270,6 +277,7 @@ class JobSpec:
     progress_deadline_seconds: int = 1800
     ttl_seconds_after_finished: int | None = None
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
 
 
 def wanted_pipelines(spec: JobSpec) -> int:

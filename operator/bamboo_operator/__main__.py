@@ -72,6 +72,10 @@ def command(
         bool,
         typer.Option(help="Make a NetworkPolicy for each job: only its own workers may connect to its workers."),
     ] = True,
+    disruption_budgets: Annotated[
+        bool,
+        typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
+    ] = True,
     lease: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +102,7 @@ def command(
     certificate = _certificate(tls_cert, tls_key, tls_ca)
     workers = OperatorSettings(
         coordinator_url="", image=image, run_as_user=user, metadata=metadata, network_policy=network_policy,
+        disruption_budgets=disruption_budgets,
         authority=_read("--tls-ca", certificate.trusted) if certificate else "",
     )  # fmt: skip
     if url and not url.startswith("wss://" if certificate else "ws://"):

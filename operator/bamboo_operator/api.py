@@ -21,6 +21,7 @@ CONNECT_SECONDS = 3.0
 CONNECTIONS = 32
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its ServiceAccount's files
 TOKEN_FILE, AUTHORITY_FILE, NAMESPACE_FILE = ACCOUNT / "token", ACCOUNT / "ca.crt", ACCOUNT / "namespace"
+FIELD_MANAGER = "bamboo-operator"
 TOKEN_SECONDS = 60.0  # a ServiceAccount's token is read again after that long: it is rotated
 Object = dict[str, Any]
 
@@ -122,6 +123,20 @@ class Api:
             await self._call("POST", place, policy)
         except ApiError as error:
             if error.status != 409:
+                raise
+
+    async def apply_disruption_budget(self, budget: Object) -> None:
+        """Makes it, or makes it what it is to be."""
+        metadata = budget["metadata"]
+        place, kind = f"{_budgets(metadata['namespace'])}/{metadata['name']}", "application/apply-patch+yaml"
+        await self._call("PATCH", place, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, kind)
+
+    async def delete_disruption_budget(self, namespace: str, name: str) -> None:
+        """If there is one."""
+        try:
+            await self._call("DELETE", f"{_budgets(namespace)}/{name}")
+        except ApiError as error:
+            if error.status != 404:
                 raise
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
@@ -237,6 +252,10 @@ def node_place(name: str) -> str:
 
 def _pods(pod: Object) -> str:
     return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+
+
+def _budgets(namespace: str) -> str:
+    return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
 
 
 def _leases(namespace: str) -> str:

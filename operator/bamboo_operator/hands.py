@@ -17,6 +17,7 @@ from bamboo_operator import silence
 from bamboo_operator.api import API_ERRORS, Api, ApiError, pod_place
 from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
+from bamboo_operator.budget import Budget
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.doubts import Doubts
 from bamboo_operator.gates import Releases, gates
@@ -65,6 +66,8 @@ class Hands:
         self._doubts = Doubts()
         self._seen: set[WorkerId] = set()  # those that had joined when we looked last
         self._guarded = not settings.network_policy
+        fresh = created == 0 and not job.resumed
+        self._budget = Budget(api, self._meta, brain.story.append, fresh=fresh) if settings.disruption_budgets else None
         self._deleted: dict[str, float] = {}  # by uid: when
         self._full = False  # pods are wanted, and no pool may have more
         self._told: set[str] = set()  # reasons of troubles
@@ -74,7 +77,16 @@ class Hands:
         await asyncio.sleep(0)  # NB: first the coordinator takes in what it has been told, such as an edit
         self._look()
         failed: Exception | None = None
-        for part in (self._guard, self._make, self._remove, self._replace, self._ask, self._move, self._give_back):
+        for part in (
+            self._guard,
+            self._limit,
+            self._make,
+            self._remove,
+            self._replace,
+            self._ask,
+            self._move,
+            self._give_back,
+        ):
             if self._brain.finish is not None:
                 break  # whose pods are left then is for the clean-up
             try:
@@ -169,6 +181,16 @@ class Hands:
         if not self._guarded:
             await self._api.create_network_policy(network_policy(self._spec, self._meta))
             self._guarded = True
+
+    async def _limit(self) -> None:
+        """How many workers a drain may take."""
+        if self._budget is not None:
+            await self._budget.keep(self._brain.status(), self._spec, self.paid_for().total())
+
+    async def end(self) -> None:
+        """The job trains no more; its pods are for others to remove. Raises what is in API_ERRORS."""
+        if self._budget is not None:
+            await self._budget.end(self._spec)
 
     # making
 

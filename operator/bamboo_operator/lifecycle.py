@@ -228,6 +228,7 @@ class Life:
             self._driven = brain
             await self._drive(job, brain, hands, thinking)
             self._driven = None
+            await self._attempt("remove the disruption budget", brain, hands.end())
             await self._removal.let_leave()
             telling.note(pods=dict(hands.by_pool()), paid=dict(hands.paid_for()), troubles=())
             await self._keep_writing(brain.status())

@@ -41,6 +41,7 @@ class OperatorSettings:
     metadata: the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES.
     authority: PEM of the certificate authority by which workers know the coordinator; "" for those of the image.
     network_policy: only workers of the same job may connect to a worker.
+    disruption_budgets: a job's workers are evicted one at a time.
     """
 
     coordinator_url: str
@@ -50,6 +51,7 @@ class OperatorSettings:
     metadata: str = "off"
     authority: str = ""
     network_policy: bool = True
+    disruption_budgets: bool = True
 
 
 def worker_number(pod: Mapping[str, Any]) -> int | None:

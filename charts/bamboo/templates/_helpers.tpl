@@ -87,6 +87,7 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- range $object.rules -}}
 {{- $resource := first .resources -}}
 {{- $unused := and (eq $resource "networkpolicies") (not $root.Values.networkPolicy.workers) -}}
+{{- $unused = or $unused (and (eq $resource "poddisruptionbudgets") (not $root.Values.workers.disruptionBudgets)) -}}
 {{- $wanted := or (eq $scope "All") (eq $scope (ternary "Cluster" "Namespace" (has $resource $cluster))) -}}
 {{- if and $wanted (not $unused) -}}
 {{- $kept = append $kept . -}}
