@@ -61,7 +61,7 @@ Rights that a person needs, in the job's namespace:
 
 It then waits until the stages are taken over and every stage has a second copy again, and says how long each took.
 The taint is removed at the end, also after Ctrl-C; its value is `bamboo-drill`, so that one that was left behind by a
-computer that went down can be told from a cloud's. A drill asks first, or wants `--yes`, if the job is not wholly
+computer that went down can be told from a cloud's. A drill asks first, or wants `--yes`, if the job is not fully
 protected, if neighbouring stages would go at once, or if workers of other jobs are on the node.
 
 ## Editing a job

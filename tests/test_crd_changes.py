@@ -68,7 +68,7 @@ def test_what_a_running_job_does_not_take_over_is_named(field: str) -> None:
 
 def test_a_refusal_names_ten_fields_at_most() -> None:
     assert refusal(("spec.task.config.a",)) == (
-        "spec.task.config.a: is fixed while the job runs; it goes on with what it began with"
+        "spec.task.config.a: is fixed while the job runs; the job keeps the original values"
     )
     assert refusal(tuple("abcdefghijkl")).startswith("a, b, c, d, e, f, g, h, i, j and 2 more: are fixed")
 

@@ -148,7 +148,7 @@ def test_a_job_that_loses_workers_and_commits_nothing_ends_although_no_loss_coun
     assert world.finish is not None
     assert (world.finish.reason, world.finish.outcome) == ("WorkersKeepFailing", Outcome.FAILED)
     assert f"{count} workers were lost and no step was committed in between" in world.finish.message
-    assert "exit code 9" in world.finish.message or "its channel is closed" in world.finish.message
+    assert "exit code 9" in world.finish.message or "its control channel is closed" in world.finish.message
 
 
 def test_workers_that_are_taken_away_do_not_speak_against_the_job() -> None:
@@ -194,7 +194,7 @@ def test_a_lost_stage_is_told_with_those_who_held_it_and_how_they_ended(mode: st
     if mode == "None":
         told = "lost with w1 (exit code 137); redundancy.mode None keeps no other copy"
     else:
-        told = "lost with w0 (its channel is closed, and w2 cannot reach it), after w1 (exit code 137) since the last"
+        told = "lost with w0 (its control channel is closed, and w2 cannot reach it), after w1 (exit code 137) since"
     assert world.finish.message.startswith(f"stage 1 of pipeline 0: {told}")
 
 

@@ -129,7 +129,7 @@ def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(
     job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=4, until=lambda job: len(job.acted) == 2)
     assert_same(job, references[4, 1, False])
     # If the machine itself stood still meanwhile, its channel may have been closed first.
-    silent = tuple(f"{job.acted[0]} is lost: {text}" for text in ("no heartbeat", "its channel stays closed"))
+    silent = tuple(f"{job.acted[0]} is lost: {text}" for text in ("no heartbeat", "its control channel stays closed"))
     assert any(e.reason == "WorkerLost" and e.message.startswith(silent) for e in job.story)
 
 

@@ -239,7 +239,7 @@ def test_a_refusal_that_lasts_is_told_after_one_more_try(tmp_path: Path, monkeyp
             {"command": "no-such-plugin", "installHint": "Install it:\n pip"},
             "No such file .*; Install it: pip",
         ),
-        (COUNTING, {"interactiveMode": "Always"}, "has to ask, and there is no terminal"),
+        (COUNTING, {"interactiveMode": "Always"}, "needs to prompt, and there is no terminal"),
     ],
 )
 def test_what_is_wrong_with_a_plugin_is_said(

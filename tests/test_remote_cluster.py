@@ -129,10 +129,10 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
 
     # the end
     lost = shell.type("suspend", "story", code=2)
-    assert "story saves no checkpoints: it will start anew" in lost
+    assert "story saves no checkpoints: it will start from step 0" in lost
     assert "is suspended, and its workers are gone" in shell.type("suspend", "story", "--yes", "--wait")
     assert job.pods() == {}
-    assert "story is suspended already" in shell.type("suspend", "story")
+    assert "story is already suspended" in shell.type("suspend", "story")
     assert "story trains" in shell.type("resume", "story", "--wait")
     assert "story is not over" in shell.type("delete", "story", code=2)
     assert "story and its workers are gone" in shell.type("delete", "story", "--yes")

@@ -48,7 +48,7 @@ def test_the_victim_is_whom_the_choice_means(choice: Choice, name: str) -> None:
         (Choice(stage=0), None, job(plan=None), "story has no plan yet"),
         (Choice(stage=0), workers(1, 2), None, "stage 0 of pipeline 0 belongs to story-w0, which is gone already"),
         (Choice(worker="w1"), workers(1, w1=ended(1)), None, "story-w1 has ended already (Error, exit code 1)"),
-        (Choice(random=True), workers(4), None, "no worker of story trains now"),
+        (Choice(random=True), workers(4), None, "no worker of story is training"),
     ],
 )
 def test_a_choice_that_means_nobody_is_refused(
@@ -81,8 +81,8 @@ TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9
         (job(plan=TWO), [1, 2], True, None),
         (job(spec=NONE), [1], True, "redundancy.mode None"),
         (job(spec=NONE), [1], False, None),
-        (job(conditions=[DEGRADED]), [1], False, "is not wholly protected"),
-        (job(conditions=[condition("Degraded", True, "X", "a; b; c; and 1 more")]), [1], False, "not wholly"),
+        (job(conditions=[DEGRADED]), [1], False, "is not fully protected"),
+        (job(conditions=[condition("Degraded", True, "X", "a; b; c; and 1 more")]), [1], False, "not fully"),
         (job(conditions=[condition("Degraded", True, "X", "stage 1 runs on w0, too")]), [1], False, None),
     ],
 )

@@ -282,10 +282,10 @@ def test_others_text_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("spec", "status", "said"),
     [
-        (SPEC, {}, "saves no checkpoints: it will start anew, which loses its 100 steps"),
+        (SPEC, {}, "saves no checkpoints: it will start from step 0, which loses its 100 steps"),
         (SPEC, {"training": {"step": 0, "steps": 9}}, None),
         ({**SPEC, "checkpoint": {}}, {}, None),
-        ({**SPEC, "checkpoint": {"everySteps": 9}}, {}, "has no checkpoint yet: it will start anew"),
+        ({**SPEC, "checkpoint": {"everySteps": 9}}, {}, "has no checkpoint yet: it will start from step 0"),
         ({**SPEC, "checkpoint": {"everySteps": 9}}, {"checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
         ({**SPEC, "suspend": True}, {}, None),
         (SPEC, {"conditions": [condition("Complete", True)]}, None),

@@ -23,7 +23,7 @@ from bamboo.spec import JobSpec
 from bamboo.yamlfile import read_source
 
 app = typer.Typer(
-    help="Train large PyTorch models on spot nodes and lose nothing.",
+    help="Train large PyTorch models on spot nodes without losing a step.",
     epilog="Exit codes: 0 complete; 1 failed; 2 wrong flag or manifest; 3 not recoverable; 130 stopped by the user.",
     no_args_is_help=True,
     add_completion=False,
@@ -31,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-traces = typer.Typer(help="Look into what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
+traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(traces, name="trace")
 app.registered_commands += cluster_commands.registered_commands
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
@@ -118,7 +118,7 @@ def run(
             " May be given several times.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the random choices in --preempt.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
     ] = False,

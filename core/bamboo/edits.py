@@ -49,7 +49,7 @@ def refusal(names: tuple[str, ...]) -> str:
     """What the user is told of these fields."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     verb = "is" if len(names) == 1 else "are"
-    return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; it goes on with what it began with"
+    return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
 
 
 def task_digest(spec: JobSpec) -> str:

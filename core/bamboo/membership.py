@@ -23,7 +23,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
     """A channel was opened: by a new worker, after a cut, or after our own restart."""
     state, worker, plan = turn.state, hello.worker, hello.plan
     if worker in state.gone:
-        turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and may not return")
+        turn.refuse(worker, "DeclaredLost", f"{worker} was declared lost and cannot rejoin")
         return
     peer = Peer(worker=worker, host=hello.host, port=hello.port, zone=hello.zone)
     if worker in state.workers:
@@ -31,12 +31,12 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         return
     if plan and state.phase not in ("Pending", "Recovering"):
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
+        turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
         turn.do(RemoveWorker(worker))
         return
     if plan and (problems := misfits(plan, state.spec)):
         turn.set(gone=state.gone | {worker}, requested=max(0, state.requested - 1))
-        why = f"{worker} brings a plan that can be none of this job's: {problems[0]}"
+        why = f"{worker} sent a plan that cannot be this job's: {problems[0]}"
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
@@ -138,7 +138,7 @@ def _lost_early(turn: Turn, worker: WorkerId, detail: str, exit_code: int | None
         requested=max(0, state.requested - 1),
         preemptions=state.preemptions + (recovering and by_order),  # or so it seems
     )
-    turn.do(Emit("WorkerLost", f"{worker} is lost before it joined: {detail}", True), RemoveWorker(worker))
+    turn.do(Emit("WorkerLost", f"{worker} was lost before it joined: {detail}", True), RemoveWorker(worker))
     if recovering and by_order:
         return
     if by_itself(exit_code):
@@ -161,7 +161,7 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
     if record.notice_until is not None:
         return
     if wanted:
-        turn.do(Emit("GivenBack", f"{worker} is not needed any more"))
+        turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
     turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
@@ -184,7 +184,7 @@ def channel_closed(turn: Turn, worker: WorkerId) -> None:
     turn.worker(worker, cut_since=record.cut_since if record.cut_since is not None else turn.now)
     witness = next((reporter for reporter, peer in turn.state.links if peer == worker), None)
     if witness:
-        lost(turn, worker, f"its channel is closed, and {witness} cannot reach it")
+        lost(turn, worker, f"its control channel is closed, and {witness} cannot reach it")
 
 
 def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> None:
@@ -192,7 +192,7 @@ def peer_down(turn: Turn, reporter: WorkerId, message: protocol.PeerDown) -> Non
     if peer is None or message.peer == reporter:
         return
     if peer.cut_since is not None:
-        lost(turn, message.peer, f"its channel is closed, and {reporter} cannot reach it")
+        lost(turn, message.peer, f"its control channel is closed, and {reporter} cannot reach it")
     elif (reporter, message.peer) not in turn.state.links:
         turn.set(links={**turn.state.links, (reporter, message.peer): turn.now})
 
@@ -209,13 +209,17 @@ def check_deadlines(turn: Turn) -> None:
     for worker, record in turn.state.workers.items():
         if missed.get(worker, 0.0) > patience:
             cut = record.cut_since is not None
-            lost(turn, worker, "its channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s")
+            lost(
+                turn,
+                worker,
+                "its control channel stays closed" if cut else f"no heartbeat for {now - record.seen:.1f} s",
+            )
         elif record.notice_until is not None and now > record.notice_until:
             lost(turn, worker, "the deadline of its notice has passed")
     broken = [pair for pair, since in turn.state.links.items() if now - since > limit]
     if broken:
         worker = blamed(broken, _part(turn))
-        lost(turn, worker, f"a data link of it has been broken for more than {limit:g} s")
+        lost(turn, worker, f"one of its data links has been broken for more than {limit:g} s")
 
 
 def _missed(turn: Turn, worker: WorkerId) -> float:

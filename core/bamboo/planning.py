@@ -100,7 +100,7 @@ def _recovered(turn: Turn) -> bool:
     )
     turn.enter("Running")
     turn.do(*(RemoveWorker(w) for w in sorted(absent)))
-    turn.do(Emit("Recovered", f"the job goes on with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
+    turn.do(Emit("Recovered", f"the job continues with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
     if not missing:  # else a plan without them follows at once
         newest = protocol.SendPlan(plan=plan)
         turn.do(*(Send(w, newest) for w in turn.state.ready))
@@ -118,7 +118,7 @@ def _await_the_first(turn: Turn) -> None:
     elif waited >= ALONE_SECONDS and not state.silence_told:
         turn.set(silence_told=True)
         text = (
-            f"{count(state.requested, 'worker')} running, and none has come back to the operator in {ALONE_SECONDS:g} s"
+            f"{count(state.requested, 'worker')} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
         )
         turn.do(Emit("WorkersSilent", text, True))
 

@@ -33,9 +33,9 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     if spec.redundancy.mode is RedundancyMode.NONE:
         return Protection(False, OFF, f"redundancy.mode is None; {bare}")
     if set(alone) <= set(status.replicating):
-        return Protection(False, "Replicating", f"{bare}; copies are being filled")
+        return Protection(False, "Replicating", f"{bare}; copies are being transferred")
     if len(status.workers) <= 1:
-        return Protection(False, "OnlyWorker", f"{bare}; there is no other worker that could hold a copy")
+        return Protection(False, "OnlyWorker", f"{bare}; no other worker is there to hold a copy")
     return Protection(False, "WorkersMissing", f"{bare}; workers for the others' copies are missing")
 
 

@@ -138,7 +138,7 @@ def improve(view: View) -> Plan | None:
     if any(wanted[c] != plan.at(c) for c in plan.cells()):
         names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
         to = ", ".join(names) or "other workers"
-        return next_plan(view, wanted, "Replicating", f"the state of stages is copied to {to} beside the training")
+        return next_plan(view, wanted, "Replicating", f"the state of stages is copied to {to} while training continues")
     moves = {
         cell: target[cell][0]
         for cell in plan.cells()

@@ -31,7 +31,8 @@ def check_stuck(turn: Turn) -> None:
     if not _dispensable(turn, worker):
         return
     record = state.workers[worker]
-    why = f"it lives, and is {record.doing or 'inside one instruction'}; usual is a step in {state.usual_step:.3g} s"
+    where = record.doing or "inside one instruction"
+    why = f"it is running, but has been {where}; a step usually takes {state.usual_step:.3g} s"
     turn.do(Emit("WorkerStuck", f"{worker} is stuck: {why}", True))
     lost(turn, worker, "it is stuck")
 

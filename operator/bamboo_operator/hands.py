@@ -254,7 +254,7 @@ class Hands:
             self._recovered = datetime.now(UTC)
         for name, seconds in self._silent(self._recovered).items():
             if seconds > silence.REPLACED_SECONDS:
-                message = f"{name} has run for {seconds:.0f} s and has not joined; another one is made"
+                message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
                 self._brain.story.append(Emit("WorkerSilent", message, True))
                 if pod := self._pods().get(name):
                     await self._delete(pod)
@@ -316,7 +316,7 @@ class Hands:
         elif status.phase == "Running":
             if worker := reverts(pools, placed, standby, leaving, spec.standby.workers):
                 self._probes -= joined
-                self._release(worker, f"pool {placed[worker]} is not needed any more; {worker} is given back")
+                self._release(worker, f"pool {placed[worker]} is no longer needed; {worker} is given back")
                 return
             waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
             target = pool_to_try(pools, counts, waiting)

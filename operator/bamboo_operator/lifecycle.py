@@ -319,7 +319,7 @@ class Life:
             if (spec := self._read()) is None:
                 return
             if spec.suspend:
-                brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start anew")
+                brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start from step 0")
                 return
             brain.edit(spec)
         spec_now, active = self._telling.facts.spec, self._telling.active_for()

@@ -96,7 +96,7 @@ class Run:
         return bool(begun) or self.is_ahead(instruction)
 
     def drop(self, address: Address) -> None:
-        """The frame is not needed any more, whether it has arrived or not."""
+        """The frame is no longer needed, whether it has arrived or not."""
         self.consumed.add(address)
         self.inbox.pop(address, None)
 

@@ -80,13 +80,13 @@ def state(status: Status, spec: JobSpec, names: Labels) -> d.State:
         return d.State(name="Recovering", tone="warn", sentence=sentence)
     found = protection(status, spec)
     if not found.holds and found.reason != OFF:
-        return d.State(name="Degraded", tone="warn", sentence=f"Training goes on; {found.message}.")
+        return d.State(name="Degraded", tone="warn", sentence=f"Training continues; {found.message}.")
     doubled = [w for w, cells in _shares(status).items() if cells > 1]
     if doubled:
-        sentence = f"Training goes on; {', '.join(map(names, doubled))} does the work of more than one stage."
+        sentence = f"Training continues; {', '.join(map(names, doubled))} does the work of more than one stage."
         return d.State(name="Degraded", tone="warn", sentence=sentence)
     if not found.holds:
-        return d.State(name="Running", tone="good", sentence=f"Training goes on, not protected: {found.message}.")
+        return d.State(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")
     return d.State(name="Running", tone="good", sentence="Every stage is held by at least two workers.")
 
 

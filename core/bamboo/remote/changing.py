@@ -84,7 +84,7 @@ async def submit(
         return EXIT_OK
     if watch:
         return await until_over(session, namespace, name)
-    session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows how it gets on")
+    session.say(f"bamboo status {name}{_flag(session, namespace)} --watch shows its progress")
     return EXIT_OK
 
 
@@ -133,12 +133,12 @@ async def suspend(session: Session, name: Target, *, yes: bool, wait: bool, time
     if job.ended:
         raise RemoteError(f"{job.name} is over ({job.state}); it cannot be suspended")
     if job.suspend:
-        session.say(f"{job.name} is suspended already")
+        session.say(f"{job.name} is already suspended")
         return EXIT_OK
     if lost := words.suspending(job):
         confirm(lost, yes=yes)
     await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": True}})
-    session.say(f"{job.name} is told to suspend: its workers end, and their nodes are free")
+    session.say(f"{job.name} is being suspended: its workers stop and their nodes are released")
     if wait:
         await until(session, looker, lambda now: now.holds("Suspended"), "was not suspended", timeout)
         await _until_no_pods(session, job, timeout)

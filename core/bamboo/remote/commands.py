@@ -36,7 +36,7 @@ def submit(
         bool, typer.Option("--dry-run", help="Let the API server check the manifest, and change nothing.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the job until it is over, and end as it does.")
+        bool, typer.Option("--watch", "-w", help="Show the job until it ends, and exit with its result.")
     ] = False,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
@@ -62,7 +62,7 @@ def on_cluster(
     from bamboo.remote.errors import RemoteError
 
     if force and not apply:
-        _usage("--force: goes with --apply")
+        _usage("--force: expected together with --apply")
     if dry_run and watch:
         _usage("--dry-run makes no job that could be watched; leave out one of --dry-run and --watch")
     try:
@@ -96,7 +96,7 @@ def list_jobs(
 
     targets = _targets(jobs or [])
     if everywhere and (jobs or namespace):
-        _usage("--all-namespaces: goes with no JOB and no --namespace")
+        _usage("--all-namespaces: cannot be combined with JOB or --namespace")
     _run(
         (namespace, context, kubeconfig),
         lambda s: showing.jobs(s, targets, everywhere=everywhere, form=output),
@@ -111,7 +111,7 @@ app.command("get", hidden=True)(list_jobs)
 def status(
     job: flags.JobName,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it until the job is over, and end as it does.")
+        bool, typer.Option("--watch", "-w", help="Show it until the job ends, and exit with its result.")
     ] = False,
     interval: flags.Interval = INTERVAL,
     output: flags.Output = Form.TEXT,
@@ -120,7 +120,7 @@ def status(
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Show how a job gets on.
+    """Show a job's progress.
 
     Who runs what, progress, workers and their nodes, cost, the last takeover, what is not protected, why workers do
     not start, and the latest events. In the grid of pipelines and stages * marks a worker that runs several stages.
@@ -144,7 +144,7 @@ def top(
         ),
     ] = None,
     everywhere: flags.Everywhere = False,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end, as without a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
     interval: flags.Interval = INTERVAL,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
@@ -155,7 +155,7 @@ def top(
 
     target = _targets([job])[0] if job else None
     if everywhere and (job or namespace):
-        _usage("--all-namespaces: goes with no JOB and no --namespace")
+        _usage("--all-namespaces: cannot be combined with JOB or --namespace")
     _run(
         (namespace, context, kubeconfig),
         lambda s: showing.top(s, target, everywhere=everywhere, once=once, interval=interval),
@@ -165,7 +165,7 @@ def top(
 @app.command()
 def events(
     job: flags.JobName,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     interval: flags.Interval = INTERVAL,
     output: flags.Output = Form.TEXT,
     namespace: flags.Namespace = None,
@@ -192,7 +192,7 @@ def logs(
         typer.Argument(metavar="WORKER", help="Such as w3.", show_default="all workers"),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until they end; without WORKER also with new workers.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until they end; without WORKER, new ones too.")
     ] = False,
     since: Annotated[
         float | None, typer.Option("--since", parser=flags.seconds, metavar="TIME", help="Only newer lines: 30s, 5m.")
@@ -355,7 +355,12 @@ def page(
     ] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     service_account: Annotated[
-        str, typer.Option("--service-account", metavar="NAME", help="As whom to look; in the operator's namespace.")
+        str,
+        typer.Option(
+            "--service-account",
+            metavar="NAME",
+            help="Whose token opens the page: a ServiceAccount in the operator's namespace.",
+        ),
     ] = "bamboo-page",
     operator_namespace: Annotated[
         str | None,

@@ -120,7 +120,7 @@ async def run_plugin(plugin: Plugin, access: Access) -> Credential:
     """What the program gives. Its errors go to the user's terminal, where it may also ask."""
     terminal = sys.stdin.isatty() and plugin.interactive != "Never"
     if plugin.interactive == "Always" and not terminal:
-        raise ConfigError(f"exec: {plugin.command} has to ask, and there is no terminal")
+        raise ConfigError(f"exec: {plugin.command} needs to prompt, and there is no terminal")
     environment = {
         **os.environ,
         **dict(plugin.env),

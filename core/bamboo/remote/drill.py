@@ -30,7 +30,7 @@ async def drill(
     scene = await looker.scene()
     job = scene.job
     if not job.holds("Running"):
-        raise RemoteError(f"{job.name} does not train ({words.verdict(job)}); there is nothing to try")
+        raise RemoteError(f"{job.name} is not training ({words.verdict(job)}), so there is nothing to try")
     if scene.missing and not scene.workers:
         raise RemoteError(scene.missing[0].removeprefix("workers: "))
     chosen = victims.victim(job, scene.workers, choice, random.SystemRandom().choice)

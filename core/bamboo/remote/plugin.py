@@ -17,7 +17,7 @@ CALLED, PROGRAM = "kubectl bamboo", "kubectl-bamboo"
 DEFAULT_FILES = ":0"  # what kubectl calls a directive: the candidates, or files if there are none
 
 app = typer.Typer(
-    help="Jobs that train on spot nodes and lose nothing (BambooJobs).",
+    help="Training jobs on spot nodes (BambooJobs).",
     epilog=cli.app.info.epilog,
     no_args_is_help=True,
     add_completion=False,

@@ -34,7 +34,7 @@ class Choice:
         if [self.worker is not None, self.stage is not None, self.random].count(True) != 1:
             raise UsageError("expected one of --worker, --stage and --random")
         if self.pipeline is not None and self.stage is None:
-            raise UsageError("--pipeline: goes with --stage")
+            raise UsageError("--pipeline: expected together with --stage")
 
 
 def victim(job: Job, workers: Sequence[Worker], choice: Choice, pick: Callable[[Sequence[Worker]], Worker]) -> Worker:
@@ -44,7 +44,7 @@ def victim(job: Job, workers: Sequence[Worker], choice: Choice, pick: Callable[[
     if choice.random:
         training = [w for w in workers if w.alive and w.cells and w.state != "leaving"]
         if not training:
-            raise RemoteError(f"no worker of {job.name} trains now")
+            raise RemoteError(f"no worker of {job.name} is training")
         return pick(training)
     assert choice.stage is not None
     return _alive(_owner(job, workers, choice.pipeline or 0, choice.stage))
@@ -88,12 +88,12 @@ def objections(job: Job, lost: Sequence[Worker], *, kill: bool) -> str | None:
     """Why the drill could cost more than a pause; None if nothing speaks against it."""
     if not job.protected:
         told = job.condition("Protected") or job.condition("Degraded")
-        return f"{job.name} is not wholly protected ({told.message if told else 'unknown'}); it could fail"
+        return f"{job.name} is not fully protected ({told.message if told else 'unknown'}); it could fail"
     if kill and job.redundancy == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
     taken = {cell for worker in lost for cell in worker.cells}
     if kill and len(job.plan) == 1 and any((0, (s + 1) % len(job.plan[0])) in taken - {(0, s)} for _, s in taken):
-        return "neighbouring stages of the only pipeline go at once: without a notice the job will fail"
+        return "neighbouring stages of the only pipeline would be lost at once: without a notice the job will fail"
     return None
 
 

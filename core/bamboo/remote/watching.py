@@ -23,7 +23,7 @@ from bamboo.remote.session import Session, on_a_terminal
 
 INTERVAL_SECONDS = 2.0
 LAST_WORDS_SECONDS = 1.0  # the operator posts a job's last events after its last status
-KEYS = "q leaves; the job goes on"
+KEYS = "q quits; the job continues"
 Draw = Callable[[int, int, str], RenderableType]  # for a width, a height, and what the keys do
 
 
@@ -118,7 +118,7 @@ async def until_over(session: Session, namespace: str, name: str, interval: floa
         return EXIT_OK
     code = scene.job.exit_code
     if code is None:
-        session.say(f"the job goes on; bamboo status {name} --watch shows it again")
+        session.say(f"the job continues; bamboo status {name} --watch shows it again")
         return EXIT_OK
     if not isinstance(shown, LiveScreen):
         session.say(words.verdict(scene.job))

@@ -103,9 +103,9 @@ def suspending(job: Job) -> str | None:
     if job.ended or job.suspend or not job.step:
         return None
     if not job.checkpoints:
-        return f"{job.name} saves no checkpoints: it will start anew, which loses its {count(job.step, 'step')}"
+        return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(job.step, 'step')}"
     if job.checkpoint_step is None:
-        return f"{job.name} has no checkpoint yet: it will start anew, which loses its {count(job.step, 'step')}"
+        return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(job.step, 'step')}"
     lost = job.step - job.checkpoint_step
     return f"{job.name} will go on from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
 
@@ -114,7 +114,7 @@ def deleting(job: Job) -> str | None:
     """What is lost by deleting the job now."""
     if job.ended:
         return None
-    return f"{job.name} is not over ({job.state}, {progress(job)}); what it has learned is lost"
+    return f"{job.name} is not over ({job.state}, {progress(job)}); its progress is lost"
 
 
 def verdict(job: Job) -> str:
@@ -134,7 +134,9 @@ def stale(job: Job, now: datetime) -> str | None:
         return None
     if (now - job.reported).total_seconds() < STALE_SECONDS:
         return None
-    return f"no progress has been reported for {age(job.reported, now)}: a step takes long, or no operator is running"
+    return (
+        f"no progress has been reported for {age(job.reported, now)}: steps take very long, or no operator is running"
+    )
 
 
 def why_waiting(job: Job) -> str | None:
