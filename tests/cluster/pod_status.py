@@ -54,8 +54,13 @@ class Record:
         return {
             "name": self.name, "image": self.image, "imageID": self.image, "containerID": self.container_id,
             "ready": self.ready, "started": running, "restartCount": self.restarts,
-            "state": {"$patch": "replace", **self.state}, "lastState": {"$patch": "replace", **self.last},
+            "state": _only(self.state), "lastState": _only(self.last),
         }  # fmt: skip
+
+
+def _only(state: Json) -> Json:
+    """In a merge patch what is not named stays. NB: servers differ in what `$patch: replace` does in such a place."""
+    return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 
 
 def phase(records: Sequence[Record], init: Sequence[Record], *, over: bool) -> str:
