@@ -14,8 +14,8 @@ from typing import Any
 
 from bamboo.names import WORKERS_PORT
 from cluster.client import Client, Json
-from cluster.handle import Cluster
-from helm_kit import Helm, old_chart
+from cluster.handle import OLDEST_SUPPORTED, Cluster
+from helm_kit import Helm, chart_for
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -28,9 +28,10 @@ class Release:
     def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str = "bamboo", major: str = "4") -> None:
         self.cluster, self.api, self.namespace, self.name = cluster, cluster.api, namespace, name
         self.helm = Helm(folder, cluster.kubeconfig, major)
-        self.chart = old_chart(folder)
+        self.chart = chart_for(cluster.minor, folder)
         # Helm 4 applies on the server, which in 1.20 takes it less well
-        self._flags = ("--namespace", namespace, *(("--server-side=false",) if major == "4" else ()))
+        old = major == "4" and cluster.minor < OLDEST_SUPPORTED
+        self._flags = ("--namespace", namespace, *(("--server-side=false",) if old else ()))
         address = f"127.253.{random.randrange(1, 250)}.{random.randrange(1, 250)}"
         self.url = f"wss://{address}:{WORKERS_PORT}"
         self.values: Json = {

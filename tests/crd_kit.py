@@ -60,6 +60,14 @@ def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[
         yield from nodes(schema["additionalProperties"], f"{path}{{}}")
 
 
+def strip_rules(value: Any) -> None:
+    """Of a CRD, for an API server that is too old to know them."""
+    if isinstance(value, dict):
+        value.pop("x-kubernetes-validations", None)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        strip_rules(inner)
+
+
 def at(path: str) -> Mapping[str, Any]:
     return dict(nodes())[path]
 

@@ -27,6 +27,8 @@ from kubernetes_validate import utils
 from referencing import Registry, Resource
 
 from cluster.build import cache_folder
+from cluster.handle import OLDEST_SUPPORTED
+from crd_kit import strip_rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "bamboo"
@@ -167,10 +169,12 @@ def _definitions(version: str) -> Any:
     return Resource.from_contents(utils.schema_contents(f"{folder}/_definitions.json", version))
 
 
-def old_chart(folder: Path) -> Path:
-    """A copy for a server of before 1.25: without CEL rules, which it would refuse, and without the version's bound."""
+def chart_for(minor: int, folder: Path) -> Path:
+    """A copy, as it is; for a server too old without CEL rules, which it would refuse, and the version's bound."""
     copied = folder / "bamboo"
     shutil.copytree(CHART, copied)
+    if minor >= OLDEST_SUPPORTED:
+        return copied
     description = copied / "Chart.yaml"
     kept = [line for line in description.read_text().splitlines() if not line.startswith("kubeVersion:")]
     description.write_text("\n".join(kept) + "\n")
@@ -179,10 +183,3 @@ def old_chart(folder: Path) -> Path:
     strip_rules(document)
     crd.write_text(yaml.safe_dump(document, sort_keys=False))
     return copied
-
-
-def strip_rules(value: Any) -> None:
-    if isinstance(value, dict):
-        value.pop("x-kubernetes-validations", None)
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        strip_rules(inner)

@@ -17,8 +17,8 @@ import yaml
 
 from certificates import issue, trusting
 from cluster.client import ApiError, Client, Json
-from cluster.handle import Cluster
-from crd_kit import STATUS_VALIDATOR
+from cluster.handle import OLDEST_SUPPORTED, Cluster
+from crd_kit import STATUS_VALIDATOR, strip_rules
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
@@ -29,10 +29,10 @@ JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
 def install(cluster: Cluster) -> None:
-    """The CRD (without rules that a server before 1.25 does not know) and the operator's rights."""
+    """The CRD (without its rules if the server is too old for them) and the operator's rights."""
     crd = yaml.safe_load((ROOT / "crds/bamboojob.yaml").read_text())
-    if cluster.minor < 25:
-        _strip(crd)
+    if cluster.minor < OLDEST_SUPPORTED:
+        strip_rules(crd)
     for manifest in (crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
                      *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text())):  # fmt: skip
         try:
@@ -47,13 +47,6 @@ def install(cluster: Cluster) -> None:
             for c in (found.get("status") or {}).get("conditions") or ()
         ),
     )
-
-
-def _strip(value: Any) -> None:
-    if isinstance(value, dict):
-        value.pop("x-kubernetes-validations", None)
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _strip(inner)
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
@@ -118,7 +111,7 @@ class Operator:
             self._process.kill()
             self._process.wait()
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Until it has ended by itself; its exit code."""
         assert self._process is not None
         return self._process.wait(seconds)

@@ -50,12 +50,16 @@ def release(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Instal
                     pass  # it is not installed (any more)
 
 
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}  # for the operator's pod and for workers
+
+
 def arguments(release: Release) -> list[str]:
     found: list[str] = release.pod()["spec"]["containers"][0]["args"]
     return found
 
 
 def test_the_life_of_a_release(release: Install, cluster: Cluster, namespace: str) -> None:
+    cluster.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": RESTRICTED}})
     bamboo = release()
     said = bamboo.install()
     assert "kubectl get bamboojobs --watch" in said

@@ -14,17 +14,19 @@ from bamboo.names import EXIT_FAILED
 from cluster.client import Json
 from cluster.handle import Cluster
 from operator_jobs import small
-from operator_process import LEASE, Job, Operator
+from operator_process import LEASE, PATIENCE, Job, Operator
+
+ELSEWHERE = "on-demand-a"  # a node on which no worker runs
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def stand_in(cluster: Cluster, namespace: str, name: str, **metadata: Any) -> str:
-    """A pod of that name which nothing runs: these operators have none. Its path."""
-    spec = {"schedulerName": "nobody", "containers": [{"name": "operator", "image": "x"}]}
-    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
-    cluster.api.create(manifest, namespace)
+def stand_in(cluster: Cluster, namespace: str, name: str, **spec: Any) -> str:
+    """A pod of that name, for these operators have none; nothing runs it unless the spec says more. Its path."""
+    container = {"name": "operator", "image": "x", "command": ["sleep", "1000"]}
+    spec = {"schedulerName": "nobody", "containers": [container], **spec}
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}, namespace)
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
@@ -39,7 +41,7 @@ def ask(operator: Operator, path: str) -> tuple[int, str]:
         return 0, str(error)
 
 
-def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = 60) -> None:
+def until_ready(operator: Operator, expected: tuple[int, str] = (200, "ok"), seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while (found := ask(operator, "/readyz")) != expected:
         assert time.monotonic() < deadline, f"it was {found}, not {expected}:\n{operator.said}"
@@ -71,7 +73,7 @@ def step(operator: Operator) -> int:
     return int(found[1]) if found else 0
 
 
-def until_step(operator: Operator, number: int, seconds: float = 60) -> int:
+def until_step(operator: Operator, number: int, seconds: float = PATIENCE) -> int:
     deadline = time.monotonic() + seconds
     while (found := step(operator)) < number:
         assert time.monotonic() < deadline, f"step {found}:\n{operator.said}"
@@ -110,19 +112,24 @@ def test_the_second_waits_until_the_first_is_gone(
 def test_the_first_ends_when_it_is_evicted_though_no_kubelet_tells_it(
     installed: Cluster, namespace: str, operator: Operator, second: Operator
 ) -> None:
-    """A kubelet hangs: the pod is being deleted, its process lives and has the workers' channels."""
-    pod = stand_in(installed, namespace, operator.identity, finalizers=["bamboo.dev/test"])
+    """A kubelet hangs: the pod is being deleted, its process lives and has the workers' channels.
+
+    NB: the pod has a node, for the garbage collector soon declares those failed that are deleted and have none.
+    """
+    pod = stand_in(installed, namespace, operator.identity, nodeName=ELSEWHERE)
+    installed.api.wait(pod, lambda found: found["status"].get("phase") == "Running")
     job = Job(installed.api, namespace, small("evicted"))
     second.start()
     until_ready(second, (503, f"waiting for the lease held by {operator.identity}"))
     reached = until_step(operator, 1)
+    installed.partition(ELSEWHERE)
     installed.api.delete(pod)
     until_ready(second, (503, f"waiting until {operator.identity} has ended"))
     assert operator.wait() == EXIT_FAILED
     assert f"second holds the lease {namespace}/{LEASE} now" in operator.said
     assert ask(second, "/readyz")[0] == 503
 
-    installed.api.patch(pod, {"metadata": {"finalizers": None}})
+    installed.recover(ELSEWHERE)  # its kubelet hears of the deletion
     until_ready(second)
     until_step(second, reached + 5)
     assert job.status()["preemptions"] == 0
