@@ -19,7 +19,7 @@ from helm_kit import Helm, chart_for
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-WAIT = ("--wait", "--timeout", "90s")
+WAIT = ("--wait", "--timeout", "300s")
 
 
 class Release:
@@ -102,7 +102,7 @@ def no_crd(api: Client) -> Iterator[None]:
 
 def remove_crd(api: Client) -> None:
     api.delete(CRD)
-    api.wait(CRD, lambda found: not found, 60)
+    api.wait(CRD, lambda found: not found)
 
 
 def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:

@@ -49,7 +49,7 @@ def local_run(document: Json, folder: Path) -> Path:
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "bamboo", "run", str(path), "--json", "--output", str(output)]
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True)
     (output / "summary.json").write_text(done.stdout)
     return output
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SYSTEM = "bamboo-system"
 LEASE = "bamboo-operator"
 STOP_SECONDS = 60
-PATIENCE = 120.0  # with a job, though the machine is slow
+PATIENCE = 300.0  # with a job, though the machine is slow
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 

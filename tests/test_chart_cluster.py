@@ -16,7 +16,7 @@ from operator_jobs import small
 from operator_process import Job
 
 pytest_plugins = ["cluster_kit"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 Install = Callable[..., Release]
 

@@ -56,7 +56,7 @@ def operator(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator[Con
 
 def test_the_operators_image_operates(installed: Cluster, namespace: str, operator: Contained, tmp_path: Path) -> None:
     document = small("contained", steps=200)
-    status = Job(installed.api, namespace, document).until("Complete", seconds=180)
+    status = Job(installed.api, namespace, document).until("Complete")
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
     with urllib.request.urlopen(f"http://127.0.0.1:{operator.web_port}/healthz", timeout=10) as answer:
         assert answer.status == 200

@@ -9,7 +9,7 @@ from operator_jobs import TOLERATE, small
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 GATE = "test.dev/budget"
 PRIORITY = "/apis/scheduling.k8s.io/v1/priorityclasses"

@@ -19,7 +19,7 @@ from operator_process import LEASE, PATIENCE, Job, Operator
 ELSEWHERE = "on-demand-a"  # a node on which no worker runs
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 def stand_in(cluster: Cluster, namespace: str, name: str, **spec: Any) -> str:

@@ -18,7 +18,7 @@ from operator_jobs import small
 from operator_process import Job, Operator
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 RBAC = "rbac.authorization.k8s.io"
 
@@ -80,7 +80,7 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
     may_get_jobs(installed, namespace, "viewer")
     good = token(installed, namespace, "viewer")
     job = Job(installed.api, namespace, small("page"))
-    job.step(20, 120)
+    job.step(20)
 
     status, page = ask(operator, namespace, "page", good)
     assert (status, page["state"]["name"], page["job"]["place"]) == (200, "Running", "cluster")

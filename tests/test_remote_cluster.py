@@ -22,7 +22,7 @@ from operator_jobs import small, wrapped
 from operator_process import SYSTEM, Job, Operator, condition, install
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 BAMBOO = [sys.executable, "-m", "bamboo"]
 DRILL = "bamboo-drill"
@@ -298,7 +298,7 @@ def test_a_cluster_without_bamboo_says_so(installed: Cluster, namespace: str, sh
     crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
     installed.api.delete(crd)
     try:
-        installed.api.wait(crd, lambda found: not found, 60)
+        installed.api.wait(crd, lambda found: not found)
         said = "bamboo: the cluster knows no bamboojobs.bamboo.dev: Bamboo is not installed there\n"
         deadline = time.monotonic() + 60
         while (told := shell.type("list", code=1)) != said:  # the API server notices a little later
@@ -328,7 +328,7 @@ def operator_pod(installed: Cluster, namespace: str, tmp_path: Path) -> Iterator
     installed.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     path = f"/api/v1/namespaces/{SYSTEM}/pods/{meta['name']}"
     try:
-        running = installed.api.wait(path, lambda pod: pod["status"].get("phase") == "Running", 60)
+        running = installed.api.wait(path, lambda pod: pod["status"].get("phase") == "Running")
         _until_healthy(f"http://{running['status']['podIP']}:8080/healthz")
         yield namespace
     finally:

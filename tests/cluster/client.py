@@ -97,7 +97,7 @@ class Client:
             if error.code != 404:
                 raise
 
-    def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 120) -> Json:
+    def wait(self, path: str, condition: Callable[[Json], Any], seconds: float = 300) -> Json:
         """Polls until the condition holds. An object that is not there is {}."""
         end = time.monotonic() + seconds
         while True:

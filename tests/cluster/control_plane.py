@@ -14,7 +14,7 @@ from cluster import build, children, kubeconfig, pki
 from cluster.api import Api, ApiError
 
 HOST = "127.0.0.1"
-START_SECONDS = 90
+START_SECONDS = 180
 STOP_SECONDS = 5
 # Kubernetes' defaults are 5 s, 40 s and 300 s: too long for a test.
 NODE_MONITOR_PERIOD = "1s"

@@ -20,7 +20,7 @@ from cluster.nodes import Image, NodeSpec, usual_nodes
 
 OLDEST_SUPPORTED = 29  # minor version of Kubernetes that Bamboo supports; the one that is built here is older
 STOP_SECONDS = 30
-CONTROL_SECONDS = 30
+CONTROL_SECONDS = 120
 
 
 class NotOffered(Exception):
