@@ -111,17 +111,17 @@ def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Pat
     labels = {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}
     volumes: dict[str, Json] = {
         "/etc/settings": {"configMap": {"name": "settings"}},
-        "/keys": {"secret": {"secretName": "keys", "defaultMode": 0o400}},
+        "/bamboo-test/keys": {"secret": {"secretName": "keys", "defaultMode": 0o400}},
         "/etc/podinfo": {"downwardAPI": {"items": [labels]}},
-        "/scratch": {"emptyDir": {}},
-        "/scratch/deep": {"emptyDir": {}},
-        "/checkpoints": {"persistentVolumeClaim": {"claimName": "data"}},
+        "/bamboo-test/scratch": {"emptyDir": {}},
+        "/bamboo-test/scratch/deep": {"emptyDir": {}},
+        "/bamboo-test/checkpoints": {"persistentVolumeClaim": {"claimName": "data"}},
     }
     mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(volumes)]
     script = """
-        echo $ROLE $BOTH; cat /etc/settings/colour /keys/key; grep role /etc/podinfo/labels
-        touch /scratch/deep/x; find /scratch
-        echo kept >> /checkpoints/state; cat /checkpoints/state; test -n "$IP" && test -w /etc/passwd
+        echo $ROLE $BOTH; cat /etc/settings/colour /bamboo-test/keys/key; grep role /etc/podinfo/labels
+        cd /bamboo-test; touch scratch/deep/x; find scratch; echo kept >> checkpoints/state; cat checkpoints/state
+        test -n "$IP" && test -w /etc/passwd
     """
     for name, expected in (("first", "kept\n"), ("second", "kept\nkept\n")):
         manifest = pod(name, script, {"env": env, "volumeMounts": mounts})
@@ -129,9 +129,9 @@ def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Pat
         manifest["spec"]["volumes"] = [{"name": f"v{i}", **volume} for i, volume in enumerate(volumes.values())]
         run(cluster, namespace, manifest, "Succeeded")
         log = cluster.logs(namespace, name)
-        found = "/scratch\n/scratch/deep\n/scratch/deep/x\n"
+        found = "scratch\nscratch/deep\nscratch/deep/x\n"
         assert log == f'worker green-s3cret-$(KEY)\ngreens3cretrole="worker"\n{found}{expected}'
-    assert not Path("/keys").exists()
+    assert not Path("/bamboo-test").exists()
 
 
 def test_a_projected_token_is_accepted_by_token_review(cluster: Cluster, namespace: str) -> None:
@@ -196,10 +196,10 @@ def test_deletion_asks_then_kills(cluster: Cluster, namespace: str, script: str,
 
 
 def test_restarts_readiness_and_messages(cluster: Cluster, namespace: str) -> None:
-    probe = {"exec": {"command": ["test", "-e", "/work-folder/up"]}, "periodSeconds": 1}
+    probe = {"exec": {"command": ["test", "-e", "/bamboo-test/work/up"]}, "periodSeconds": 1}
     container = {
-        "readinessProbe": probe, "terminationMessagePolicy": "FallbackToLogsOnError", "workingDir": "/work-folder",
-        "volumeMounts": [{"name": "work", "mountPath": "/work-folder"}],
+        "readinessProbe": probe, "terminationMessagePolicy": "FallbackToLogsOnError", "workingDir": "/bamboo-test/work",
+        "volumeMounts": [{"name": "work", "mountPath": "/bamboo-test/work"}],
     }  # fmt: skip
     script = "test -e tried || { touch tried; echo no; exit 7; }; sleep 0.5; touch up; sleep 60"
     manifest = pod("again", script, container, restartPolicy="OnFailure", volumes=[{"name": "work", "emptyDir": {}}])
