@@ -170,7 +170,7 @@ def _operator() -> list[object]:
             Query(p99("bamboo_operator_api_request_duration_seconds", ", verb, resource"), "{{verb}} {{resource}}"),
         ),
         graph(
-            "What the API server told of",
+            "What the API server reported",
             "Events of the watches, a second, by kind of object.",
             "ops",
             Query("sum by (kind) (rate(bamboo_operator_watch_events_total[$__rate_interval]))", "{{kind}}"),

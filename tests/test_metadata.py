@@ -486,7 +486,7 @@ async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
     assert job.exits[chosen[0]] == 0
     assert job.finish
     assert job.finish.outcome is Outcome.INTERRUPTED
-    assert "GcpPreempted: this node is being taken back by GCP" in (tmp_path / "workers.log").read_text()
+    assert "GcpPreempted: this node is being reclaimed by GCP" in (tmp_path / "workers.log").read_text()
 
 
 # What the operator does for it

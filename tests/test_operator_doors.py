@@ -105,8 +105,8 @@ async def house(tls: ssl.SSLContext | None = None) -> AsyncIterator[House]:
         ("Bearer nonsense", 403, "the token is not that of a pod"),
         ("Bearer a.b.c", 403, "the token is not that of a pod"),
         (f"Bearer {token(namespace='other')}", 403, "the token is that of pod other/job-w0"),
-        (f"Bearer {token(pod='job-w1')}", 403, "job-w1 is no living pod of this job"),
-        (f"Bearer {token(uid='u9')}", 403, "job-w0 is no living pod of this job"),
+        (f"Bearer {token(pod='job-w1')}", 403, "job-w1 is not a running pod of this job"),
+        (f"Bearer {token(uid='u9')}", 403, "job-w0 is not a running pod of this job"),
         (f"Bearer {token(pod='job-w7')}", 503, None),
     ],
 )
@@ -177,7 +177,7 @@ async def talk(place: House, said: str, authority: str = "") -> list[Message]:
 async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
     async with house() as place:
         heard = await talk(place, token(uid="u9"))
-        assert heard[0] == Refused(reason="Unauthorized", message="job-w0 is no living pod of this job")
+        assert heard[0] == Refused(reason="Unauthorized", message="job-w0 is not a running pod of this job")
 
 
 def certificate(folder: Path) -> Certificate:

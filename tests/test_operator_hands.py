@@ -95,7 +95,7 @@ async def test_what_a_full_pool_did_not_take_is_not_made_either(begin: Callable[
     pools = [{"name": "spot", "maxWorkers": 3}]
     scaled = begin(place, **of(2, nodePools=pools))
     await scaled.passes(10)
-    assert scaled.troubles() == {"PoolsFull": "1 worker(s) are not asked for: every node pool has its maxWorkers"}
+    assert scaled.troubles() == {"PoolsFull": "1 worker(s) are not requested: every node pool is at its maxWorkers"}
     scaled.edit(job(**of(1, nodePools=[{"name": "spot"}])))
     await scaled.passes(10)
     assert (len(place.pods), place.made, scaled.troubles()) == (2, 3, {})

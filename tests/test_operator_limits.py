@@ -62,7 +62,7 @@ def test_silence_is_told_once_it_lasts() -> None:
     found = trouble({"job-w1": TOLD_SECONDS, "job-w2": REPLACED_SECONDS}, "ws://x")
     assert found is not None
     assert found.reason == "WorkerSilent"
-    assert found.message.startswith("2 worker(s) run but have not come to ws://x: see the log of job-w1")
+    assert found.message.startswith("2 worker(s) are running but have not connected to ws://x: see the log of job-w1")
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_a_volume_claim_is_mounted():
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
     assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
     assert unkept(spec) == [
-        "checkpoint: heeded in part, only the final weights are kept; checkpoints are not written yet"
+        "checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"
     ]
 
 

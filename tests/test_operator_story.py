@@ -41,14 +41,16 @@ def owners(job: Job) -> list[str]:
 
 def test_a_job_waits_for_capacity_and_says_so(installed: Cluster, namespace: str, operator: Operator) -> None:
     job = Job(installed.api, namespace, small("hungry", steps=20, gpus=9))
-    expected = "0 of 2 workers are ready; 2 worker(s) find no node: "  # the scheduler looks at one after the other
+    expected = (
+        "0 of 2 workers are ready; 2 worker(s) cannot be scheduled: "  # the scheduler looks at one after the other
+    )
     status = job.wait(lambda s: expected in condition(s, "WorkersReady").get("message", ""))
     said = condition(status, "WorkersReady")["message"]
     assert condition(status, "WorkersReady")["reason"] == "Unschedulable"
     assert f"Insufficient {GPU}" in said
     assert status["state"] == "Pending"
     assert float(status["cost"]["perHour"]) == 0
-    assert "find no node" in job.told("Unschedulable")
+    assert "cannot be scheduled" in job.told("Unschedulable")
     installed.add(spot("spot-d", "zone-d", gpus=18))
     status = job.until("Complete")
     assert condition(status, "WorkersReady")["reason"] == "JobOver"

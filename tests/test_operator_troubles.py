@@ -31,7 +31,10 @@ def held(*gates):
         ([pod()], []),
         ([pending()], []),
         ([pending(reason="ContainerCreating")], []),
-        ([pending(UNSCHEDULABLE), pending(UNSCHEDULABLE)], ["Unschedulable: 2 worker(s) find no node: 0/3 nodes"]),
+        (
+            [pending(UNSCHEDULABLE), pending(UNSCHEDULABLE)],
+            ["Unschedulable: 2 worker(s) cannot be scheduled: 0/3 nodes"],
+        ),
         (
             [pending(reason="ErrImagePull", message="not found"), pending(reason="ImagePullBackOff")],
             ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found"],
@@ -48,7 +51,7 @@ def held(*gates):
             [held("q/a"), pending(UNSCHEDULABLE), pending(reason="InvalidImageName")],
             [
                 "InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1",
-                "Unschedulable: 1 worker(s) find no node: 0/3 nodes",
+                "Unschedulable: 1 worker(s) cannot be scheduled: 0/3 nodes",
                 "Gated: 1 worker(s) are held back by scheduling gates: q/a",
             ],
         ),
@@ -64,7 +67,7 @@ def test_a_pod_that_is_deleted_is_no_trouble():
     gone["metadata"]["deletionTimestamp"] = at(0)
     assert troubles({"w0": gone}) == ()
     assert troubles({"w0": gone, "w1": pending(UNSCHEDULABLE)}) == (
-        Trouble("Unschedulable", "1 worker(s) find no node: 0/3 nodes"),
+        Trouble("Unschedulable", "1 worker(s) cannot be scheduled: 0/3 nodes"),
     )
 
 

@@ -241,7 +241,7 @@ OPERATOR_API_DURATION = _operator(
     buckets=LATENCIES,
 )  # fmt: skip
 OPERATOR_WATCH_EVENTS = _operator(
-    "watch_events_total", Kind.COUNTER, "What the API server told of, by kind of object: job, pod or node.", "kind"
+    "watch_events_total", Kind.COUNTER, "What the API server reported, by kind of object: job, pod or node.", "kind"
 )
 OPERATOR_EVENTS = _operator("events_total", Kind.COUNTER, "Events that coordinators took in, by type.", "event")
 OPERATOR_QUEUED = _operator("queued_events", Kind.GAUGE, "Events that wait for their coordinator.")
@@ -254,7 +254,7 @@ OPERATOR_LAG = _operator(
 )
 OPERATOR_CHANNELS = _operator("control_channels", Kind.GAUGE, "Workers that are connected.")
 OPERATOR_REFUSALS = _operator(
-    "refusals_total", Kind.COUNTER, "Callers at the workers' port that were sent away, by reason.", "reason"
+    "refusals_total", Kind.COUNTER, "Callers at the workers' port that were refused, by reason.", "reason"
 )
 
 # Workers

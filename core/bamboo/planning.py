@@ -20,7 +20,7 @@ ROUND_SECONDS = 0.1  # from one question to the next at least
 REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
 END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
 SHOWN_ENDS = 3
-DRAIN_COMMITS = 2  # a worker without a part stays until its log cannot be needed any more
+DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
 
 
 def reconcile(turn: Turn) -> None:
@@ -90,7 +90,7 @@ def _recovered(turn: Turn) -> bool:
     absent = plan.worker_ids() - state.workers.keys() - state.gone
     strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
     for worker in strangers:
-        turn.refuse(worker, "NotInPlan", f"{worker} is not a worker of this job any more")
+        turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
     turn.set(
         gone=state.gone | strangers | absent,
         workers={w: r for w, r in state.workers.items() if w not in strangers},

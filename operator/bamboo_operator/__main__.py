@@ -84,11 +84,10 @@ def command(
         ),
     ] = None,
     identity: Annotated[
-        str | None, typer.Option(help="As whom it holds it: the name of its pod; default: the host's name.")
+        str | None,
+        typer.Option(help="The holder's name in that Lease; default: the pod's name, without a pod the host's."),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also say what is only of interest to developers.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")] = False,
 ) -> None:
     """Bamboo's Kubernetes operator: runs BambooJobs on the nodes of the cluster that it is in (or KUBECONFIG's)."""
     logging.basicConfig(

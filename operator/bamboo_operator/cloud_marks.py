@@ -33,10 +33,10 @@ _NTH = "aws-node-termination-handler/"
 _GONE = None
 
 TAINTS: dict[str, Mark] = {
-    _NTH + "spot-itn": Mark("AwsSpotInterruption", "is being taken back by AWS", AWS_SECONDS),
+    _NTH + "spot-itn": Mark("AwsSpotInterruption", "is being reclaimed by AWS", AWS_SECONDS),
     _NTH + "scheduled-maintenance": Mark("AwsScheduledMaintenance", "has maintenance scheduled by AWS", AWS_SECONDS),
     _NTH + "asg-lifecycle-termination": Mark("AwsAsgTermination", "is terminated by its scaling group", AWS_SECONDS),
-    _NTH + "rebalance-recommendation": Mark("AwsRebalanceRecommendation", "is likely to be taken by AWS", AWS_SECONDS),
+    _NTH + "rebalance-recommendation": Mark("AwsRebalanceRecommendation", "may soon be reclaimed by AWS", AWS_SECONDS),
     "karpenter.sh/disrupted": Mark("KarpenterDisruption", "is disrupted by Karpenter", AWS_SECONDS),
     "cloud.google.com/impending-node-termination": Mark(
         "GkeImpendingTermination", "is about to be terminated by GCP", GCP_SECONDS
@@ -44,7 +44,7 @@ TAINTS: dict[str, Mark] = {
     "remediator.kubernetes.azure.com/unschedulable": Mark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
     "remediator.aks.microsoft.com/unschedulable": Mark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
     "cloudprovider.azure.microsoft.com/draining": Mark(
-        "AzureSpotEviction", "is drained because Azure takes it back", AZURE_SECONDS
+        "AzureSpotEviction", "is drained because Azure reclaims it", AZURE_SECONDS
     ),
     "ToBeDeletedByClusterAutoscaler": Mark(
         "ClusterAutoscalerScaleDown", "is removed by the cluster autoscaler", DRAIN_SECONDS
@@ -62,12 +62,12 @@ TAINTS_WITH_VALUE: dict[tuple[str, str], Mark] = {
 
 # By (type, reason) of a condition that is True. Azure says in the message when it happens; see `signals`.
 CONDITIONS: dict[tuple[str, str], Mark] = {
-    ("VMEventScheduled", "PreemptScheduled"): Mark("AzurePreempt", "is being taken back by Azure", AZURE_SECONDS),
+    ("VMEventScheduled", "PreemptScheduled"): Mark("AzurePreempt", "is being reclaimed by Azure", AZURE_SECONDS),
     ("VMEventScheduled", "TerminateScheduled"): Mark("AzureTerminate", "is to be terminated by Azure", 300.0),
     ("VMEventScheduled", "RedeployScheduled"): Mark("AzureRedeploy", "is to be redeployed by Azure", 600.0),
     ("VMEventScheduled", "RebootScheduled"): Mark("AzureReboot", "is to be rebooted by Azure", 900.0),
     ("PreemptionScheduled", "SpotEvictionIncoming"): Mark(
-        "AzureSpotEviction", "is being taken back by Azure", AZURE_SECONDS
+        "AzureSpotEviction", "is being reclaimed by Azure", AZURE_SECONDS
     ),
     # NB: the same on every cloud; AWS would give more time than the others
     ("Terminating", "TerminationRequested"): Mark(

@@ -139,10 +139,10 @@ def pod_check(
         if uid is None:  # NB: a watch may be late; who is refused ends
             raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
         if uid != claim.uid:
-            raise Unauthorized(f"{claim.pod} is no living pod of this job", "NotLiving")
+            raise Unauthorized(f"{claim.pod} is not a running pod of this job", "NotLiving")
         review = await reviews.of(token)
         if not review.get("authenticated"):  # NB: so it says also if it fails itself; who is refused ends
-            raise Unavailable(f"the API server does not vouch for the token of {claim.pod}: {review.get('error')}")
+            raise Unavailable(f"the API server did not confirm the token of {claim.pod}: {review.get('error')}")
         if bearer(review) != claim:
             raise Unauthorized("the token is not what it says", "InvalidToken")
         return claim.pod
@@ -221,6 +221,8 @@ class Doors:
             raise web.HTTPNotFound(text="no such job here\n")
         if self._listener and self._listener.full:
             self.refusals["TooManyWorkers"] += 1
-            logger.error("%d workers are connected: no more, for want of file descriptors", self.connected)
+            logger.error(
+                "%d workers are connected: no more are accepted, the file descriptors are used up", self.connected
+            )
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
         return await channels.handle(request)

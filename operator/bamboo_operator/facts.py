@@ -33,7 +33,7 @@ class Base:
 class Facts:
     """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest.
 
-    warnings: what of it is not heeded. pods: the living ones, by the name of their pool; paid: those of them that have
+    warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
     a node, None for all. troubles: why some do not start. restores, cost: since the coordinator was made.
     comparison: of costs, over all operators. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
     """

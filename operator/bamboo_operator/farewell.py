@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # between two looks at which pods are left
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
-TOKEN_SECONDS = 60.0  # from the time when a pod should have gone until the API server vouches for its token no more
+TOKEN_SECONDS = 60.0  # from the time when a pod should have gone until the API server no longer accepts its token
 ThatJob = tuple[JobKey, str]  # with its uid: another job may have the name later
 DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 

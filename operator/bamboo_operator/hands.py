@@ -100,10 +100,10 @@ class Hands:
         """Why workers do not start; a reason that is new is told."""
         found = troubles(self._pods())
         if self._full:
-            message = f"{self.adding} worker(s) are not asked for: every node pool has its maxWorkers"
+            message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
             found = (Trouble("PoolsFull", message), *found)
         if self.adding and self._backoff.holds(time.monotonic()):
-            message = f"workers end before they have joined ({self._backoff.detail}); the next ones are asked for"
+            message = f"workers end before they have joined ({self._backoff.detail}); the next ones are requested"
             found = (Trouble("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
         if late := silence.trouble(self._silent(self._began), self._settings.coordinator_url):
             found = (*found, late)
@@ -316,7 +316,7 @@ class Hands:
         elif status.phase == "Running":
             if worker := reverts(pools, placed, standby, leaving, spec.standby.workers):
                 self._probes -= joined
-                self._release(worker, f"pool {placed[worker]} is no longer needed; {worker} is given back")
+                self._release(worker, f"pool {placed[worker]} is no longer needed; {worker} is released")
                 return
             waiting = Counter(worker_pool(pod) or "" for pod in self._waiting().values())
             target = pool_to_try(pools, counts, waiting)
@@ -332,7 +332,7 @@ class Hands:
         if worker in late:
             await self._delete(self._pods()[worker])
         elif worker is not None:
-            self._release(worker, f"{worker} is given back: {wanted} workers are wanted")
+            self._release(worker, f"{worker} is released: {wanted} workers are wanted")
 
     def _release(self, worker: WorkerId, message: str) -> None:
         if worker not in self._given_back:

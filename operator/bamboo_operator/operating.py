@@ -124,7 +124,7 @@ class _Operation:
         try:
             await lease.keep()
         except LeaseLost as error:
-            logger.error("%s: this operator ends", error)
+            logger.error("%s: this operator stops", error)
             raise
         finally:
             self._stop.set()

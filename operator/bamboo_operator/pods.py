@@ -18,7 +18,7 @@ STORAGE_VOLUME = "bamboo-storage"
 METRICS = "metrics"  # the port's name
 TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
 HOST_NETWORK = (
-    "worker.template.spec.hostNetwork: heeded, but network plugins as a rule take such workers for their nodes: the"
+    "worker.template.spec.hostNetwork: takes effect, but most network plugins treat such workers as their nodes: the"
     " operator's network policy has to let these addresses in (networkPolicy.workersFrom of the chart), and the job's"
     " own does not protect its workers"
 )
@@ -83,7 +83,7 @@ def selector(meta: JobMeta) -> str:
 
 
 def template_problems(job: JobSpec) -> list[str]:
-    """What of `worker.template` is not heeded, or not enough by itself, a sentence each."""
+    """What of `worker.template` has no effect, or not enough by itself, a sentence each."""
     reading = read_template(job)
     return [*reading.problems, *([HOST_NETWORK] if reading.template["spec"].get("hostNetwork") else [])]
 
@@ -126,12 +126,12 @@ def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
 
 
 def unkept(job: JobSpec) -> list[str]:
-    """What of `checkpoint` is not heeded, a sentence each."""
+    """What of `checkpoint` has no effect, a sentence each."""
     if job.checkpoint is None:
         return []
     if claim_name(job) is None:
         return ["checkpoint.storage.uri: ignored, only a persistentVolumeClaim is written to; nothing is kept"]
-    return ["checkpoint: heeded in part, only the final weights are kept; checkpoints are not written yet"]
+    return ["checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"]
 
 
 def _common_labels(job: JobSpec) -> Json:

@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def saved(self) -> Decimal:
-        """Less than 0 if the workers were dearer."""
+        """Less than 0 if the workers cost more."""
         return self.on_demand - self.spent
 
     def later(self, pools: Sequence[NodePool], paid: Mapping[str, int], seconds: float, now: datetime) -> "Comparison":

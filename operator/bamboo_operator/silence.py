@@ -29,8 +29,8 @@ def trouble(silences: Mapping[WorkerId, float], url: str) -> Trouble | None:
         return None
     return Trouble(
         "WorkerSilent",
-        f"{len(late)} worker(s) run but have not come to {url}: see the log of {late[0]}, and whether the network lets"
-        " it through",
+        f"{len(late)} worker(s) are running but have not connected to {url}: see the log of {late[0]}, and check"
+        " that the network lets it through",
     )
 
 

@@ -71,7 +71,7 @@ def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> lis
 
 @dataclass(slots=True)
 class Reading:
-    """What of a template is heeded, and a sentence for everything that is not."""
+    """What of a template takes effect, and a sentence for everything that is not."""
 
     template: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

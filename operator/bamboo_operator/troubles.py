@@ -49,7 +49,7 @@ def troubles(pods: Mapping[str, Json]) -> tuple[Trouble, ...]:
 
 def _sentence(reason: str, count: int, message: str) -> str:
     if reason == UNSCHEDULABLE:
-        return f"{count} worker(s) find no node: {message}"
+        return f"{count} worker(s) cannot be scheduled: {message}"
     return f"{count} worker(s) cannot start: {message}"
 
 

@@ -118,7 +118,7 @@ def _running(scene: Scene) -> Verdict:
         return idle
     if status is None or status.phase == "Recovering":
         if scene.was("Running"):
-            return Verdict(True, "OperatorRestarted", "the workers train; the operator waits for their reports")
+            return Verdict(True, "OperatorRestarted", "the workers are training; the operator waits for their reports")
         return Verdict(False, "Pending", "the job has not started yet")
     match status.phase:
         case "Running":
@@ -145,7 +145,7 @@ def _degraded(scene: Scene) -> Verdict:
     if missing > 0:
         told.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
     if not told:
-        return Verdict(False, "AsDesired", "every stage has a worker of its own, and what protects it")
+        return Verdict(False, "AsDesired", "every stage has its own worker and its protection")
     reason = "WorkersMissing" if any(d.doubled for d in damage) else "Unprotected"
     more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
     return Verdict(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(told[:3]) + more)

@@ -157,7 +157,7 @@ def _count_in_child(imagined: Imagined, layers: int) -> tuple[list[int], str]:
         os.kill(child, signal.SIGKILL)  # it has said all that it had to say, or is stuck
         os.waitpid(child, 0)
     *counted, problem = text.split("\n")
-    return [int(cost) for cost in counted], problem or "the process that counts ended without a word"
+    return [int(cost) for cost in counted], problem or "the process that counts ended without a result"
 
 
 def _fork(imagined: Imagined, layers: int, pipe: int) -> int:
@@ -188,4 +188,4 @@ def _read(pipe: int) -> str:
             if not chunk:
                 return said.decode()
             said += chunk
-    return f"{said.decode()}nothing came of it within {SILENT_SECONDS:g} s"
+    return f"{said.decode()}no result within {SILENT_SECONDS:g} s"

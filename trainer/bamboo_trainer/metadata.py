@@ -160,7 +160,7 @@ def aws_action(answer: Answer, now: datetime) -> Notice | None:
     return Notice(
         source="AwsSpotInterruption",
         said=f"{found.action} {found.time}",
-        message=f"is being taken back by AWS ({found.action} at {found.time})",
+        message=f"is being reclaimed by AWS ({found.action} at {found.time})",
         seconds=left,
     )
 
@@ -171,7 +171,7 @@ def aws_rebalance(answer: Answer, now: datetime) -> Notice | None:
         return None
     since = _read(answer, _Recommendation, AWS_REBALANCE).notice_time
     _iso(since, AWS_REBALANCE)
-    message = f"is likely to be taken by AWS (rebalance recommendation of {since})"
+    message = f"may soon be reclaimed by AWS (rebalance recommendation of {since})"
     return Notice(source="AwsRebalanceRecommendation", said=since, message=message, seconds=AWS_SECONDS)
 
 
@@ -188,7 +188,7 @@ def gcp_preempted(answer: Answer, now: datetime) -> Notice | None:
         return None
     if said != "TRUE":
         raise Unclear(f'{GCP_PREEMPTED}: expected TRUE or FALSE, got "{said[:40]}"')
-    message = "is being taken back by GCP"
+    message = "is being reclaimed by GCP"
     return Notice(source="GcpPreempted", said=said, message=message, seconds=GCP_PREEMPTED_SECONDS)
 
 

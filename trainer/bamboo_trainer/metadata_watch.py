@@ -264,7 +264,9 @@ class Watcher:
         """Once: it may go on for as long as the job."""
         if not self._complained:
             self._complained = True
-            logger.warning("the metadata endpoint does not say whether this node stays; asked on: %s", _said(error))
+            logger.warning(
+                "the metadata endpoint does not say whether this node stays; it will be asked again: %s", _said(error)
+            )
 
 
 def _said(error: Exception) -> str:
