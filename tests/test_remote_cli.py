@@ -75,6 +75,8 @@ def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, l
         manifest = folder / "job.yaml"
         manifest.write_text(MANIFEST)
         words = [str(manifest) if word == "FILE" else word for word in arguments]
+        if words[0] in ("submit", "run") and "--load" not in words:
+            words.append("--no-load")  # it takes seconds; tests/test_taskcheck.py has it
         done = CliRunner().invoke(app, [*words, "--kubeconfig", str(path)])
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception

@@ -153,6 +153,7 @@ def run(
         float,
         typer.Option(metavar="SECONDS", min=1.5, help="Silence after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
+    load: flags.Load = True,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
@@ -165,10 +166,11 @@ def run(
     """
     _check_place(ctx, on)
     if on is On.CLUSTER:
-        on_cluster(str(job), (namespace, context, kubeconfig), watch=True, quiet=quiet)
+        on_cluster(str(job), (namespace, context, kubeconfig), load=load, watch=True, quiet=quiet)
     from bamboo.local import preempt as preemption  # here, so that --help and mistakes are answered at once
     from bamboo.local.runner import Options
     from bamboo.local.session import Report, train
+    from bamboo.local.taskcheck import module_folders
 
     logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
     spec, manifest = _load(job, workers, standby)
@@ -197,12 +199,23 @@ def validate(
     jobs: Annotated[
         list[Path], typer.Argument(metavar="JOB.yaml...", help="BambooJob manifests; - is standard input.")
     ],
+    load: Annotated[
+        bool,
+        typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
+    ] = False,
 ) -> None:
-    """Check manifests and name everything that is wrong with them, with its line."""
+    """Check manifests and name everything that is wrong with them, with its line.
+
+    With --load also whether the task can be imported and built on this machine, how many layers and parameters it has,
+    and about how much memory its workers need.
+    """
+    from bamboo.local.taskcheck import check_task, module_folders
+
     wrong = False
     for job in jobs:
         try:
-            spec = parse_source(read_source(str(job)), unknown_in_template)
+            source = read_source(str(job))
+            spec = parse_source(source, unknown_in_template)
         except ManifestError as error:
             wrong = True
             for problem in error.problems:
@@ -215,6 +228,15 @@ def validate(
         )
         for warning in warnings(spec):
             typer.echo(f"  warning: {warning}")
+        if not load:
+            typer.echo("  not checked: whether the task loads, and what memory it needs (--load does that)")
+            continue
+        checked = check_task(source.document, module_folders(job))
+        for line in checked.told:
+            typer.echo(f"  {line}")
+        if checked.problem:
+            wrong = True
+            typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
     if wrong:
         raise typer.Exit(EXIT_USAGE)
 
@@ -262,7 +284,7 @@ def version() -> None:
 
 
 ON_BOTH = ("job", "on", "quiet")
-ON_CLUSTER = ("namespace", "context", "kubeconfig")
+ON_CLUSTER = ("load", "namespace", "context", "kubeconfig")
 
 
 def _check_place(ctx: typer.Context, on: On) -> None:
@@ -300,11 +322,6 @@ def _parse(document: dict[str, Any], source: str) -> JobSpec:
         return parse_manifest(document)
     except ManifestError as error:
         _usage(*(f"{source}: {problem}" for problem in error.problems))
-
-
-def module_folders(manifest: Path) -> tuple[Path, ...]:
-    """Where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
-    return (manifest.resolve().parent, Path.cwd())
 
 
 def _check_paths(trace: Path | None, output: Path | None) -> None:

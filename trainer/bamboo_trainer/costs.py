@@ -113,7 +113,7 @@ class Imagined:
 
     def cost(self) -> int:
         """Of the next layer. Raises whatever it raises because there are no data, or anyway."""
-        index, layer = self._next, self._layer()
+        index, layer = self._next, layer_without_values(self._task, self._next, self._mode)
         with self._mode:
             blank = [cast(Tensor, self._mode.from_tensor(p.detach())) for p in self._parts]
             given = tuple(p.requires_grad_(p.is_floating_point() and index > 0) for p in blank)
@@ -126,15 +126,16 @@ class Imagined:
         self._next += 1
         return operations.total + _gradients(layer)
 
-    def _layer(self) -> nn.Module:
-        """Without memory, if it can be done; a factory that reads values from a file has to be let do so."""
-        try:
-            return build_layer(self._task, 0, self._next, self._mode)
-        except Exception as error:
-            logger.debug("layer %d is built with its values: %s", self._next, error)
-        layer = build_layer(self._task, 0, self._next)
-        with self._mode:
-            return layer._apply(self._mode.from_tensor)  # type: ignore[no-any-return, no-untyped-call]
+
+def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Module:
+    """Without memory, if it can be done; a factory that reads values from a file has to be let do so."""
+    try:
+        return build_layer(task, 0, index, mode)
+    except Exception as error:
+        logger.debug("layer %d is built with its values: %s", index, error)
+    layer = build_layer(task, 0, index)
+    with mode:
+        return layer._apply(mode.from_tensor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # in a child process

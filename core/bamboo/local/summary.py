@@ -11,6 +11,7 @@ from bamboo.events import Finish, Outcome, Status, Takeover
 from bamboo.memory import Memory
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.plan import WorkerId
+from bamboo.words import size
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -180,19 +181,8 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
 
 def _memory(worker: WorkerId, memory: Memory) -> str:
     kinds = sorted(memory.by_kind().items(), key=lambda item: -item[1])
-    said = ", ".join(f"{kind} {_size(count)}" for kind, count in kinds if count)
-    return f"{worker} with {_size(memory.total)}" + (f" ({said})" if said else "")
-
-
-def _size(count: float) -> str:
-    """512 B, 1.5 KiB, 20.0 MiB."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} TiB"
+    said = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
+    return f"{worker} with {size(memory.total)}" + (f" ({said})" if said else "")
 
 
 def _pauses(summary: Summary) -> list[str]:

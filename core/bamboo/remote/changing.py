@@ -18,6 +18,7 @@ from bamboo.remote.look import Looker
 from bamboo.remote.model import Job, job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watching import Overdue, until, until_over
+from bamboo.spec import JobSpec
 from bamboo.yamlfile import read_source
 
 SERVERS = (
@@ -41,6 +42,7 @@ class Manifest:
     """unknown: fields of the pod template that the Kubernetes versions known to us do not have."""
 
     path: str
+    job: JobSpec
     document: dict[str, Any]
     unknown: tuple[Problem, ...]
 
@@ -52,7 +54,8 @@ def read(path: str) -> Manifest:
         job = parse_source(source)
     except ManifestError as error:
         raise _invalid(error.problems) from None
-    return Manifest(source.name, copy.deepcopy(source.document), tuple(map(source.place, unknown_in_template(job))))
+    unknown = tuple(map(source.place, unknown_in_template(job)))
+    return Manifest(source.name, job, copy.deepcopy(source.document), unknown)
 
 
 def _invalid(problems: Sequence[Problem]) -> Invalid:

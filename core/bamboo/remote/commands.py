@@ -1,6 +1,7 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -10,6 +11,7 @@ from bamboo.remote import flags
 from bamboo.remote.flags import INTERVAL, WAIT, Form
 
 if TYPE_CHECKING:
+    from bamboo.remote.changing import Manifest
     from bamboo.remote.session import Command, Target
 
 Place = tuple[str | None, str | None, str | None]  # namespace, context and kubeconfig, as the flags have them
@@ -38,6 +40,7 @@ def submit(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show the job until it ends, and exit with its result.")
     ] = False,
+    load: flags.Load = True,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
@@ -47,14 +50,17 @@ def submit(
 
     The manifest is checked first, by the rules of `bamboo validate`. A job that exists is not touched without --apply;
     with it, fields that the manifest names are changed (server-side apply), and those that it does not name stay.
+    The task is tried on this machine, as with `bamboo validate --load`; where that cannot be, as its module or data are
+    only in the image, leave it out with --no-load.
     """
     on_cluster(
-        file, (namespace, context, kubeconfig), apply=apply, force=force, dry_run=dry_run, watch=watch, quiet=quiet
-    )
+        file, (namespace, context, kubeconfig),
+        load=load, apply=apply, force=force, dry_run=dry_run, watch=watch, quiet=quiet,
+    )  # fmt: skip
 
 
 def on_cluster(
-    file: str, place: Place, *, apply: bool = False, force: bool = False,
+    file: str, place: Place, *, load: bool = True, apply: bool = False, force: bool = False,
     dry_run: bool = False, watch: bool = False, quiet: bool = False,
 ) -> NoReturn:  # fmt: skip
     """`submit`, also for `bamboo run --on cluster`."""
@@ -69,6 +75,7 @@ def on_cluster(
         manifest = changing.read(file)
     except RemoteError as error:
         _usage(str(error))
+    _look_over(file, manifest, load=load, quiet=quiet)
     _run(
         place,
         lambda s: changing.submit(
@@ -76,6 +83,27 @@ def on_cluster(
         ),
         quiet=quiet,
     )
+
+
+def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
+    """What may surprise is said; a task that does not load ends the command."""
+    from bamboo.advice import warnings
+    from bamboo.local.taskcheck import check_task, module_folders
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr)
+
+    if not load:
+        return
+    for warning in warnings(manifest.job):
+        say(f"warning: {warning}")
+    say("trying the task on this machine (--no-load leaves that out)")
+    checked = check_task(manifest.document, module_folders(Path(file)))
+    for line in checked.told:
+        say(line)
+    if checked.problem:
+        _usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")
 
 
 @app.command("list")

@@ -66,6 +66,9 @@ Interval = Annotated[
     float, typer.Option("--interval", parser=seconds, metavar="TIME", help="Between two looks.", show_default="2s")
 ]
 Timeout = Annotated[float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="How long to wait at most.")]
+Load = Annotated[
+    bool, typer.Option("--load/--no-load", help="Try the task on this machine first, as `bamboo validate --load` does.")
+]
 
 INTERVAL = 2.0
 WAIT = 120.0

@@ -1,0 +1,38 @@
+"""Does a job's task load, and what would it need? For `bamboo validate --load` and `bamboo submit`."""
+
+from typing import Any
+
+from bamboo.grid import layer_ranges
+from bamboo.manifest import parse_manifest
+from bamboo.memory import Memory
+from bamboo_trainer.costs import profile
+from bamboo_trainer.estimate import measure, worker_memory
+from bamboo_trainer.loading import load_task
+
+
+def check(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`problem`: one sentence, or what the task is made of; only JSON values. Nothing is trained.
+
+    layers, parameters: numbers. stages: first and last layer of each, and its parameters. calm, taken_over: the stage
+    whose worker needs most memory, and bytes by kind; taken_over: while it also runs a lost neighbour's stage.
+    """
+    spec = parse_manifest(manifest)
+    try:
+        task = load_task(spec.task.entrypoint, spec.task.config)
+        stages = layer_ranges(profile(task, spec), spec.topology)
+        sizes = measure(task, spec)
+    except ValueError as error:  # a TaskError, or more stages than layers
+        return {"problem": str(error)}
+    except (MemoryError, OSError) as error:
+        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+    return {
+        "layers": len(sizes),
+        "parameters": sum(size.parameters - size.tied for size in sizes),
+        "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],
+        "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False)),
+        "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True)),
+    }
+
+
+def _told(stage: int, memory: Memory) -> dict[str, Any]:
+    return {"stage": stage, "memory": memory.by_kind()}
