@@ -27,6 +27,29 @@ spec:
 SPIRALS = MANIFEST.replace('"no_such_module:build"', "bamboo_trainer.models.mlp:build").replace(
     "steps: 3", "steps: 600, maxGradientNorm: 1.0"
 )
+EXITING = """
+import sys
+import torch
+from torch import nn
+from bamboo_trainer.task import Task
+
+
+class Data:
+    def __len__(self):
+        return 8
+
+    def batch(self, indices):
+        print("batch for", indices)
+        sys.exit(9)
+
+
+def build(config):
+    layers = [lambda: nn.Linear(2, 2)] * 2
+    return Task(
+        layers=layers, dataset=Data(), loss=lambda a, b: a[0].mean(), learning_rate=lambda step: 0.1,
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named]), costs=[1, 1],
+    )
+"""
 BAMBOO = [sys.executable, "-c", "from bamboo.cli import main; main()"]
 
 
@@ -103,6 +126,28 @@ def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> No
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def exited(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A run whose dataset ends its process, which the job has a rule for; debugged."""
+    (folder / "exiting.py").write_text(EXITING)
+    policy = "  failurePolicy: {backoffLimit: 0, rules: [{name: nine, onExitCodes: [9], action: FailJob}]}\n"
+    job = write(folder, MANIFEST.replace("no_such_module", "exiting") + policy)
+    return bamboo(folder, "run", job, "--no-page", "--debug", "--output", str(folder / "out"))
+
+
+def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the_log(tmp_path: Path) -> None:
+    """On the terminal once, and with all that is needed to find it: what it printed, and where it went."""
+    done = exited(tmp_path)
+    log = (tmp_path / "out" / "workers.log").read_text()
+    assert done.returncode == 1
+    assert re.search(r"small: Failed, FailurePolicy\. w\d exited with code 9, and rule nine ends the job", done.stdout)
+    assert done.stdout.count("rule nine") == 1
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d w\d step 0 \| batch for \(\d+, \d+\)$", log, re.MULTILINE)
+    assert re.search(r"ERROR w\d step 0 .*: ended by sys\.exit with code 9 \(exiting\.py line 14, in batch\)", log)
+    assert 'exiting.py", line 14, in batch\n    sys.exit(9)\n' in log
+    assert log in done.stderr
+    assert not (tmp_path / "out" / "weights").exists()
+
+
 @pytest.mark.parametrize(
     ("seen", "said", "number"),
     [
@@ -131,3 +176,23 @@ def test_a_signal_ends_everything_at_once(tmp_path: Path, seen: list[str], said:
     assert "Interrupted" in rest or not said
     assert list(scratch.iterdir()) == []
     assert processes_with(setting) == []
+
+
+@pytest.mark.parametrize("seen", ["starting workers", "step 1/"])
+def test_a_run_that_is_killed_leaves_nothing_behind(tmp_path: Path, seen: str) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    command = ["env", f"TMPDIR={scratch}", f"MARK={scratch}", *BAMBOO, "run", write(tmp_path, SPIRALS), "--no-page"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        assert job.stdout is not None
+        while seen not in (line := job.stdout.readline()):
+            assert line, "the run ended early"
+        assert len(list(scratch.iterdir())) == 1
+        while len(processes_with(f"MARK={scratch}")) < 2:  # before there is a launcher only the next run can clean up
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.kill()
+    deadline = time.monotonic() + 120
+    while list(scratch.iterdir()) or processes_with(f"MARK={scratch}"):
+        assert time.monotonic() < deadline, "something is still there"
+        time.sleep(0.1)

@@ -20,7 +20,8 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.operations import OPERATIONS_PER_BYTE
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, build_layer, run_layer
+from bamboo_trainer.task_errors import TaskError
+from bamboo_trainer.user_code import build_layer, run_layer
 from manifest_kit import minimal
 from stage_kit import small_task
 

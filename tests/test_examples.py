@@ -19,7 +19,7 @@ from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage import TrainingConfig
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.task_errors import TaskError
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

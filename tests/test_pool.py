@@ -89,6 +89,25 @@ async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> Non
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGTERM)
 
 
+@pytest.mark.parametrize("ended", ["close", "death"])
+async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folder(tmp_path: Path, ended: str) -> None:
+    """The workers go in any case. Whose stdin ends without a word has lost its owner."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    exits: list[str] = []
+    pool = Pool(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__], scratch=scratch)
+    await pool.open("--bare")
+    start(pool, "w0", LONG)
+    await until(lambda: pool.pid("w0"))
+    assert pool._process is not None
+    if ended == "death":
+        assert pool._process.stdin is not None
+        pool._process.stdin.close()
+        await pool._process.wait()
+    await pool.close()
+    assert (exits, scratch.exists()) == (["w0"], ended == "close")
+
+
 async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
     pool, _ = pool
     long = "x" * 1_000_000

@@ -10,7 +10,7 @@ import torch
 
 from bamboo_trainer.reader import MOST_AHEAD, Reader
 from bamboo_trainer.task import Parts
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 
 SECONDS = 60.0

@@ -143,6 +143,10 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show what the workers print and log, with whole tracebacks, on standard error."),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -183,14 +187,19 @@ def run(
         _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
     _check_paths(trace, output)
     wanted = Options(
-        preempt=schedule, output=output, trace=trace, heartbeat_timeout=heartbeat_timeout, folders=module_folders(job)
+        preempt=schedule,
+        output=output,
+        trace=trace,
+        heartbeat_timeout=heartbeat_timeout,
+        folders=module_folders(job),
+        show_log=sys.stderr.write if debug else None,
     )
     if page is None:
         page = page_port is not None or not (json or quiet)
     elif not page and page_port is not None:
         _usage("--page-port and --no-page: expected at most one of them")
     served = (page_port or 0) if page else None
-    report = Report(json=json, quiet=quiet, metrics_port=metrics_port, page=served)
+    report = Report(json=json, quiet=quiet, metrics_port=metrics_port, page=served, debug=debug)
     raise typer.Exit(train(spec, manifest, wanted, report, verify=verify))
 
 

@@ -1,6 +1,6 @@
 """`python -m bamboo_trainer`: one worker, as a pod's container runs it. Everything comes from the environment."""
 
-import logging
+import io
 import os
 import sys
 from pathlib import Path
@@ -57,7 +57,6 @@ def main() -> int:
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from bamboo_trainer.worker import Place  # torch takes seconds: not for --help
     from bamboo_trainer.worker import main as run
 
@@ -67,6 +66,7 @@ def main() -> int:
         authority=os.environ.get(ENV_CA, ""),
         metadata=metadata,
         metrics_port=metrics_port,
+        shared_log=False,
     )
     return run(
         worker=os.environ[ENV_WORKER],
@@ -96,6 +96,8 @@ def _port(text: str | None) -> int | None:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # NB: what a task prints is to be seen, and not lost with the pod
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.task_errors import TaskError
 
 
 def checkpointed_layers(task: Task) -> frozenset[int]:

@@ -23,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bamboo.spec import JobSpec
 from bamboo_trainer.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.user_code import TaskError, build_layer, load_batch, run_layer, told
+from bamboo_trainer.task_errors import TaskError, told
+from bamboo_trainer.user_code import build_layer, load_batch, run_layer
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,19 @@
 """The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
 
-    python -P -m bamboo_trainer.launcher [--import MODULE]... [--folder FOLDER]...
+    python -P -m bamboo_trainer.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
 
 One thread, one loop. JSON lines on stdin:
 
     {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": "module:function"}
     {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
     {"op": "proceed", "worker": W}
+    {"op": "close"}
 
 and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
 result (id, value | error), error (message), asks (worker, step): a worker that was started with "gate": [STEP, ..]
-is about to begin a forward or backward of one of these steps, and waits for proceed. When stdin ends or SIGTERM comes,
-every child is killed and reaped.
+is about to begin a forward or backward of one of these steps, and waits for proceed. With close, when stdin ends or
+when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the launcher has died:
+then the launcher removes the scratch folder.
 Children belong to the launcher's process group and die with the launcher, even if it is killed.
 """
 
@@ -23,6 +25,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -71,9 +74,13 @@ class _Call:
 
 
 class Launcher:
-    def __init__(self, commands: int, events: int) -> None:
+    """scratch: removed if who started this process dies."""
+
+    def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
         self._commands = commands
         self._events = events
+        self._scratch = scratch
+        self._abandoned = False
         self._partial = b""
         self._workers: dict[int, str] = {}
         self._calls: dict[int, _Call] = {}
@@ -98,9 +105,11 @@ class Launcher:
                 for key, _ in self._selector.select():
                     key.data()
         except BrokenPipeError:
-            pass
+            self._abandoned = True
         finally:
             self._kill_all()
+            if self._abandoned and self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)  # NB: what is left is for the next run to remove
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
@@ -113,7 +122,7 @@ class Launcher:
     def _read_commands(self) -> None:
         data = os.read(self._commands, CHUNK)
         if not data:
-            self._stopping = True
+            self._stopping = self._abandoned = True
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
@@ -130,6 +139,8 @@ class Launcher:
                 self._call(command["id"], command["function"], command["arguments"])
             case "proceed":
                 self._proceed(command["worker"])
+            case "close":
+                self._stopping = True
             case other:
                 raise ValueError(f"there is no op {other!r}")
 
@@ -304,12 +315,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     parser.add_argument("--folder", dest="folders", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--scratch", metavar="FOLDER", help="removed if the process that reads stdout dies")
     parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
     options = parser.parse_args()
     commands, events = _own_channel()
     _preload([*(() if options.bare else MODULES), *options.modules])
     sys.path[:0] = options.folders  # NB: not before, or a user's file named like one of torch's modules would be taken
-    Launcher(commands, events).run()
+    Launcher(commands, events, options.scratch).run()
 
 
 if __name__ == "__main__":

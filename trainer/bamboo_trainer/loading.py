@@ -12,7 +12,8 @@ from bamboo.plan import MOST_LAYERS
 from bamboo_trainer.checkpointing import checkpointed_layers
 from bamboo_trainer.costs import stated_costs
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, layer_factory
+from bamboo_trainer.task_errors import TaskError, blamed, complaint, told
+from bamboo_trainer.user_code import dataset_length, layer_factory
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
@@ -25,20 +26,22 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
     except (Exception, SystemExit) as error:  # whatever the user's module raises at import
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise TaskError(f"cannot import {module_name!r}: there is no such module in {_searched()}") from error
-        raise TaskError(f"cannot import {module_name!r} ({type(error).__name__}: {error})") from error
+        raise TaskError(f"cannot import {module_name!r}: {told(error)}") from error
     build = getattr(module, name, None)
     if not callable(build):
         problem = "has no" if build is None else "has a non-callable"
-        where = getattr(module, "__file__", None) or "built into Python"
-        raise TaskError(f"task.entrypoint {entrypoint!r}: the module ({where}) {problem} {name!r}")
+        file = getattr(module, "__file__", None) or "built into Python"
+        raise TaskError(f"task.entrypoint {entrypoint!r}: the module ({file}) {problem} {name!r}")
     try:
         task = build(config)
     except TaskError:
         raise
     except ValueError as error:
-        raise TaskError(f"task.config: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"{entrypoint} raised {type(error).__name__}: {error}") from error
+        raise TaskError(f"task.config: {complaint(error)}") from error
+    except Exception as error:
+        raise blamed(entrypoint, error) from error
+    except SystemExit as error:
+        raise TaskError(f"{entrypoint} raised {told(error)}") from error
     if not isinstance(task, Task):
         raise TaskError(f"{entrypoint} returned {type(task).__name__}, expected a bamboo_trainer.task.Task")
     if not task.layers:
@@ -52,8 +55,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
     checkpointed_layers(task)
     if task.costs is not None:
         stated_costs(task, task.costs)
-    if len(task.dataset) < 1:
-        raise TaskError(f"{entrypoint} returned a task whose dataset is empty")
+    dataset_length(task)
     return task
 
 

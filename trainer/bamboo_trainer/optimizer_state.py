@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bamboo_trainer.parameters import FlatParameters
 from bamboo_trainer.placement import to_host
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.task_errors import TaskError
 
 Scalar = int | float | bool | None
 

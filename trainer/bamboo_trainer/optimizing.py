@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, told
+from bamboo_trainer.task_errors import TaskError, in_task
 
 
 class ScheduledOptimizer:
@@ -19,7 +19,8 @@ class ScheduledOptimizer:
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version."""
-        return float(self._learning_rate(version))
+        with in_task(f"task.learning_rate, asked for step {version},"):
+            return float(self._learning_rate(version))
 
     def step(self, version: int) -> None:
         """Takes the parameters, whose gradients are set, from this version to the next."""
@@ -28,14 +29,13 @@ class ScheduledOptimizer:
         rate = self.learning_rate(version)
         for group, multiplier in zip(self.inner.param_groups, self._multipliers, strict=True):
             group["lr"] = rate * multiplier
-        self.inner.step()
+        with in_task(f"the optimizer ({type(self.inner).__name__}), in step {version},"):
+            self.inner.step()
 
 
 def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    try:
+    with in_task("task.optimizer"):
         optimizer = task.optimizer(named)
-    except Exception as error:
-        raise TaskError(f"task.optimizer raised {told(error)}") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TaskError(f"task.optimizer returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
     return optimizer

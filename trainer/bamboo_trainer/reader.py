@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.user_code import load_batch
+from bamboo_trainer.user_code import dataset_length, load_batch
 
 MOST_AHEAD = 4  # batches; those that a change of plan has made useless go first
 
@@ -55,4 +55,4 @@ class Reader:
 
     def _read(self, step: int, microbatch: int) -> Batch:
         with self._calling:
-            return load_batch(self._task, self._samples(step, microbatch, len(self._task.dataset)))
+            return load_batch(self._task, self._samples(step, microbatch, dataset_length(self._task)))

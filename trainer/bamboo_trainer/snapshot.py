@@ -14,8 +14,9 @@ from torch import Tensor
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.parameters import FlatParameters
 from bamboo_trainer.task import Parts
+from bamboo_trainer.task_errors import TaskError
 from bamboo_trainer.transport.wire import DTYPES
-from bamboo_trainer.user_code import TaskError, unsendable
+from bamboo_trainer.user_code import unsendable
 
 SNAPSHOT_FORMAT = 1
 

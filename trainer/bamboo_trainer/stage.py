@@ -25,16 +25,15 @@ from bamboo_trainer.parameters import FlatParameters
 from bamboo_trainer.placement import contexts_on_host, wait_for
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task_errors import TaskError, in_task
 from bamboo_trainer.ties import TiedSegment, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
-    TaskError,
     build_layer,
     call_layer,
     forward_seed,
     run_layer,
     seed_forward,
     task_loss,
-    told,
     unchanged_buffers,
 )
 
@@ -274,16 +273,9 @@ class Stage:
         given = [(p, g) for p, g in zip(floating, gradients, strict=True) if p.requires_grad and is_gradient(g)]
         pairs = [(p, g.to(self._device)) for p, g in given]
         if pairs:
-            try:
-                with keep_casts():
-                    torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
-            except (torch.OutOfMemoryError, MemoryError):
-                raise
-            except Exception as error:
-                layers = f"layers {self._first} to {self._end - 1}"
-                raise TaskError(
-                    f"the backward of {layers} failed at step {step}, microbatch {microbatch}: {told(error)}"
-                ) from error
+            layers = f"layers {self._first} to {self._end - 1}"
+            with in_task(f"the backward of {layers}, at step {step}, microbatch {microbatch},"), keep_casts():
+                torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
             self._parameters.mark(work.gradient, work.marked)
         if self._stage == 0:
             return ()

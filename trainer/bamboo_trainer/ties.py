@@ -7,7 +7,8 @@ from torch import nn
 
 from bamboo_trainer.parameters import Slot
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, build_layer
+from bamboo_trainer.task_errors import TaskError
+from bamboo_trainer.user_code import build_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

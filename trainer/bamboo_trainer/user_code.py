@@ -1,6 +1,6 @@
 """Calls into the user's task: each answer is checked, and what is wrong becomes one sentence, a TaskError.
 
-Running out of memory is nobody's mistake and passes as it is.
+Running out of memory is nobody's mistake, and a TaskOutOfMemory.
 """
 
 import inspect
@@ -11,21 +11,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bamboo_trainer.data import pure_seed
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task_errors import TaskError, blamed, in_task, ran_out_of_memory
 from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()
-
-
-class TaskError(ValueError):
-    """The user's task did what a task may not do; the message says which part of it and what."""
-
-
-def told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
@@ -36,13 +30,16 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pure_seed("init", seed, layer))
         factory = layer_factory(task, layer)
-        try:
-            with within:
-                module = factory()
-        except Exception as error:
-            raise TaskError(f"building layer {layer} failed: {told(error)}") from error
+        with in_task(f"the factory of layer {layer}"), within:
+            module = factory()
     if not isinstance(module, nn.Module):
         raise TaskError(f"the factory of layer {layer} returned {type(module).__name__}, expected a torch.nn.Module")
+    for name, parameter in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(parameter):
+            raise TaskError(
+                f"{layer}.{name} has no shape yet: a lazy module learns it in its first forward, and the layers are "
+                "split and copied before that; give the module its sizes"
+            )
     for name, parameter in module.named_parameters():
         if parameter.dtype != torch.float32:
             raise TaskError(f"parameter {layer}.{name} is {parameter.dtype}, expected torch.float32")
@@ -87,11 +84,12 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
     call, before = call or partial(call_layer, task_layer), _versions(parts)
     try:
         result = call(parts[0] if len(parts) == 1 else parts)
-    except (torch.OutOfMemoryError, MemoryError):
+    except TaskError:
         raise
     except Exception as error:
-        what = _WRITES if _would_write(call, parts) else f"raised {told(error)}"
-        raise TaskError(f"{_named(task_layer, layer)} {what}") from error
+        if not ran_out_of_memory(error) and _would_write(call, parts):
+            raise TaskError(f"{_named(task_layer, layer)} {_WRITES}") from error
+        raise blamed(_named(task_layer, layer), error) from error
     if _versions(parts) != before:
         raise TaskError(f"{_named(task_layer, layer)} {_WRITES}")
     result = (result,) if isinstance(result, Tensor) else result
@@ -129,6 +127,15 @@ def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
     return _versions(copies) != before
 
 
+def dataset_length(task: Task) -> int:
+    """At least 1. Raises TaskError."""
+    with in_task("the dataset, asked for its length,"):
+        length = len(task.dataset)
+    if length < 1:
+        raise TaskError("the dataset is empty")
+    return length
+
+
 def unsendable(tensor: Tensor, dtypes: Collection[torch.dtype]) -> str:
     """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
     if tensor.dtype not in dtypes:
@@ -156,12 +163,8 @@ def seed_forward(device: torch.device, seed: int) -> None:
 def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
     """The loss in fp32, checked to be a scalar that depends on the model."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
-    try:
+    with in_task("the loss"):
         loss = task.loss(outputs, targets)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise TaskError(f"the loss raised {told(error)}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise TaskError("the loss must be a scalar tensor")
     if not loss.requires_grad:
@@ -171,10 +174,8 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
 
 def load_batch(task: Task, indices: Sequence[int]) -> tuple[Parts, Parts]:
     """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer."""
-    try:
+    with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
         batch = task.dataset.batch(indices)
-    except Exception as error:
-        raise TaskError(f"the dataset raised {told(error)} for samples {list(indices)[:8]}") from error
     if not isinstance(batch, tuple) or len(batch) != 2 or not all(_is_parts(parts) for parts in batch):
         raise TaskError(
             f"the dataset returned {_form(batch)} for samples {list(indices)[:8]}, "

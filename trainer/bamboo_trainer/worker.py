@@ -39,6 +39,7 @@ from bamboo.protocol import (
     WorkerReady,
 )
 from bamboo.spec import JobSpec, Placement
+from bamboo_trainer import logs
 from bamboo_trainer.control import Control
 from bamboo_trainer.costs import profile
 from bamboo_trainer.engine import Engine, Observer
@@ -48,9 +49,10 @@ from bamboo_trainer.metadata import LEAST_SECONDS, Notice, Wanted
 from bamboo_trainer.metadata_watch import Watcher
 from bamboo_trainer.placement import DeviceError, choose_device, use
 from bamboo_trainer.reader import Reader
-from bamboo_trainer.stage import Stage, TaskError, TrainingConfig
+from bamboo_trainer.stage import Stage, TrainingConfig
 from bamboo_trainer.tally import Tally
 from bamboo_trainer.task import Task
+from bamboo_trainer.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
 from bamboo_trainer.trace import Silent, TraceFile
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
@@ -95,7 +97,8 @@ class Place:
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
     signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
-    watched for notices, if any. metrics_port: of that address, where the worker serves its own metrics.
+    watched for notices, if any. metrics_port: of that address, where the worker serves its own metrics. shared_log:
+    other workers write to the same file.
     """
 
     host: str = "127.0.0.1"
@@ -103,6 +106,7 @@ class Place:
     authority: str = ""
     metadata: Wanted | None = None
     metrics_port: int | None = None
+    shared_log: bool = True
 
 
 HERE = Place()
@@ -132,6 +136,7 @@ class Worker:
         self.device = ""
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
+        self.last = ""  # line of the log: why it ends
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._on_term)
@@ -139,21 +144,23 @@ class Worker:
         try:
             while self.exit_code is None:
                 self._turn()
-        except TaskError as error:
-            self._fail("TaskFailed", str(error))
         except DeviceError as error:
             self._fail("DeviceUnavailable", str(error))
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            self._fail("OutOfMemory", str(error))
         except Exception as error:
-            logger.exception("%s: the worker failed", self.worker)
-            self._fail("WorkerError", f"{type(error).__name__}: {error}")
+            logger.exception("the worker failed")
+            self._fail(*verdict(error))
+        except SystemExit as error:
+            self.exit_code = exit_code(error)
+            logger.exception("the task's code ends this worker")
+            self.last = f"ended by sys.exit with code {self.exit_code} ({where(error)})"
         finally:
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
             if self.reader:
                 self.reader.close()
+            if self.last:  # NB: the last line of a pod's log is what Kubernetes tells of its end
+                logger.error(self.last)
         assert self.exit_code is not None
         return self.exit_code
 
@@ -255,7 +262,7 @@ class Worker:
 
     def _fail(self, reason: str, message: str) -> None:
         self.control.send(WorkerFailed(reason=reason, message=message))
-        self.exit_code = EXIT_FAILED
+        self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
 
     def _hello(self) -> Hello:
         plan = self.engine.newest_plan if self.engine else None
@@ -284,6 +291,23 @@ class Worker:
         self.inbox.put(NoticeReceived(seconds=notice.seconds))
 
 
+def verdict(error: Exception) -> tuple[str, str]:
+    """Reason and message of an error that ends the worker: the task's, memory, or a bug."""
+    if isinstance(error, TaskError):
+        return "TaskFailed", str(error)
+    if ran_out_of_memory(error):
+        return "OutOfMemory", str(error) if isinstance(error, TaskOutOfMemory) else told(error)
+    return "TaskFailed" if is_tasks(error) else "WorkerError", told(error)
+
+
+def exit_code(error: SystemExit) -> int:
+    """As Python's own: what is no number is said, and 1."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    logger.error("%s", error.code)
+    return EXIT_FAILED
+
+
 def _read_token(path: Path) -> str:
     """Raises OSError, also while the file is being written."""
     token = path.read_bytes().decode(errors="replace").strip()
@@ -310,6 +334,7 @@ def main(
         observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Tally() if place.metrics_port else Silent()
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
     agent = Worker(worker, url, newest, zone, observer, place)
+    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=place.shared_log)
     if place.metrics_port and isinstance(observer, Tally):
         from bamboo_trainer.metrics import serve  # NB: nobody else needs it
 

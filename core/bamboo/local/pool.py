@@ -32,7 +32,8 @@ class Pool:
     forward or backward of one of these steps; it waits until `proceed`.
     log: the file that gets everything the workers print. imports: modules to be loaded before forking.
     folders: where a task's modules are looked for first, in this order; not those of Bamboo and of what it imports.
-    scratch: an existing folder for the workers' temporary files; the caller removes it afterwards.
+    scratch: an existing folder for temporary files, the workers' too. The caller removes it after close(); if this
+    process dies before that, the launcher does.
     """
 
     def __init__(
@@ -72,7 +73,10 @@ class Pool:
         arguments += [item for folder in self._folders for item in ("--folder", str(folder.absolute()))]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if self._scratch is not None:
-            environment["TMPDIR"] = str(self._scratch)
+            temporary = self._scratch / "tmp"
+            temporary.mkdir(exist_ok=True)
+            environment["TMPDIR"] = str(temporary)
+            arguments += ["--scratch", str(self._scratch)]
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", LAUNCHER, *arguments, *extra),
@@ -129,6 +133,7 @@ class Pool:
         if (process := self._process) is None:
             return
         assert process.stdin is not None
+        process.stdin.write(b'{"op": "close"}\n')  # NB: without it the launcher takes us for dead
         process.stdin.close()
         if not self._ready.is_set() and process.returncode is None:
             process.kill()  # it is still importing and has no child yet

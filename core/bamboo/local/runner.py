@@ -8,10 +8,9 @@ import contextlib
 import logging
 import secrets
 import signal
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,10 @@ from bamboo.events import (
     Tick,
     WorkerLost,
 )
+from bamboo.local.log import LogFollower
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.preempt import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
+from bamboo.local.scratch import scratch_folder
 from bamboo.local.strikes import Aim, Strikes
 from bamboo.local.summary import Summary, summarize
 from bamboo.local.traces import merge_traces
@@ -61,7 +62,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Options:
     """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
 
-    folders: where the task's modules are looked for before all others, in this order.
+    folders: where the task's modules are looked for before all others, in this order. show_log: is given what the
+    workers print and log.
     """
 
     preempt: Schedule = field(default_factory=Schedule)
@@ -70,6 +72,7 @@ class Options:
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     undisturbed: bool = False
     folders: tuple[Path, ...] = (Path(),)
+    show_log: Callable[[str], object] | None = None
 
 
 async def run_job(spec: JobSpec, manifest: dict[str, Any], options: Options, view: View) -> Summary:
@@ -77,8 +80,8 @@ async def run_job(spec: JobSpec, manifest: dict[str, Any], options: Options, vie
 
     Raises PoolError if no worker can be started at all, and what the view raises if it cannot be shown.
     """
-    with tempfile.TemporaryDirectory(prefix="bamboo-") as scratch:
-        return await _Run(spec, manifest, options, view, Path(scratch)).run()
+    with scratch_folder() as scratch:
+        return await _Run(spec, manifest, options, view, scratch).run()
 
 
 class _Run:
@@ -87,9 +90,8 @@ class _Run:
     def __init__(self, spec: JobSpec, manifest: dict[str, Any], options: Options, view: View, scratch: Path) -> None:
         self._spec, self._manifest, self._options, self._view = spec, manifest, options, view
         self._folder = options.output.absolute() if options.output else scratch
-        self._traces, temporary = scratch / "traces", scratch / "tmp"
-        for folder in (self._traces, temporary):
-            folder.mkdir()
+        self._traces = scratch / "traces"
+        self._traces.mkdir()
         self._token = secrets.token_hex(16)
         self._now = AwakeClock()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -104,9 +106,10 @@ class _Run:
             self._folder / "workers.log",
             imports=imports,
             folders=options.folders,
-            scratch=temporary,
+            scratch=scratch,
             on_ask=self._asked,
         )
+        self._log = LogFollower(self._folder / "workers.log", options.show_log) if options.show_log else None
         self._state = coordinator.initial(
             spec,
             manifest,
@@ -188,6 +191,8 @@ class _Run:
         if committed or isinstance(event, Tick):
             self._preempt_due(now, self._state.step)
             self._view.status(status(self._state, now))
+        if self._log and isinstance(event, Tick):
+            self._log.follow()
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
         """NB: one that was told to go may have ended by itself before: a closed link is often heard of first."""
@@ -353,6 +358,8 @@ class _Run:
             await self._pool.close()
             await self._server.stop()
         finally:
+            if self._log:
+                self._log.end()
             self._view.status(status(self._state, self._now()))
             self._view.stop()
         self._write_trace()
@@ -384,5 +391,6 @@ class _Run:
             output=str(self._folder) if self._options.output else None,
             sample=sample,
             crashes=tuple(self._crashes),
-            log_tail=self._pool.tail() or None if unexplained else None,
+            log_tail=self._pool.tail() or None if unexplained and not self._log else None,
+            log_shown=self._log is not None,
         )

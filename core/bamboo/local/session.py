@@ -31,11 +31,13 @@ from bamboo.spec import JobSpec
 class Report:
     """What the user wants to see. json: nothing but one JSON object on standard output.
 
-    page: the port of the job page, 0 for any; None for no page.
+    page: the port of the job page, 0 for any; None for no page. debug: with what the workers print and log, on standard
+    error; then there is no live picture.
     """
 
     json: bool = False
     quiet: bool = False
+    debug: bool = False
     metrics_port: int | None = None
     page: int | None = None
 
@@ -113,7 +115,7 @@ def _view(spec: JobSpec, report: Report, *, undisturbed: bool = False, page: str
     job = spec.name
     if report.json or report.quiet:
         shown = QuietView()
-    elif sys.stdout.isatty() and _has_keyboard():
+    elif sys.stdout.isatty() and not report.debug and _has_keyboard():
         if undisturbed:
             shown = LiveView(f"{job}, undisturbed", Console(), disturb=False)
         else:

@@ -31,7 +31,7 @@ class Summary:
     many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
     losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
     all samples are lost. crashes: workers that ended by themselves, and how.
-    log_tail: what the workers printed, if a failure has no better explanation.
+    log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
 
     job: str
@@ -55,6 +55,7 @@ class Summary:
     output: str | None = None
     sample: str | None = None
     log_tail: str | None = None
+    log_shown: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -76,6 +77,7 @@ def summarize(
     output: str | None = None,
     sample: str | None = None,
     log_tail: str | None = None,
+    log_shown: bool = False,
 ) -> Summary:
     """seconds: of training, without the start of the workers. batch: samples of one step."""
     return Summary(
@@ -100,12 +102,14 @@ def summarize(
         output=output,
         sample=sample,
         log_tail=log_tail,
+        log_shown=log_shown,
     )
 
 
 def to_json(summary: Summary, **extra: Any) -> str:
     """One JSON object; `extra` is added to it."""
     document = dataclasses.asdict(summary)
+    del document["log_shown"]
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
     if summary.memory:
@@ -146,6 +150,8 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  weights, the workers' log and page.html: {summary.output}" if complete else f"  {log}")
     elif complete:
         lines.append("  the weights were not kept: that is what --output is for")
+    elif summary.outcome is Outcome.FAILED and not summary.log_shown:
+        lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")
     if summary.sample:
         lines += ["  the trained model continues:", *_quoted(summary.sample)]
     if summary.log_tail:

@@ -1,0 +1,59 @@
+"""The folder of a run's temporary files, which is removed however the run ends.
+
+The run itself removes it if it ends in order, or by a signal that can be caught. After SIGKILL the launcher of its
+workers does, which outlives it for a moment. If both are killed, the next run on this machine finds the folder without
+its lock.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "bamboo-run-"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new, empty folder, locked by this process."""
+    collect(Path(tempfile.gettempdir()))
+    folder, lock = _make()
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def collect(place: Path) -> None:
+    """Removes the folders of this user's runs that are not there any more."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it has just gone, or is not ours to open
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its run lives
+                    _remove(folder)
+            finally:
+                os.close(lock)
+
+
+def _make() -> tuple[Path, int]:
+    """NB: another run may take a folder that is not locked yet for one that was left behind."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, onerror=lambda _, path, error: logger.warning("cannot remove %s: %s", path, error[1]))

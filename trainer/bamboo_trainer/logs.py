@@ -1,0 +1,102 @@
+"""What a worker writes for people: its log, and what the task prints.
+
+Every line of the log has time, worker and step. Local workers share one file, so there what the task prints has them,
+too; a pod's log has one writer, and what the task prints there stays as it is, for whatever reads it.
+"""
+
+import faulthandler
+import io
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+FORMAT = "%(asctime)s %(levelname)s %(worker)s step %(step)s %(name)s: %(message)s"
+LONGEST_LINE = 1 << 16  # characters without a line break after which one is made
+
+Step = Callable[[], int | None]
+
+
+def begin(worker: str, step: Step, *, shared: bool) -> None:
+    """From now on this process's log is that of the worker. step: the newest; None before training.
+
+    shared: others write to the same file.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.addFilter(_Context(worker, step))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("bamboo_trainer").setLevel(logging.WARNING if shared else logging.INFO)
+    faulthandler.enable(sys.stderr)
+    if shared:
+        sys.stdout = Printed(sys.stdout, worker, step)
+        sys.stderr = Printed(sys.stderr, worker, step)
+
+
+def _shown(step: Step) -> str:
+    newest = step()
+    return "-" if newest is None else str(newest)
+
+
+class _Context(logging.Filter):
+    """Adds worker and step to every record."""
+
+    def __init__(self, worker: str, step: Step) -> None:
+        super().__init__()
+        self._worker, self._step = worker, step
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.worker, record.step = self._worker, _shown(self._step)
+        return True
+
+
+class Printed(io.TextIOBase):
+    """A text stream whose whole lines go to another one, each with time, worker and step, at once and in one piece."""
+
+    def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
+        self._stream, self._worker, self._step = stream, worker, step
+        self._partial = ""
+
+    def write(self, text: str) -> int:
+        """NB: a progress bar goes back to the start of its line; only what is left there at the end is a line."""
+        *lines, partial = (self._partial + text).split("\n")
+        self._partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
+        if len(self._partial) > LONGEST_LINE:
+            lines, self._partial = [*lines, self._partial], ""
+        for line in lines:
+            self._put(line.rstrip("\r").rpartition("\r")[2])
+        return len(text)
+
+    def flush(self) -> None:
+        """NB: a line that is not complete waits for its end."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """The last line may have no end. The other stream stays open."""
+        if self._partial:
+            self._put(self._partial)
+            self._partial = ""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def buffer(self) -> object:
+        """For who writes bytes: as they are."""
+        return self._stream.buffer
+
+    def _put(self, line: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._stream.write(f"{stamp} {self._worker} step {_shown(self._step)} | {line}\n")
+        self._stream.flush()

@@ -1,0 +1,116 @@
+"""Errors of the user's code: whose they are, where they were raised, and how they are told in one line."""
+
+import errno
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from bamboo.text import one_line
+
+OWN: Final = Path(__file__).parent
+MODELS: Final = OWN / "models"  # tasks, though they come with Bamboo
+LIBRARIES: Final = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+PYTHON: Final = Path(sysconfig.get_path("stdlib"))
+NO_MEMORY: Final = ("can't allocate memory", "Cannot allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
+
+
+class TaskError(ValueError):
+    """The user's task did what a task may not do; the message says which part of it and what."""
+
+
+class TaskOutOfMemory(MemoryError):
+    """Memory ran out, of the host or of the device; the message says in which part of the task."""
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Is it about memory, in whichever of the ways in which Python, the system and torch say that?"""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def told(error: BaseException) -> str:
+    """Its type, its message and where it was raised, in one line."""
+    message, place = one_line(str(error)), where(error)
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{text} ({place})" if place else text
+
+
+def complaint(error: ValueError) -> str:
+    """The sentence of who did not like a value, and, if that was code of the user's own, where it is."""
+    message, frame = one_line(str(error)), _innermost(error)
+    own = frame is None or Path(frame.filename).is_relative_to(MODELS)
+    return message if own else f"{message} ({where(error)})"
+
+
+def where(error: BaseException) -> str:
+    """File, line and function of the innermost frame of the user's code; "" if none of it is on the way.
+
+    If there is none, those of the innermost frame of a library that is neither Bamboo's, nor torch's, nor Python's.
+    """
+    frame = _innermost(error)
+    return f"{_shown(frame.filename)} line {frame.lineno}, in {frame.name}" if frame else ""
+
+
+def _innermost(error: BaseException) -> traceback.FrameSummary | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [f for f in frames if _is_users(f.filename)] or [f for f in frames if _is_librarys(f.filename)]
+    return users[-1] if users else None
+
+
+def is_tasks(error: BaseException) -> bool:
+    """Was it raised by the user's code, or by what that called? Then the engine's frames are all further out."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    mattering = [file for file in files if _is_users(file) or _is_own(file)]
+    return bool(mattering) and _is_users(mattering[-1])
+
+
+@contextmanager
+def in_task(what: str) -> Iterator[None]:
+    """Around a call into the task: an error there becomes a TaskError, or a TaskOutOfMemory, that begins with what."""
+    try:
+        yield
+    except TaskError:
+        raise
+    except Exception as error:
+        raise blamed(what, error) from error
+
+
+def blamed(what: str, error: Exception) -> TaskError | TaskOutOfMemory:
+    """what: the part of the task that raised it."""
+    if ran_out_of_memory(error):
+        return TaskOutOfMemory(f"{what} ran out of memory: {told(error)}")
+    return TaskError(f"{what} raised {told(error)}")
+
+
+def _is_own(file: str) -> bool:
+    return Path(file).is_relative_to(OWN) and not Path(file).is_relative_to(MODELS)
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    return path.is_relative_to(MODELS) or not (
+        file.startswith("<") or path.is_relative_to(OWN) or path.is_relative_to(PYTHON) or _is_installed(path)
+    )
+
+
+def _is_librarys(file: str) -> bool:
+    path = Path(file)
+    return _is_installed(path) and not path.is_relative_to(OWN) and "torch" not in path.parts
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in LIBRARIES)
+
+
+def _shown(file: str) -> str:
+    """From the current folder, if it is in there."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
