@@ -44,7 +44,10 @@ TABLES = {
     "operator/bamboo_operator/troubles.py": {"_WAITING": "values"},
 }
 # Functions whose results are reasons
-ANSWERS = {"operator/bamboo_operator/signals.py": ("_exit_source", "_disruption")}
+ANSWERS = {
+    "operator/bamboo_operator/signals.py": ("_exit_source", "_disruption"),
+    "trainer/bamboo_trainer/worker.py": ("failure_reason",),
+}
 # What is told under a name that holds a reason made elsewhere -> where
 PASSED_ON = {
     "reason": "an argument of Turn.finish, Turn.refuse, Channels._refuse, Worker._fail, or a field that is passed on",
@@ -60,6 +63,7 @@ PASSED_ON = {
     "finish.reason": "Finish",
     "c.get('reason') or 'Unknown'": "a condition as it was written",
     "_exit_source(pod, code)": "ANSWERS",
+    "failure_reason(error)": "ANSWERS",
     "f'Azure{first.event_type}'": "metadata.AZURE_SECONDS: the same as in cloud_marks",
 }
 # NB: these calls have nothing to do with reasons

@@ -148,7 +148,7 @@ class Worker:
             self._fail("DeviceUnavailable", str(error))
         except Exception as error:
             logger.exception("the worker failed")
-            self._fail(*verdict(error))
+            self._fail(failure_reason(error), failure_message(error))
         except SystemExit as error:
             self.exit_code = exit_code(error)
             logger.exception("the task's code ends this worker")
@@ -291,13 +291,16 @@ class Worker:
         self.inbox.put(NoticeReceived(seconds=notice.seconds))
 
 
-def verdict(error: Exception) -> tuple[str, str]:
-    """Reason and message of an error that ends the worker: the task's, memory, or a bug."""
-    if isinstance(error, TaskError):
-        return "TaskFailed", str(error)
+def failure_reason(error: Exception) -> str:
+    """Of an error that ends the worker: the task's, memory, or a bug."""
     if ran_out_of_memory(error):
-        return "OutOfMemory", str(error) if isinstance(error, TaskOutOfMemory) else told(error)
-    return "TaskFailed" if is_tasks(error) else "WorkerError", told(error)
+        return "OutOfMemory"
+    return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
+
+
+def failure_message(error: Exception) -> str:
+    """One line, with the place."""
+    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
 
 
 def exit_code(error: SystemExit) -> int:

@@ -1,0 +1,213 @@
+"""Errors of the user's code: each is the task's, in one line that names file, line and function; memory is memory."""
+
+import errno
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer import task_errors
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage import Stage
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
+from bamboo_trainer.user_code import unchanged_buffers
+from bamboo_trainer.worker import exit_code, failure_message, failure_reason
+from stage_kit import CONFIG, one_step, small_task
+
+HERE = Path(__file__)
+RAISED: list[Exception] = []  # what the parts below raise
+
+
+def fall(*_: Any, **__: Any) -> Any:
+    raise RAISED[-1]
+
+
+class Falling(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return fall()
+
+
+class FallingBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return fall()
+
+
+class Backward(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return FallingBack.apply(given)
+
+
+class Data:
+    def __init__(self, length: Callable[[], int], batch: Callable[[], tuple[Parts, Parts]]) -> None:
+        self._length, self._batch = length, batch
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        return self._batch()
+
+
+class Optimizer(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return fall()
+
+
+def data(**changes: Callable[[], Any]) -> Data:
+    pair = (torch.ones(2, 2),), (torch.ones(2, 2),)
+    return Data(**{"length": lambda: 12, "batch": lambda: pair, **changes})
+
+
+LAYERS = small_task().layers
+PARTS: dict[str, tuple[Task, str]] = {
+    "factory": (small_task(layers=(*LAYERS[:2], fall)), "the factory of layer 2"),
+    "layer": (small_task(layers=(*LAYERS[:2], Falling)), "layer 2 (Falling)"),
+    "loss": (small_task(loss=fall), "the loss"),
+    "backward": (
+        small_task(layers=(LAYERS[0], Backward, LAYERS[2])),
+        "the backward of layers 0 to 2, at step 0, microbatch 0,",
+    ),
+    "samples": (small_task(dataset=data(batch=fall)), "the dataset, asked for samples ["),
+    "length": (small_task(dataset=data(length=fall)), "the dataset, asked for its length,"),
+    "optimizer": (small_task(optimizer=fall), "task.optimizer"),
+    "optimizer's step": (
+        small_task(optimizer=lambda named: Optimizer([p for _, p in named], lr=0.1)),
+        "the optimizer (Optimizer), in step 0,",
+    ),
+    "learning rate": (small_task(learning_rate=fall), "task.learning_rate, asked for step 0,"),
+}
+
+
+def train(task: Task) -> None:
+    one_step([Stage(task, 0, [(0, 3)], CONFIG)], 0)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_any_part_of_a_task_raises_is_the_tasks_and_told_in_one_line_with_its_place(part: str) -> None:
+    task, named = PARTS[part]
+    RAISED.append(KeyError("two\nlines") if part == "samples" else ValueError("two\n  lines"))
+    with pytest.raises(TaskError) as caught:
+        train(task)
+    message = str(caught.value)
+    assert message.startswith(named)
+    assert " raised ValueError: two lines (" in message or r" raised KeyError: 'two\nlines' (" in message
+    line = fall.__code__.co_firstlineno + 1
+    assert f"({where(caught.value.__cause__)})" in message
+    assert f"{HERE.name} line {line}, in fall)" in message
+    assert "\n" not in message
+    assert (failure_reason(caught.value), failure_message(caught.value)) == ("TaskFailed", message)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_memory_that_runs_out_in_any_part_of_a_task_is_called_that(part: str) -> None:
+    task, named = PARTS[part]
+    RAISED.append(MemoryError())
+    with pytest.raises(TaskOutOfMemory) as caught:
+        train(task)
+    reason, message = failure_reason(caught.value), failure_message(caught.value)
+    assert reason == "OutOfMemory"
+    assert message.startswith(named)
+    assert "ran out of memory: MemoryError (" in message
+    assert "in fall)" in message
+
+
+def test_torch_has_its_own_ways_to_say_that_memory_ran_out() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50)
+    assert ran_out_of_memory(caught.value)
+    assert failure_reason(caught.value) == "OutOfMemory"
+    assert ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert ran_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"))
+    assert ran_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert not ran_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+    assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"))
+    assert not ran_out_of_memory(ValueError("out of memory"))
+
+
+def test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs() -> None:
+    layer = nn.Linear(8, 8)
+    with pytest.raises(RuntimeError) as caught:
+        layer(torch.ones(2, 3))
+    name = "test_the_innermost_frame_of_the_users_code_is_named_and_not_torchs"
+    assert where(caught.value).endswith(f"{HERE.name} line {caught.traceback[0].lineno + 1}, in {name}")
+    assert told(caught.value).startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 8x8) (")
+    assert where(ValueError("never raised")) == ""
+
+
+def test_whose_an_error_is_depends_on_whose_code_was_the_last_to_act() -> None:
+    """Wherever it surfaces, such as a hook's in the midst of the engine."""
+    with pytest.raises(AssertionError) as bug:
+        Stage(small_task(), 0, [(0, 3)], CONFIG).forward(None, 0, 0, (torch.ones(1),))  # type: ignore[arg-type]
+    assert not is_tasks(bug.value)
+    assert failure_reason(bug.value) == "WorkerError"
+    RAISED.append(IndexError("in a hook"))
+    with pytest.raises(IndexError) as hook, in_engine():
+        fall()
+    assert is_tasks(hook.value)
+    assert failure_reason(hook.value) == "TaskFailed"
+
+
+def in_engine() -> AbstractContextManager[object]:
+    """Bamboo's own frames around a call."""
+    return unchanged_buffers({})
+
+
+def test_a_lazy_module_is_refused_by_the_name_of_its_parameter() -> None:
+    task = small_task(layers=(LAYERS[0], nn.Tanh, lambda: nn.LazyLinear(2)))
+    with pytest.raises(TaskError, match=r"2\.weight has no shape yet: a lazy module"):
+        train(task)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1 / 0\n", r"cannot import 'wrong': ZeroDivisionError: division by zero \(.*wrong\.py line 1, in <module>\)$"),
+        (
+            "def build(config):\n    raise ValueError('no\\nsuch')\n",
+            r"task\.config: no such \(.*wrong\.py line 2, in build\)$",
+        ),
+        (
+            "def build(config):\n    return config['a']\n",
+            r"wrong:build raised KeyError: 'a' \(.*wrong\.py line 2, in build\)$",
+        ),
+        (
+            "import sys\ndef build(config):\n    sys.exit('gone')\n",
+            r"wrong:build raised SystemExit: gone \(.*wrong\.py line 3, in build\)$",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_made_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    with pytest.raises(TaskError, match=told):
+        load_task("wrong:build", {})
+
+
+def test_paths_are_as_short_as_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert task_errors._shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
+    assert task_errors._shown("/elsewhere/b.py") == "/elsewhere/b.py"
+
+
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (9, 9), (256 + 3, 3), (-1, 255), ("why", 1)])
+def test_an_exit_has_the_code_that_python_gives_it(
+    given: int | str | None, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert exit_code(SystemExit(given)) == code
+    assert ("why" in caplog.text) is (given == "why")
