@@ -1,4 +1,5 @@
-# `make help` lists the targets. PYTHON=, PIP_ARGS= and PYTEST_ARGS= can be given on the command line.
+# `make help` lists the targets. PYTHON=, PIP_ARGS=, TORCH_ARGS= and PYTEST_ARGS= can be given on the command line.
+# TORCH_ARGS are pip's options for torch alone; docs/images.md says how to get its build for CPUs with them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -6,6 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3.11
 PIP_ARGS ?=
+TORCH_ARGS ?=
 PYTEST_ARGS ?=
 TESTS_AT_ONCE ?= 2
 N ?= 50
@@ -22,8 +24,17 @@ KIND_KUBECONFIG ?= build/kind.kubeconfig
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+DEMO := $(VENV)/.demo-done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
+
+# Without its dependencies, so that TORCH_ARGS may name an index that has nothing else; they come with the rest.
+define INSTALL_TORCH
+@$(BIN)/python -c "import torch" 2>/dev/null || test -n "$(TORCH_ARGS)" -o -e /dev/nvidiactl || \
+    test "$$(uname -sm)" != "Linux x86_64" || \
+    echo "torch's default build brings CUDA, several GB; docs/images.md says how TORCH_ARGS= gets the one for CPUs" >&2
+$(PIP) install -q $(PIP_ARGS) $(TORCH_ARGS) --no-deps $(TORCH)
+endef
 
 .PHONY: help setup demo test lint soak simulate cluster image kind bench docs chart screenshots clean
 
@@ -35,11 +46,18 @@ setup: $(STAMP) ## create .venv and install everything, once
 $(STAMP): core/pyproject.toml trainer/pyproject.toml operator/pyproject.toml constraints.txt requirements-dev.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name a Python 3.11 with PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q $(PIP_ARGS) $(TORCH) -c constraints.txt
+	$(INSTALL_TORCH)
 	$(PIP) install -q $(PIP_ARGS) -e core -e trainer -e operator -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
-demo: $(STAMP) ## train on this machine, lose two workers on the way, compare with an undisturbed run
+$(DEMO): core/pyproject.toml trainer/pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name a Python 3.11 with PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL_TORCH)
+	$(PIP) install -q $(PIP_ARGS) -e core -e trainer -c constraints.txt
+	@touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## train on this machine, lose two workers on the way, compare with an undisturbed run
 	$(BIN)/bamboo run examples/quickstart.yaml --preempt at:15:2 --preempt at:35:1:notice --verify
 
 test: lint ## lint, then the tests that are neither slow nor soak

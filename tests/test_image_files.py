@@ -60,3 +60,14 @@ def test_the_context_has_what_the_dockerfile_copies() -> None:
     for path in copied:
         assert (ROOT / path).exists(), path
         assert any(entry == path or entry.startswith(f"{path}/") for entry in sent), path
+
+
+def test_the_demo_installs_what_it_needs_and_torch_from_where_the_user_says(tmp_path: Path) -> None:
+    """Options for torch are for torch alone: an index of CPU builds has nothing else."""
+    arguments = ["make", "-n", "demo", f"VENV={tmp_path}/venv", "TORCH_ARGS=--index-url https://cpu.test"]
+    printed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    installs = [line for line in printed.splitlines() if " install " in line]
+    assert ["cpu.test" in line for line in installs] == [True, False]
+    assert "--no-deps torch==" in installs[0]
+    assert "-e core -e trainer -c constraints.txt" in installs[1]
+    assert "-e operator" not in printed
