@@ -53,6 +53,7 @@ SETS: dict[str, Json] = {
         "networkPolicy": {"enabled": False, "workers": False},
         "workers": {"disruptionBudgets": False},
     },
+    "two operators": {"replicas": 2},
     "cert-manager": {"tls": {"mode": "CertManager", "ipAddresses": ["10.0.0.1"]}},
     "own issuer": {
         "tls": {"mode": "CertManager", "certManager": {"issuerRef": {"name": "x", "kind": "ClusterIssuer"}}}

@@ -64,6 +64,7 @@ class Operator:
     """
 
     identity = "operator"
+    more: tuple[str, ...] = ()  # options
 
     def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self._folder = folder
@@ -92,7 +93,7 @@ class Operator:
     def start(self) -> None:
         arguments = ["--listen", f"127.0.0.1:{self.port}", "--web-listen", f"127.0.0.1:{self.web_port}"]
         arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
-        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity]
+        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity, *self.more]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log

@@ -113,6 +113,30 @@ def test_the_crd_need_not_be_kept(chart: Helm) -> None:
 def test_there_is_one_operator_at_a_time(rendered: dict[str, list[Json]]) -> None:
     spec = one(rendered["default"], "Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert "--label-active" not in container(rendered["default"])["args"]
+    assert one(rendered["default"], "Service")["spec"]["selector"].keys() == spec["selector"]["matchLabels"].keys()
+
+
+def test_several_stand_by_on_different_nodes_and_the_service_finds_the_one_that_works(
+    rendered: dict[str, list[Json]], chart: Helm
+) -> None:
+    documents = rendered["two operators"]
+    spec = one(documents, "Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (2, "RollingUpdate")
+    assert "--label-active" in container(documents)["args"]
+    assert one(documents, "Service")["spec"]["selector"].items() - spec["selector"]["matchLabels"].items() == {
+        (names.LABEL_ACTIVE, "true")
+    }
+    affinity = spec["template"]["spec"]["affinity"]
+    (apart,) = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"] == spec["selector"]["matchLabels"]
+    assert "nodeAffinity" in affinity, "still away from spot nodes"
+    assert one(documents, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    added = [rule for rule in one(documents, "Role", "bamboo-operator-lease")["rules"] if "patch" in rule["verbs"]]
+    assert added == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    own = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
+    given = one(chart.template({"replicas": 3, "affinity": own}), "Deployment")["spec"]["template"]["spec"]["affinity"]
+    assert given["podAntiAffinity"] == own["podAntiAffinity"]
 
 
 def test_the_operator_knows_its_arguments(rendered: dict[str, list[Json]]) -> None:
@@ -225,7 +249,7 @@ def test_all_that_selects_the_pod_finds_it(rendered: dict[str, list[Json]]) -> N
             found = document["spec"] if selector else {}
             for key in selector or ():
                 found = found[key]
-            assert found.items() <= labels.items(), document["kind"]
+            assert found.items() <= {**labels, names.LABEL_ACTIVE: "true"}.items(), document["kind"]
         service = one(documents, "Service")["spec"]
         assert {(p["name"], p["port"], p["targetPort"]) for p in service["ports"]} == {
             ("workers", names.WORKERS_PORT, "workers"), ("web", names.WEB_PORT, "web")

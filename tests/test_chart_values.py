@@ -59,6 +59,8 @@ def test_the_schema_takes_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        ({"replicas": 0}, r"replicas.*(minimum|greater than)"),
+        ({"replicas": "2"}, r"replicas.*(got string, want integer|Expected: integer)"),
         ({"unknown": 1}, r"additional propert.*'?unknown"),
         ({"image": {"tagg": "x"}}, r"image.*additional propert.*'?tagg"),
         ({"image": {"repository": "Upper"}}, r"image.repository.*does not match"),

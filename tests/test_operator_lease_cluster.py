@@ -136,3 +136,48 @@ def test_the_first_ends_when_it_is_evicted_though_no_kubelet_tells_it(
     stand_in(installed, namespace, second.identity)
     operator.start()
     until_ready(operator, (503, "waiting for the lease held by second"))
+
+
+def test_of_two_replicas_both_are_ready_and_the_one_that_works_has_the_label(
+    installed: Cluster, namespace: str, operator: Operator, second: Operator
+) -> None:
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "label"}
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    account = {"kind": "ServiceAccount", "name": "bamboo-operator", "namespace": "bamboo-system"}
+    version = "rbac.authorization.k8s.io/v1"
+    for made in (
+        {"apiVersion": version, "kind": "Role", "metadata": {"name": "label"}, "rules": rules},
+        {"apiVersion": version, "kind": "RoleBinding", "metadata": {"name": "label"}, "roleRef": role,
+         "subjects": [account]},
+    ):  # fmt: skip
+        installed.api.create(made, namespace)
+    pods = {o.identity: stand_in(installed, namespace, o.identity) for o in (operator, second)}
+
+    def labelled(name: str) -> bool:
+        return "bamboo.dev/active" in (installed.api.get(pods[name])["metadata"].get("labels") or {})
+
+    def until_labelled(name: str, expected: bool) -> None:
+        deadline = time.monotonic() + 60
+        while labelled(name) != expected:
+            assert time.monotonic() < deadline, f"{operator.said}\n{second.said}"
+            time.sleep(0.1)
+
+    operator.kill(signal.SIGTERM)
+    operator.more = second.more = ("--label-active",)
+    operator.start()
+    until_labelled(operator.identity, True)
+    second.start()
+    until_ready(second)
+    assert not labelled(second.identity)
+    assert second.ports == {second.web_port}
+    assert operator.kill(signal.SIGTERM) == 0, operator.said
+    until_labelled(second.identity, True)
+    assert not labelled(operator.identity)
+    until_ready(second)
+    assert second.port in second.ports
+
+    operator.start()
+    until_ready(operator)
+    second.kill()  # it leaves its label
+    installed.api.delete(pods[second.identity], 0)
+    until_labelled(operator.identity, True)

@@ -49,20 +49,21 @@ async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
         await runner.cleanup()
 
 
-def options(port: int) -> Options:
+def options(port: int, *, label_active: bool = False) -> Options:
     return Options(
         listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=PLACE,
         workers=OperatorSettings(coordinator_url="", image="x"), certificate=None, identity="me",
+        label_active=label_active,
     )  # fmt: skip
 
 
-async def readiness(port: int, operating: asyncio.Task[None]) -> tuple[int, str]:
+async def readiness(port: int, operating: asyncio.Task[None], until: str = "held by") -> tuple[int, str]:
     async with aiohttp.ClientSession() as session:
         while not operating.done():
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
                     text = await answer.text()
-                    if "held by" in text:
+                    if until in text:
                         return answer.status, text
             await asyncio.sleep(0.01)
     raise AssertionError("it has ended") from operating.exception()
@@ -97,6 +98,30 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
     reads = (f"{group}/namespaces/system/leases/operator", f"{core}/namespaces/system/pods/other")
     assert set(asked) == {f"GET /{path}" for path in reads}
     assert ("the cluster has a new certificate authority" in caplog.text) != signal
+
+
+async def test_one_of_several_is_ready_while_another_works_and_says_so_by_no_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    stop = asyncio.Event()
+    async with api_server(tmp_path, "other") as asked:
+        port = unused_tcp_port_factory()
+        operating = asyncio.create_task(operate(options(port, label_active=True), stop))
+        assert await readiness(port, operating, "ok") == (200, "ok\n")
+        stop.set()
+        await asyncio.wait_for(operating, 30)
+    own = "PATCH /api/v1/namespaces/system/pods/me"
+    assert asked.count(own) == 1, "once, for what an earlier process may have left"
+
+
+def test_a_label_without_a_lease_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--label-active"])
+    assert result.exit_code == EXIT_USAGE
+    assert "--label-active: expected --lease with it" in result.output
 
 
 def test_a_wrong_lease_is_named(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_WORKER_INDEX = f"{GROUP}/worker-index"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
+LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
 NAME_LENGTH = 63  # of a DNS label

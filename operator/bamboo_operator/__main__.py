@@ -13,7 +13,7 @@ import kopf
 import typer
 
 from bamboo.fields import ManifestError
-from bamboo.names import EXIT_FAILED, EXIT_USAGE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
+from bamboo.names import EXIT_FAILED, EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.api import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.lease import LeaseLost, Place
 from bamboo_operator.node_marks import NodeMark, read_marks
@@ -87,6 +87,14 @@ def command(
         str | None,
         typer.Option(help="The holder's name in that Lease; default: the pod's name, without a pod the host's."),
     ] = None,
+    label_active: Annotated[
+        bool,
+        typer.Option(
+            "--label-active",
+            help=f"One of several replicas: label its pod {LABEL_ACTIVE}=true while it works, so that the Service finds"
+            " it, and be ready while it waits for the Lease.",
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")] = False,
 ) -> None:
     """Bamboo's Kubernetes operator: runs BambooJobs on the nodes of the cluster that it is in (or KUBECONFIG's)."""
@@ -106,10 +114,12 @@ def command(
     )  # fmt: skip
     if url and not url.startswith("wss://" if certificate else "ws://"):
         raise _wrong(f'--url: expected {"wss" if certificate else "ws"}://HOST:PORT, got "{url}"')
+    if label_active and _lease(lease) is None:
+        raise _wrong("--label-active: expected --lease with it, for without one all replicas would work")
     options = Options(
         **addresses, url=url, key=_key(key_file), workers=workers, namespaces=list(namespace or ()),
         certificate=certificate, lease=_lease(lease), identity=identity or socket.gethostname(),
-        marks=_marks(node_marks),
+        marks=_marks(node_marks), label_active=label_active,
     )  # fmt: skip
     try:
         asyncio.run(_until_signal(options))

@@ -189,6 +189,11 @@ class Api:
         metadata = lease["metadata"]
         return await self._call("PUT", f"{_leases(metadata['namespace'])}/{metadata['name']}", lease)
 
+    async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        """value: None removes the label."""
+        body = {"metadata": {"labels": {label: value}}}
+        await self._call("PATCH", pod_place(namespace, name), body, kind="application/merge-patch+json")
+
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
 

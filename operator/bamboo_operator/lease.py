@@ -188,6 +188,8 @@ class Lease:
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.waiting: str | None = None  # for what, while it does
+        self.stands_by = False  # does another one hold it, as far as is known?
+        self.predecessors: tuple[str, ...] = ()  # who may not have noticed that this one holds it now
         self._api, self._place, self._me = api, place, me
         self._clock, self._sleep = clock, sleep
         self._lease: Object | None = None  # as it was last read or written
@@ -205,15 +207,18 @@ class Lease:
                 if verdict.take and await self._write():
                     break
             except API_ERRORS as error:
+                self.stands_by = False
                 self._complain("cannot take", error)
             else:
+                self.stands_by = not verdict.take
                 holder = Record.of(self._lease).holder if self._lease else ""
                 if not verdict.take and holder != told:
                     logger.info("waiting for the lease %s held by %s", self._place, holder)
                     self.waiting, told = f"waiting for the lease held by {holder}", holder
             await self._sleep(POLL_SECONDS)
         logger.info("holds the lease %s as %s: %s", self._place, self._me, verdict.message)
-        self.waiting, self._complained = None, None
+        self.waiting, self._complained, self.stands_by = None, None, False
+        self.predecessors = self._before
 
     async def settle(self) -> None:
         """Until those who held it before have ended, or have had the time to notice that they hold it no more."""

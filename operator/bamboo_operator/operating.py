@@ -13,6 +13,7 @@ from bamboo.descriptors import Shares, raise_limit
 from bamboo.listener import Bounds
 from bamboo.metrics import Exporter, PageCollector
 from bamboo_operator import page
+from bamboo_operator.active import ActiveLabel
 from bamboo_operator.api import API_ERRORS, AUTHORITY_FILE, Api, credentials
 from bamboo_operator.authority import Authority
 from bamboo_operator.cluster import Cluster
@@ -40,7 +41,8 @@ WATCHES = 6  # of a namespace: connections of its watches, also while one is beg
 class Options:
     """url: under which workers reach this process; by default its own address.
 
-    lease: None if there can be no other operator. identity: of this one as its holder.
+    lease: None if there can be no other operator. identity: of this one as its holder. label_active: its pod, while
+    it works; those that wait are ready, too.
     """
 
     listen: tuple[str, int]
@@ -53,6 +55,7 @@ class Options:
     lease: Place | None
     identity: str
     marks: tuple[NodeMark, ...] = ()
+    label_active: bool = False
 
 
 async def operate(options: Options, stop: asyncio.Event) -> None:
@@ -72,6 +75,9 @@ class _Operation:
         self._visitors = Api(info, page.AT_ONCE, self._calls)  # NB: of their own, so that they are in nobody's way
         self._renewer = Api(info, CONNECTIONS, self._calls)  # likewise
         self._lease = Lease(self._renewer, options.lease, options.identity) if options.lease else None
+        self._active: ActiveLabel | None = None
+        if options.lease and options.label_active:
+            self._active = ActiveLabel(self._renewer, options.lease, options.identity)
         self._doors, self._watchers = Doors(), Watchers()
         self._lives: Lives | None = None
         self._works = False
@@ -88,6 +94,8 @@ class _Operation:
         try:
             await self._web.start(*self._options.web_listen)
             self._begin(self._end_with_authority(Authority(AUTHORITY_FILE)))
+            if self._active:
+                await self._active.give_up(first=True)
             if self._lease is None or await self._turn(self._lease):
                 await self._work(await self._open())
         finally:
@@ -102,8 +110,8 @@ class _Operation:
         return self._watchers.lost() or (self._lives.stuck() if self._lives else None)
 
     def _absence(self) -> str | None:
-        """Why workers cannot come."""
-        if self._works:
+        """Why workers cannot come; None also for one of several operators that stands by: they come to another."""
+        if self._works or (self._active and self._lease and self._lease.stands_by):
             return None
         return (self._lease.waiting if self._lease else None) or "starting or ending"
 
@@ -169,6 +177,8 @@ class _Operation:
         NB: kopf ends all tasks that were begun later than itself.
         """
         self._works = not self._stop.is_set()
+        if self._works and self._active and self._lease:
+            self._begin(self._active.take(self._lease.predecessors))
         await kopf.operator(
             registry=handlers,
             settings=self._settings,
@@ -187,6 +197,8 @@ class _Operation:
             if self._lives:
                 await self._lives.stop()
             await self._doors.stop()
+            if self._active:
+                await self._active.give_up()
 
     async def _close(self) -> None:
         await self._fall_silent()

@@ -98,6 +98,17 @@ scope: All; Cluster: what cannot be had in a namespace; Namespace: the others. *
 {{- toYaml $kept -}}
 {{- end -}}
 
+{{/* Replicas prefer different nodes. */}}
+{{- define "bamboo.affinity" -}}
+{{- $affinity := .Values.affinity | default dict -}}
+{{- if and (gt (int .Values.replicas) 1) (not $affinity.podAntiAffinity) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "bamboo.selector" . | fromYaml)) -}}
+{{- $apart := dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term)) -}}
+{{- $affinity = merge (dict "podAntiAffinity" $apart) $affinity -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
 {{/* What the schema of the values cannot say. */}}
 {{- define "bamboo.check" -}}
 {{- $mode := include "bamboo.tlsMode" . -}}
