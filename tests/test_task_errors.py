@@ -170,6 +170,23 @@ def test_a_lazy_module_is_refused_by_the_name_of_its_parameter() -> None:
         train(task)
 
 
+class BuiltLate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module | None = None
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        if self.inner is None:
+            self.inner = nn.Linear(given.shape[-1], 2)
+        return self.inner(given)  # type: ignore[no-any-return]
+
+
+def test_parameters_that_a_forward_makes_are_refused_by_name() -> None:
+    """Torch would run them, and nobody would train them."""
+    with pytest.raises(TaskError, match=r"layer 2 \(BuiltLate\) makes its parameter 'inner\.weight' in the forward"):
+        train(small_task(layers=(*LAYERS[:2], BuiltLate)))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

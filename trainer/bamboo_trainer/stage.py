@@ -31,6 +31,7 @@ from bamboo_trainer.user_code import (
     build_layer,
     call_layer,
     forward_seed,
+    no_new_parameters,
     run_layer,
     seed_forward,
     task_loss,
@@ -161,7 +162,7 @@ class Stage:
     def _run_first(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
         """The first one is looked at more closely: does it change buffers, and how large is its context?"""
         kept_casts = self._config.precision == "bf16" and self._autocast is not autocast
-        with unchanged_buffers(self._layers):
+        with no_new_parameters(self._layers), unchanged_buffers(self._layers):
             try:
                 with saved_for_backward(self._parameters.holds) as saved:
                     forwarding = self._run(step, microbatch, inputs)

@@ -196,6 +196,20 @@ def _form(value: object) -> str:
 
 
 @contextmanager
+def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
+    """Around a forward: TaskError if one of these layers made a parameter in it, which nobody would train or copy."""
+    before = {index: dict(layer.named_parameters()).keys() for index, layer in layers.items()}
+    yield
+    for index, layer in layers.items():
+        for name, _ in layer.named_parameters():
+            if name not in before[index]:
+                raise TaskError(
+                    f"{_named(layer, index)} makes its parameter {name!r} in the forward, after the layers were split "
+                    "and given to the optimizer; make it in the constructor"
+                )
+
+
+@contextmanager
 def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
     """Around a forward: TaskError if it changed a buffer of these layers, by layer number."""
     before = _buffer_copies(layers)
