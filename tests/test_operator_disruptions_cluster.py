@@ -1,7 +1,11 @@
 """What Kubernetes itself holds back, refuses and takes away: gates, Pod Security, budgets, evictions, preemptions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from bamboo.names import LABEL_JOB_NAME
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from cluster.nodes import GPU
@@ -12,13 +16,11 @@ pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 GATE = "test.dev/budget"
-PRIORITY = "/apis/scheduling.k8s.io/v1/priorityclasses"
-
-
-@pytest.fixture(autouse=True)
-def _today(installed: Cluster) -> None:
-    if installed.minor < OLDEST_SUPPORTED:
-        pytest.skip("the API server is older than what Bamboo supports")
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+SECURITY = {
+    "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
 
 
 def whole(job: Job) -> Json:
@@ -31,79 +33,87 @@ def owners(job: Job) -> dict[str, str]:
     return {name: pod["spec"]["nodeName"] for name, pod in job.pods().items() if name in plan}
 
 
-def test_scheduling_gates_hold_workers_back(installed: Cluster, namespace: str, operator: Operator) -> None:
-    document = small("gated")
-    document["spec"]["worker"]["template"]["spec"]["schedulingGates"] = [{"name": GATE}]
-    job = Job(installed.api, namespace, document)
-    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Gated")
-    assert f"2 worker(s) are held back by scheduling gates: {GATE}" in condition(status, "WorkersReady")["message"]
-    pods = job.pods()
-    assert {pod["status"]["conditions"][0]["reason"] for pod in pods.values()} == {"SchedulingGated"}
-    for name in pods:
-        installed.api.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
-    whole(job)
-    assert job.pods().keys() == pods.keys()
-
-
-def test_pod_security_lets_workers_in_and_no_privileged_ones(
+def test_what_kubernetes_holds_back_refuses_and_takes_away(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
+    """What it takes away is no fault of the worker: it is named as the pod's condition DisruptionTarget names it, and
+    taken over in time.
+    """
+    if installed.minor < OLDEST_SUPPORTED:
+        pytest.skip("the API server is older than what Bamboo supports")
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     installed.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
-    document = small("privileged")
-    container = {"name": "trainer", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
-    document["spec"]["worker"]["template"]["spec"]["containers"] = [container]
-    refused = Job(installed.api, namespace, document)
+    refused = Job(installed.api, namespace, privileged("refused"))
     assert 'violates PodSecurity "restricted' in refused.told("ClusterRefuses")
     assert refused.pods() == {}
-    job = Job(installed.api, namespace, small("restricted", steps=20))
-    job.until("Complete")
+    refused.delete()
 
-
-def test_what_kubernetes_takes_away_is_no_fault_of_the_worker(
-    installed: Cluster, namespace: str, operator: Operator
-) -> None:
-    """Each as Kubernetes tells it in the pod's condition DisruptionTarget: by name, and with a takeover in time."""
-    job = Job(installed.api, namespace, small("moving", standby=1))
+    job = Job(installed.api, namespace, gated("moving"))
+    status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Gated")
+    assert f"worker(s) are held back by scheduling gates: {GATE}" in condition(status, "WorkersReady")["message"]
+    held = job.until_pods(lambda pods: len(pods) == 3)
+    for name in held:
+        installed.api.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
     whole(job)
-    selector = {"matchLabels": {"bamboo.dev/job-name": "moving"}}
-    budget = {
-        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "all"},
-        "spec": {"minAvailable": 3, "selector": selector},
-    }  # fmt: skip
-    installed.api.create(budget, namespace)
-    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/all"
-    installed.api.wait(path, lambda found: found.get("status", {}).get("currentHealthy") == 3)
+    assert job.pods().keys() == held.keys()
+
     victim = next(iter(owners(job)))
-    with pytest.raises(ApiError, match=r"429 .*disruption budget"):
+    with budget(installed, namespace), pytest.raises(ApiError, match=r"429 .*disruption budget"):
         evict(installed, namespace, victim)
-    installed.api.delete(path)
-    installed.api.wait(path, lambda found: not found)
     evict(installed, namespace, victim)
     left(job, victim, "EvictionByEvictionAPI", 1)
 
     victim, node = next(iter(owners(job).items()))
-    on_it = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
-    assert on_it == [victim], "the workers are not spread over the zones"
+    assert [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node] == [victim]
     installed.taint(node, "test.dev/maintenance")
     left(job, victim, "DeletionByTaintManager", 2)
     installed.untaint(node, "test.dev/maintenance")
 
     victim, node = next(iter(owners(job).items()))
-    important = f"important-{namespace}"
-    installed.api.request("POST", PRIORITY, {"metadata": {"name": important}, "value": 1000})
-    try:
-        spec = {
-            "priorityClassName": important, "tolerations": TOLERATE, "nodeSelector": {"kubernetes.io/hostname": node},
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{
-                "name": "all", "image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}},
-            }],
-        }  # fmt: skip
-        installed.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "all"}, "spec": spec}, namespace)
+    with more_important(installed, namespace, node):
         left(job, victim, "PreemptionByScheduler", 3)
+
+
+def privileged(name: str) -> Json:
+    document = small(name)
+    container = {"name": "trainer", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
+    document["spec"]["worker"]["template"]["spec"]["containers"] = [container]
+    return document
+
+
+def gated(name: str) -> Json:
+    document = small(name, standby=1)
+    document["spec"]["worker"]["template"]["spec"]["schedulingGates"] = [{"name": GATE}]
+    return document
+
+
+@contextmanager
+def budget(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """None of three workers may be evicted."""
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    spec = {"minAvailable": 3, "selector": {"matchExpressions": [{"key": LABEL_JOB_NAME, "operator": "Exists"}]}}
+    cluster.api.request("POST", path, {"metadata": {"name": "all"}, "spec": spec})
+    cluster.api.wait(f"{path}/all", lambda found: (found.get("status") or {}).get("currentHealthy") == 3)
+    yield
+    cluster.api.delete(f"{path}/all")
+    cluster.api.wait(f"{path}/all", lambda found: not found)
+
+
+@contextmanager
+def more_important(cluster: Cluster, namespace: str, node: str) -> Iterator[None]:
+    """A pod that wants all GPUs of that node, and may push others out."""
+    name = f"important-{namespace}"
+    cluster.api.request("POST", PRIORITIES, {"metadata": {"name": name}, "value": 1000})
+    container = {"image": "x", "command": ["sleep", "1000"], "resources": {"limits": {GPU: "8"}}}
+    spec = {
+        "priorityClassName": name, "tolerations": TOLERATE, "nodeSelector": {"kubernetes.io/hostname": node},
+        "containers": [{"name": "all", **container, "securityContext": SECURITY}],
+    }  # fmt: skip
+    cluster.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "all"}, "spec": spec}, namespace)
+    try:
+        yield
     finally:
-        installed.api.delete(f"{PRIORITY}/{important}")
+        cluster.api.delete(f"{PRIORITIES}/{name}")
 
 
 def evict(cluster: Cluster, namespace: str, pod: str) -> None:
