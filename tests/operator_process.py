@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ SYSTEM = "bamboo-system"
 LEASE = "bamboo-operator"
 STOP_SECONDS = 60
 PATIENCE = 300.0  # with a job, though the machine is slow
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
 JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
 
 
@@ -41,12 +43,26 @@ def install(cluster: Cluster) -> None:
             if error.reason != "AlreadyExists":
                 raise
     cluster.api.wait(
-        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev",
+        CRD,
         lambda found: any(
             c["type"] == "Established" and c["status"] == "True"
             for c in (found.get("status") or {}).get("conditions") or ()
         ),
     )
+
+
+@contextmanager
+def without_rules(cluster: Cluster) -> Iterator[None]:
+    """The CRD has none."""
+    crd = cluster.api.get(CRD)
+    bare = copy.deepcopy(crd)
+    strip_rules(bare)
+    cluster.api.request("PUT", CRD, bare)
+    try:
+        yield
+    finally:
+        newest = cluster.api.get(CRD)["metadata"]
+        cluster.api.request("PUT", CRD, {**crd, "metadata": newest})
 
 
 def allow_lease(cluster: Cluster, namespace: str) -> None:
@@ -220,6 +236,17 @@ class Job:
 
     def edit(self, spec: Json) -> None:
         self.api.patch(self.path, {"spec": spec})
+
+    def edit_in_time(self, spec: Json) -> None:
+        """As soon as the API server, which learns a little later that the CRD has changed, takes it."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.edit(spec)
+            except ApiError as error:
+                if error.code != 422 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def delete(self) -> None:
         self.api.delete(self.path)

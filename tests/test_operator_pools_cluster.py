@@ -48,7 +48,7 @@ def _in_pools(pods: dict[str, Json]) -> list[str]:
 def test_full_pools_are_told(installed: Cluster, namespace: str, operator: Operator) -> None:
     job = Job(installed.api, namespace, small("full", nodePools=[{**POOLS[0], "maxWorkers": 1}]))
     status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "PoolsFull")
-    assert "every node pool has its maxWorkers" in condition(status, "WorkersReady")["message"]
+    assert "every node pool is at its maxWorkers" in condition(status, "WorkersReady")["message"]
     job.edit({"nodePools": POOLS})
     job.until("WorkersReady")
 

@@ -6,16 +6,17 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS, RECOVERY_SECONDS
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
 from operator_jobs import digests_of_a_local_run, local_run, small, wrapped
-from operator_process import Job, Operator, condition
+from operator_process import Job, Operator, condition, without_rules
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -125,6 +126,14 @@ def test_the_operator_may_die_at_any_time(
     assert not [pair for pair in job.events() if pair[0] in ("StageLost", "WorkersGone")]
 
 
+def between_last_join_and_recovery(operator: Operator) -> float:
+    """In seconds of the operator's own log."""
+    before, after = operator.said.rsplit(": Recovered: ", 1)[0].rsplit(": WorkerJoined: ", 1)
+    times = (datetime.strptime(part.splitlines()[-1][:23], "%Y-%m-%d %H:%M:%S,%f") for part in (before, after))
+    joined, recovered = times
+    return (recovered - joined).total_seconds()
+
+
 @pytest.mark.slow
 def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace: str, operator: Operator) -> None:
     job = Job(installed.api, namespace, small("orphan", standby=1))
@@ -136,9 +145,8 @@ def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace:
         f"/api/v1/namespaces/{namespace}/pods/{victim}", lambda pod: pod["status"].get("phase") == "Failed"
     )
     operator.start()
-    began = time.monotonic()
     job.told("TakenOver")
-    assert time.monotonic() - began < 10, "it waited for a worker that was known to be gone"
+    assert between_last_join_and_recovery(operator) < RECOVERY_SECONDS, "it waited for one known to be gone"
     status = job.wait(lambda s: condition(s, "WorkersReady")["status"] == "True" and s["state"] == "Running")
     assert victim not in owners(job)
     assert len([pod for pod in job.pods().values() if pod["status"]["phase"] == "Running"]) == 3
@@ -149,18 +157,19 @@ def test_a_worker_dies_while_the_operator_is_away(installed: Cluster, namespace:
 def test_a_task_that_was_changed_in_a_running_job_is_not_taken_for_its_own(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    """The API server should refuse it; not every version compares every part of such an object."""
+    """The API server refuses it; here it does not, as if somebody had installed a CRD of his own."""
     document = small("renamed")
     job = Job(installed.api, namespace, document)
     job.step(5)
     config = document["spec"]["task"]["config"]
-    job.edit({"task": {"config": {"dModel": 16}}})
-    job.told("ChangeRefused")
-    operator.kill()
-    operator.start()
-    status = job.until("Accepted", "False")
-    assert "spec.task: expected what the job began with" in condition(status, "Accepted")["message"]
-    job.edit({"task": {"config": config}})
+    with without_rules(installed):
+        job.edit_in_time({"task": {"config": {"dModel": 16}}})
+        job.told("ChangeRefused")
+        operator.kill()
+        operator.start()
+        status = job.until("Accepted", "False")
+        assert "spec.task: expected what the job began with" in condition(status, "Accepted")["message"]
+        job.edit({"task": {"config": config}})
     job.until("Accepted")
     at = job.status()["training"]["step"]
     status = job.step(at + 5)

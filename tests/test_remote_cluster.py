@@ -103,7 +103,15 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     assert (row[0], row[1], row[3], row[4]) == ("story", "Running", "1/1", "3/3")
     job.step(1)
     status = shell.type("status", "bj/story")
-    for part in ("pipeline ┃ stage 0 ┃ stage 1", "Running", "loss ", "cost ", "zone-", "Spot", "Started: 1 pipeline"):
+    for part in (
+        "pipeline ┃ stage 0 ┃ stage 1",
+        "Running",
+        "loss ",
+        "cost ",
+        "zone-",
+        "Spot",
+        "Started: training begins: 1 pipeline",
+    ):
         assert part in status, status
     assert re.search(r"w\d +training +0/0 +spot-", status), status
     assert "1 job, 1 running" in shell.type("top")
@@ -147,7 +155,7 @@ def test_a_watched_job_gives_its_outcome(installed: Cluster, namespace: str, ope
     assert lines[0] == f"short created in namespace {namespace}"
     assert lines[-1].startswith("Complete: ")
     assert any("step 20/20" in line for line in lines)
-    assert any("Started: 1 pipeline" in line for line in lines)
+    assert any("Started: training begins: 1 pipeline" in line for line in lines)
     crash = wrapped(small("crash", failurePolicy={"backoffLimit": 0}), ["bash", "-c", "echo the last word; exit 7"])
     done = subprocess.run(
         [*BAMBOO, "submit", shell.file(crash), "--watch", "--no-load", "-n", namespace], capture_output=True, text=True,
