@@ -51,8 +51,7 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     status = job.wait(lambda s: condition(s, "WorkersReady").get("reason") == "Gated")
     assert f"worker(s) are held back by scheduling gates: {GATE}" in condition(status, "WorkersReady")["message"]
     held = job.until_pods(lambda pods: len(pods) == 3)
-    for name in held:
-        installed.api.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
+    ungate(job)
     whole(job)
     assert job.pods().keys() == held.keys()
 
@@ -120,10 +119,18 @@ def evict(cluster: Cluster, namespace: str, pod: str) -> None:
     cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", eviction)
 
 
+def ungate(job: Job) -> None:
+    """Its new pods may be scheduled."""
+    for name, pod in job.pods().items():
+        if pod["spec"].get("schedulingGates"):
+            job.api.patch(f"/api/v1/namespaces/{job.namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
+
+
 def left(job: Job, worker: str, reason: str, preemptions: int) -> None:
     """It was told so, and the job is whole again without it."""
     assert job.told(reason).startswith(f"{worker}: ")
     job.until_pods(lambda pods: worker not in pods and len(pods) == 3)
+    ungate(job)
     job.wait(lambda s: worker not in s["plan"])
     assert whole(job)["preemptions"] == preemptions
     assert "Takeover" not in [pair[0] for pair in job.events()], f"a notice was of no use: {job.events()}"
