@@ -16,6 +16,7 @@ from bamboo.spec import Placement
 from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.engine import Engine
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.sharing import settled
 from bamboo_trainer.stage import Stage, TrainingConfig
 from memory_transport import MemoryNetwork
 
@@ -81,7 +82,8 @@ class Job:
     ) -> None:
         self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
-        self.task = load_task(self.spec.task.entrypoint, self.spec.task.config)
+        task = load_task(self.spec.task.entrypoint, self.spec.task.config)
+        self.task = settled(task, self.spec.training.seed)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()

@@ -8,6 +8,7 @@ from bamboo.memory import Memory
 from bamboo_trainer.costs import profile
 from bamboo_trainer.estimate import measure, worker_memory
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.sharing import settled
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     spec = parse_manifest(manifest)
     try:
-        task = load_task(spec.task.entrypoint, spec.task.config)
+        task = settled(load_task(spec.task.entrypoint, spec.task.config), spec.training.seed)
         stages = layer_ranges(profile(task, spec), spec.topology)
         sizes = measure(task, spec)
     except ValueError as error:  # a TaskError, or more stages than layers

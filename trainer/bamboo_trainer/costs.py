@@ -7,12 +7,8 @@ run for real, on the CPU, forward only, and so are those before it, whose output
 It is done in a child process: what a layer's code remembers in passing, as a table in a cache, would have no data.
 """
 
-import ctypes
 import logging
 import math
-import os
-import selectors
-import signal
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -21,19 +17,17 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bamboo.spec import JobSpec
+from bamboo_trainer.child import lines_of_child
 from bamboo_trainer.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.task_errors import TaskError, told
+from bamboo_trainer.task_errors import TaskError
 from bamboo_trainer.user_code import build_layer, load_batch, run_layer
 
 logger = logging.getLogger(__name__)
 
 MOST_COST: Final = 1e24  # what the control channel takes
-SILENT_SECONDS: Final = 300.0  # a child that has not finished one more layer by then is given up
 GRADIENT_TRAFFIC: Final = 3 * 4  # bytes for each parameter: a microbatch's gradient and the sum are read, it is written
-MOST_TEXT: Final = 2000  # bytes
 BACKWARD: Final = 2  # times a forward, where only that was run
-PR_SET_PDEATHSIG: Final = 1
 
 
 def profile(task: Task, spec: JobSpec) -> tuple[float, ...]:
@@ -54,7 +48,8 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # made here, because it takes a second of imports
     costs: list[float] = []
     while len(costs) < len(task.layers):
-        counted, problem = _count_in_child(Imagined(task, len(costs), run.parts, mode), len(task.layers) - len(costs))
+        imagined, left = Imagined(task, len(costs), run.parts, mode), len(task.layers) - len(costs)
+        counted, problem = lines_of_child(str(imagined.cost()) for _ in range(left))
         costs += map(float, counted)
         if len(costs) < len(task.layers):
             index = len(costs)
@@ -137,57 +132,3 @@ def layer_without_values(task: Task, index: int, mode: FakeTensorMode) -> nn.Mod
     layer = build_layer(task, 0, index)
     with mode:
         return layer._apply(mode.from_tensor)  # type: ignore[no-any-return, no-untyped-call]
-
-
-# in a child process
-
-
-def _count_in_child(imagined: Imagined, layers: int) -> tuple[list[int], str]:
-    """The costs of the next layers, that many or up to the one that cannot be run without data; and why it cannot."""
-    reading, writing = os.pipe()
-    try:
-        child = _fork(imagined, layers, writing)
-    except OSError as error:
-        os.close(reading)
-        return [], f"no process could be started: {error}"
-    finally:
-        os.close(writing)
-    try:
-        text = _read(reading)
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)  # it has said all that it had to say, or is stuck
-        os.waitpid(child, 0)
-    *counted, problem = text.split("\n")
-    return [int(cost) for cost in counted], problem or "the process that counts ended without a result"
-
-
-def _fork(imagined: Imagined, layers: int, pipe: int) -> int:
-    """The child writes a line with each layer's cost, and, if it cannot go on, why; it never returns."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        while os.getppid() == parent and layers:
-            os.write(pipe, b"%d\n" % imagined.cost())
-            layers -= 1
-    except BaseException as error:
-        os.write(pipe, " ".join(told(error).split()).encode()[:MOST_TEXT])
-    finally:
-        os._exit(0)
-
-
-def _read(pipe: int) -> str:
-    """All that is written to it, until it is closed or nothing more comes."""
-    said = bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while selector.select(SILENT_SECONDS):
-            chunk = os.read(pipe, 1 << 16)
-            if not chunk:
-                return said.decode()
-            said += chunk
-    return f"{said.decode()}no result within {SILENT_SECONDS:g} s"

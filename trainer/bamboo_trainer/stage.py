@@ -26,7 +26,7 @@ from bamboo_trainer.placement import contexts_on_host, wait_for
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.task_errors import TaskError, in_task
-from bamboo_trainer.ties import TiedSegment, tie, tied_groups, tied_segments
+from bamboo_trainer.ties import TiedSegment, stranger, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
     build_layer,
     call_layer,
@@ -160,7 +160,9 @@ class Stage:
         return forwarding
 
     def _run_first(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """The first one is looked at more closely: does it change buffers, and how large is its context?"""
+        """The first one is looked at more closely: does it change buffers, how large is its context, whose are the
+        parameters that it uses?
+        """
         kept_casts = self._config.precision == "bf16" and self._autocast is not autocast
         with no_new_parameters(self._layers), unchanged_buffers(self._layers):
             try:
@@ -170,6 +172,13 @@ class Stage:
             except TaskError:  # NB: some layers cannot be looked at; if the error is the task's own it comes again
                 forwarding = self._run(step, microbatch, inputs)
                 self.context = ContextSize()
+        foreign = stranger(forwarding.parts, (slot.parameter for slot in self._parameters.slots))
+        if foreign is not None:
+            raise TaskError(
+                f"layers {self._first} to {self._end - 1}{' or the loss' if self.last else ''} use a parameter "
+                f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
+                "trained with it: let each layer that uses it have it as an attribute, and Bamboo ties them"
+            )
         return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from bamboo_trainer.parameters import Slot
 from bamboo_trainer.task import Task
@@ -96,3 +97,19 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
         return layer.get_parameter(path)
     except AttributeError:
         raise TaskError(f"tied parameter {index}.{path}: layer {index} has no parameter {path!r}") from None
+
+
+def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Parameter | None:
+    """A parameter that a backward from these outputs would reach, and that is not one of these."""
+    known = {id(parameter) for parameter in own}
+    nodes: list[Any] = [part.grad_fn for part in outputs if part.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)  # of the graph's leaves
+        if isinstance(variable, nn.Parameter) and id(variable) not in known:
+            return variable
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        nodes += new
+    return None

@@ -49,6 +49,7 @@ from bamboo_trainer.metadata import LEAST_SECONDS, Notice, Wanted
 from bamboo_trainer.metadata_watch import Watcher
 from bamboo_trainer.placement import DeviceError, choose_device, use
 from bamboo_trainer.reader import Reader
+from bamboo_trainer.sharing import settled
 from bamboo_trainer.stage import Stage, TrainingConfig
 from bamboo_trainer.tally import Tally
 from bamboo_trainer.task import Task
@@ -219,8 +220,8 @@ class Worker:
             self.engine.report()
             return
         spec = self.spec = parse_manifest(manifest)
-        task = self.task = load_task(spec.task.entrypoint, spec.task.config)
         training = spec.training
+        task = self.task = settled(load_task(spec.task.entrypoint, spec.task.config), training.seed)
         config = TrainingConfig(
             seed=training.seed,
             precision=training.precision.value,

@@ -1,0 +1,101 @@
+"""Tasks whose layers share modules or parameters in the ways that PyTorch allows, without a word in `Task.tied`."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Task
+
+WIDTH, WORDS = 6, 10
+
+
+class Head(nn.Module):
+    """Its weight is the embedding's."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight, self.bias = embedding.weight, nn.Parameter(torch.zeros(WORDS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Whole(nn.Module):
+    """Has another layer as a part of itself, under two names."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.alias = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x))
+
+
+Layers = list[Callable[[], nn.Module]]
+
+
+def made_before() -> Layers:
+    """As one cuts a finished model: all modules exist, one block is used twice."""
+    torch.manual_seed(5)
+    embedding, block = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+    last = nn.Sequential(nn.LayerNorm(WIDTH), Head(embedding))
+    return [lambda: embedding, lambda: block, nn.Tanh, lambda: Whole(block), lambda: last]
+
+
+def cached() -> Layers:
+    """Whoever comes first makes what is shared."""
+
+    @functools.cache
+    def embedding() -> nn.Embedding:
+        return nn.Embedding(WORDS, WIDTH)
+
+    @functools.cache
+    def block() -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH)
+
+    return [embedding, lambda: Whole(block()), block, nn.Tanh, lambda: Head(embedding())]
+
+
+def left_behind() -> Layers:
+    """A factory leaves behind what a later one takes."""
+    box: dict[str, nn.Embedding] = {}
+
+    def first() -> nn.Module:
+        box["embedding"] = nn.Embedding(WORDS, WIDTH)
+        return box["embedding"]
+
+    return [first, lambda: nn.Linear(WIDTH, WIDTH), nn.Tanh, nn.Identity, lambda: Head(box["embedding"])]
+
+
+def made_here_only() -> Layers:
+    """Cannot be made in another process, as with a GPU's memory."""
+    torch.manual_seed(5)
+    embedding, here = nn.Embedding(WORDS, WIDTH), os.getpid()
+
+    def particular() -> nn.Module:
+        if os.getpid() != here:
+            raise RuntimeError("another process")
+        return nn.Linear(WIDTH, WIDTH)
+
+    return [lambda: embedding, particular, nn.Tanh, nn.Identity, lambda: Head(embedding)]
+
+
+SHARING: dict[str, Callable[[], Layers]] = {f.__name__: f for f in (made_before, cached, left_behind, made_here_only)}
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """config: sharing, a key of SHARING."""
+    words = torch.arange(24) * 7 % WORDS
+    return Task(
+        layers=SHARING[config["sharing"]](),
+        loss=lambda outputs, targets: nn.functional.cross_entropy(outputs[0], targets[0]),
+        dataset=TensorDataset((words,), ((words * 3 + 1) % WORDS,)),
+        optimizer=lambda named: torch.optim.AdamW(named, weight_decay=0.1),
+        learning_rate=lambda step: 0.03,
+    )
