@@ -14,7 +14,8 @@ from bamboo.plan import Cell
 from bamboo_trainer.sharing import merged, settled
 from bamboo_trainer.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
-from bamboo_trainer.user_code import TaskError, build_layer
+from bamboo_trainer.task_errors import TaskError
+from bamboo_trainer.user_code import build_layer
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from simulation import Fault, Job
 from stage_kit import one_step, small_task, state_of
