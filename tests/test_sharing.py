@@ -11,6 +11,7 @@ from torch import nn
 
 from bamboo.events import Outcome
 from bamboo.plan import Cell
+from bamboo_trainer.check import check
 from bamboo_trainer.sharing import merged, settled
 from bamboo_trainer.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
@@ -199,3 +200,11 @@ def test_a_layer_that_cannot_be_copied_is_told() -> None:
     with pytest.raises(TaskError, match="does not make a new layer at each call, and it cannot be copied"):
         build_layer(task, 0, 1)
     head.lock.close()
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_what_is_shared_counts_once_before_the_job_begins(sharing: str) -> None:
+    task = build({"sharing": sharing})
+    whole = nn.ModuleList(build_layer(task, 0, i) for i in range(len(task.layers)))
+    found = check(manifest(sharing, 2, 1))
+    assert found["parameters"] == sum(p.numel() for p in whole.parameters())

@@ -71,17 +71,14 @@ def settled(task: Task, seed: int) -> Task:
 class HandedOut:
     """Layers whose factories hand out what they, or others, have handed out before.
 
-    They are made once, in order, and stay as they are: each stage of a worker gets copies. So their first values
-    depend neither on which of them a worker makes first nor on what it has trained meanwhile.
+    They are made once, at once and in order, and stay as they are: each stage of a worker gets copies. So their first
+    values depend neither on which of them a worker makes first nor on what it has trained meanwhile.
     """
 
     def __init__(self, task: Task, seed: int, layers: Sequence[int]) -> None:
-        self._task, self._seed, self._numbers = task, seed, layers
-        self._layers: dict[int, nn.Module] = {}
+        self._layers = {i: build_layer(task, seed, i) for i in layers}
 
     def copy(self, layer: int) -> nn.Module:
-        if not self._layers:
-            self._layers = {i: build_layer(self._task, self._seed, i) for i in self._numbers}
         try:
             return deepcopy(self._layers[layer])
         except Exception as error:
