@@ -23,8 +23,9 @@ from bamboo_trainer.contexts import Holds, is_cast
 from bamboo_trainer.costs import layer_without_values
 from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task_errors import told
 from bamboo_trainer.ties import tied_groups
-from bamboo_trainer.user_code import build_layer, load_batch, run_layer, task_loss, told
+from bamboo_trainer.user_code import build_layer, load_batch, run_layer, task_loss
 
 logger = logging.getLogger(__name__)
 
