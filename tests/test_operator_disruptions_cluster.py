@@ -60,18 +60,19 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     evict(installed, namespace, victim)
     with pytest.raises(ApiError, match=r"429 .*disruption budget"):
         evict(installed, namespace, other)
-    left(job, victim, "EvictionByEvictionAPI", 1)
+    left(job, [victim], "EvictionByEvictionAPI", 1)
     until_one_may_go(installed, namespace)
 
-    victim, node = next(iter(owners(job).items()))
-    assert [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node] == [victim]
+    node = next(iter(owners(job).values()))
+    victims = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
     installed.taint(node, "test.dev/maintenance")
-    left(job, victim, "DeletionByTaintManager", 2)
+    left(job, victims, "DeletionByTaintManager", 1 + len(victims))
     installed.untaint(node, "test.dev/maintenance")
 
-    victim, node = next(iter(owners(job).items()))
+    before, node = job.status()["preemptions"], next(iter(owners(job).values()))
+    victims = [name for name, pod in job.pods().items() if pod["spec"].get("nodeName") == node]
     with more_important(installed, namespace, node):
-        left(job, victim, "PreemptionByScheduler", 3)
+        left(job, victims, "PreemptionByScheduler", before + len(victims))
 
 
 def privileged(name: str) -> Json:
@@ -126,11 +127,11 @@ def ungate(job: Job) -> None:
             job.api.patch(f"/api/v1/namespaces/{job.namespace}/pods/{name}", {"spec": {"schedulingGates": None}})
 
 
-def left(job: Job, worker: str, reason: str, preemptions: int) -> None:
-    """It was told so, and the job is whole again without it."""
-    assert job.told(reason).startswith(f"{worker}: ")
-    job.until_pods(lambda pods: worker not in pods and len(pods) == 3)
+def left(job: Job, workers: list[str], reason: str, preemptions: int) -> None:
+    """They were told so, and the job is whole again without them."""
+    assert job.told(reason).startswith(tuple(f"{worker}: " for worker in workers))
+    job.until_pods(lambda pods: not pods.keys() & set(workers) and len(pods) == 3)
     ungate(job)
-    job.wait(lambda s: worker not in s["plan"])
+    job.wait(lambda s: not any(worker in s["plan"] for worker in workers))
     assert whole(job)["preemptions"] == preemptions
     assert "Takeover" not in [pair[0] for pair in job.events()], f"a notice was of no use: {job.events()}"

@@ -192,6 +192,20 @@ def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer
     assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0
 
 
+def test_a_busy_api_server_is_asked_again(tmp_path: Path) -> None:
+    fake, said = Fake(job(), there=False), []
+
+    def busy(asked: Asked) -> tuple[int, Any]:
+        said.append(asked.method)
+        if said.count(asked.method) == 1:
+            return refusal(429, "TooManyRequests", "storage is (re)initializing")
+        return fake(asked)
+
+    code, printed, _, _ = type_in(tmp_path, busy, "submit", "FILE")  # type: ignore[arg-type]
+    assert (code, printed.splitlines()[0]) == (0, "story created in namespace team")
+    assert said == ["GET", "GET", "GET", "PATCH", "PATCH"]  # the second one finds no job, the third one the CRD
+
+
 def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:
     code, printed, _, asked = type_in(tmp_path, Fake(job(), there=False), "submit", "FILE")
     assert (code, printed.splitlines()[0]) == (0, "story created in namespace team")

@@ -21,6 +21,7 @@ Object = dict[str, Any]
 TIMEOUT_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
+BUSY_TRIES, BUSY_SECONDS, MOST_BUSY_SECONDS = 6, 0.5, 5.0  # a pause if the server names none, and at most
 PAGE = 500  # objects in one answer to a list
 LARGEST_LINE = 1 << 20  # of a log; a longer one is cut into several
 MANAGER = "bamboo"  # of the fields that are applied
@@ -189,12 +190,18 @@ class Api:
         self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
         kind: str = "application/json",
     ) -> Object:  # fmt: skip
+        """Again for a while if the server has too much to do (429); so it also answers for a CRD that is new."""
         data = None if body is None else json.dumps(body).encode()
-        async with self._request(method, path, query, data=data, kind=kind) as answer:
-            found = await _json(answer)
-            if answer.status >= 400:
-                raise _refusal(answer, found)
-            return found
+        for left in reversed(range(BUSY_TRIES)):
+            async with self._request(method, path, query, data=data, kind=kind) as answer:
+                found = await _json(answer)
+                if answer.status < 400:
+                    return found
+                if answer.status != 429 or not left:
+                    raise _refusal(answer, found)
+                pause = _retry_after(answer)
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
 
     async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
         """Its lines, as they come."""
@@ -301,6 +308,12 @@ def _refusal(answer: aiohttp.ClientResponse, found: Object) -> ApiError:
     if answer.status == 403:
         message = f"no rights: {message or 'the API server forbids it'}"
     return ApiError(answer.status, reason, " ".join(message.split()))
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float:
+    """In how many seconds the server wants to be asked again; NB: an HTTP date, which is allowed, too, names none."""
+    named = answer.headers.get("Retry-After", "")
+    return min(float(named), MOST_BUSY_SECONDS) if re.fullmatch(r"\d{1,9}", named) else BUSY_SECONDS
 
 
 def _certificate_problem(error: aiohttp.ClientConnectorCertificateError) -> str:
