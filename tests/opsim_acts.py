@@ -165,6 +165,16 @@ NAMED = {  # that went wrong once
     "scaled while answers are lost": (
         _at(60, What.API, 30.0, 1), *(_at(61 + 2 * n, What.SCALE, 0.0, 2 * n + n % 2) for n in range(12)),
     ),
+    "the operator restarts while the manifest is not valid, and a worker is killed": (
+        _at(60, What.BREAK, 100.0, 1), _at(62, What.OPERATOR, 1.0), _at(80, What.KILL),
+    ),
+    "the operator restarts while the task is another one, and a worker is killed": (
+        _at(60, What.BREAK, 100.0, 0), _at(62, What.OPERATOR, 1.0), _at(80, What.KILL),
+    ),
+    "scaled, and then the operator restarts while the manifest is not valid": (
+        _at(50, What.SCALE, 0.0, 3), _at(60, What.BREAK, 100.0, 1), _at(62, What.OPERATOR, 1.0),
+        _at(70, What.SUSPEND, 20.0),
+    ),
     "suspended while answers are lost, and the operator restarts": (
         _at(60, What.API, 20.0, 1), _at(62, What.SUSPEND, 5.0), _at(66, What.OPERATOR, 0.5),
         _at(70, What.OPERATOR, 0.5),

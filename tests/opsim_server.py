@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from bamboo.names import TOKEN_AUDIENCE
+from bamboo.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.api import Api, ApiError
 from bamboo_operator.counts import Calls
 from bamboo_operator.doors import POD_NAME, POD_UID
@@ -83,6 +83,7 @@ class Server:
         self._made = 0
         self.names: set[tuple[str, str]] = set()  # of pods that this operator has made, with their jobs' uids
         self.room = 1000
+        self.revisions: dict[str, Object] = {}  # by name
         self.trouble = 0.0  # the part of calls that fail
         self.slowness = 1.0
 
@@ -110,6 +111,8 @@ class Server:
             return {"status": self._review(body["spec"]["token"])}
         if kind in ("networkpolicies", "poddisruptionbudgets"):
             return body or {}
+        if kind == "controllerrevisions":
+            return self._revision(method, name, body, query)
         if method == "POST":
             assert body
             return self._create(kind, body, dry_run="dryRun" in query)
@@ -128,6 +131,21 @@ class Server:
         elif method == "DELETE":
             self.delete(kind, thing)
         return thing
+
+    def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
+        """NB: of jobs that are gone some may be left, as long as the garbage collector takes its time."""
+        if method == "GET":
+            uid = query["labelSelector"].partition("=")[2]
+            return {"items": [r for r in self.revisions.values() if r["metadata"]["labels"][LABEL_JOB_UID] == uid]}
+        if method == "DELETE":
+            if self.revisions.pop(name or "", None) is None:
+                raise refusal(404, "NotFound", name or "")
+            return {}
+        assert body
+        if body["metadata"]["name"] in self.revisions:
+            raise refusal(409, "AlreadyExists", body["metadata"]["name"])
+        self.revisions[body["metadata"]["name"]] = copy.deepcopy(body)
+        return body
 
     def _create(self, kind: str, body: Object, *, dry_run: bool) -> Object:
         metadata = body["metadata"]

@@ -82,7 +82,8 @@ class User:
             self._world.server.modified("bamboojobs", job)
 
     def _mend(self, spec: Object) -> None:
-        spec["training"] = copy.deepcopy(self._world.story.manifest()["spec"]["training"])
+        whole = copy.deepcopy(self._world.story.manifest()["spec"])
+        spec["training"], spec["task"] = whole["training"], whole["task"]
 
     def _suspend(self, act: Act) -> None:
         self._edit(lambda spec: spec.update(suspend=True))
@@ -98,7 +99,15 @@ class User:
         self._edit(change)
 
     def _break(self, act: Act) -> None:
-        self._edit(lambda spec: spec["training"].update(microBatchSize=7))
+        """So that nobody can read it, or so that it is another task: its workers train on, and are looked after."""
+
+        def change(spec: Object) -> None:
+            if act.number % 2:
+                spec["training"]["microBatchSize"] = 7
+            else:
+                spec["task"]["config"] = {"renamed": 1}
+
+        self._edit(change)
         self._later(act, lambda: self._edit(self._mend))
 
     def _recreate(self, act: Act) -> None:

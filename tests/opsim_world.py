@@ -33,6 +33,7 @@ from sim_stage import Oracle
 REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
 END_SECONDS = 4000.0
 TIDY_SECONDS = 120.0
+ALONE_SECONDS = 40.0  # more than a watch is interrupted, an API server slow, or an edit tried again
 
 
 class Failure(AssertionError):
@@ -108,7 +109,7 @@ class World:
         try:
             for act in self.story.acts:
                 self.loop.call_at(act.at, user.act, act)
-            await asyncio.sleep(SPAN_SECONDS)
+            await self._watch(SPAN_SECONDS)
             await user.heal()
             await self._until(self._at_rest, REST_SECONDS)
             await self._until(self._over, END_SECONDS)
@@ -118,6 +119,18 @@ class World:
             await self._until(lambda: self._left("pods", "processes", "lives", "doors", "listeners"), TIDY_SECONDS)
         finally:
             await self.stop_operator()
+
+    async def _watch(self, seconds: float) -> None:
+        """No workers may train for long without anybody who looks after them. Raises Failure."""
+        end, since = self.loop.time() + seconds, self.loop.time()
+        while self.loop.time() < end:
+            await asyncio.sleep(1.0)
+            job = self.jobs.objects.get(JOB)
+            left = job is not None and (job.get("status") or {}).get("plan") and not job["spec"].get("suspend")
+            if self.brain is not None or self.lives is None or not left or self.server.trouble or self._ends():
+                since = self.loop.time()
+            if self.loop.time() - since > ALONE_SECONDS:
+                raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
 
     async def _until(self, problem: Callable[[], str | None], seconds: float) -> None:
         """Until there is none, and still none a little later. Raises Failure."""

@@ -57,7 +57,7 @@ class Operated:
         metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
         tools: Any = SimpleNamespace(counts=Counts(), cluster=None, api=None)
         self.life = Life({"metadata": metadata, "spec": SPEC, "status": status}, tools)
-        self.life._read()
+        self.life._manifests._read()
         self.life._telling.begin()
         self.life.meter.begin(resumed=bool(status))
         self._step = self._lost = 0

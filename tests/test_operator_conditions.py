@@ -129,7 +129,12 @@ DOUBLED = ((("w0", False), ("w0", False)),)
             "Suspended",
             {"Accepted": "Accepted", "Suspended": "Suspended"},
         ),
-        (RUNNING, {"problems": ("bad edit",)}, "Running", {"WorkersReady": "WorkersReady", "Running": "Training"}),
+        (
+            RUNNING,
+            {"problems": ("bad edit",)},
+            "Degraded",
+            {"WorkersReady": "WorkersReady", "Running": "Training", "Degraded": "SpecNotFollowed"},
+        ),
     ],
 )
 def test_conditions(status, more, state, holds):
@@ -138,6 +143,17 @@ def test_conditions(status, more, state, holds):
     assert {kind: reason for kind, reason in holding(found).items() if kind != "Protected"} == holds
     assert [c["type"] for c in found["conditions"]] == ALL
     assert all(c["reason"] and c["message"] and c["lastTransitionTime"] == at(0) for c in found["conditions"])
+
+
+def test_a_job_that_does_not_follow_its_newest_manifest_is_degraded():
+    found = conditions(seen(said(), refused="spec.task: is fixed"))
+    assert (found["Accepted"]["reason"], found["Accepted"]["message"]) == ("ChangeRefused", "spec.task: is fixed")
+    assert (found["Degraded"]["status"], found["Degraded"]["reason"]) == ("True", "SpecNotFollowed")
+    found = conditions(seen(said(), problems=("spec.training: wrong",)))
+    assert (found["Accepted"]["reason"], found["Degraded"]["reason"]) == ("InvalidSpec", "SpecNotFollowed")
+    before = seen(said())
+    left = conditions(seen(None, before, problems=("spec.training: wrong",), unattended=True))
+    assert (left["Running"]["status"], left["Degraded"]["reason"]) == ("True", "Unattended")
 
 
 def test_messages_name_what_is_wrong():

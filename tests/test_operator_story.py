@@ -164,16 +164,21 @@ def test_a_task_that_was_changed_in_a_running_job_is_not_taken_for_its_own(
     config = document["spec"]["task"]["config"]
     with without_rules(installed):
         job.edit_in_time({"task": {"config": {"dModel": 16}}})
-        job.told("ChangeRefused")
+        assert "spec.task.config.dModel" in job.told("ChangeRefused")
         operator.kill()
         operator.start()
-        status = job.until("Accepted", "False")
-        assert "spec.task: expected what the job began with" in condition(status, "Accepted")["message"]
+        status = job.step(job.status()["training"]["step"] + 5)
+        accepted = condition(status, "Accepted")
+        assert (accepted["status"], accepted["reason"]) == ("False", "ChangeRefused")
+        assert "spec.task.config.dModel: is fixed while the job runs" in accepted["message"]
+        assert condition(status, "Degraded")["reason"] == "SpecNotFollowed"
+        victim = owners(job)[1]
+        installed.signal(namespace, victim, signal.SIGKILL)
+        job.told("TakenOver")
         job.edit({"task": {"config": config}})
     job.until("Accepted")
-    at = job.status()["training"]["step"]
-    status = job.step(at + 5)
-    assert (status["preemptions"], status["restarts"]) == (0, 0)
+    status = job.step(job.status()["training"]["step"] + 5)
+    assert (status["preemptions"], status["restarts"]) == (1, 1), "a container that is killed has failed"
 
 
 def test_an_operator_that_stood_still_takes_nobody_for_lost(

@@ -139,6 +139,23 @@ class Api:
             if error.status != 404:
                 raise
 
+    async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
+        """ControllerRevisions with these labels."""
+        found = await self._call("GET", _revisions(namespace), query={"labelSelector": selector})
+        items = found.get("items")
+        return items if isinstance(items, list) else []
+
+    async def create_revision(self, revision: Object) -> None:
+        await self._call("POST", _revisions(revision["metadata"]["namespace"]), revision)
+
+    async def delete_revision(self, namespace: str, name: str) -> None:
+        """Unless it is gone."""
+        try:
+            await self._call("DELETE", f"{_revisions(namespace)}/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
         body = {
@@ -261,6 +278,10 @@ def _pods(pod: Object) -> str:
 
 def _budgets(namespace: str) -> str:
     return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+
+
+def _revisions(namespace: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
 
 
 def _leases(namespace: str) -> str:

@@ -31,7 +31,8 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest.
+    """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest;
+    refused: what of it a running job does not follow. unattended: its workers train, and nobody can look after them.
 
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
     a node, None for all. troubles: why some do not start. restores, cost: since the coordinator was made.
@@ -42,6 +43,8 @@ class Facts:
     generation: int
     spec: JobSpec | None
     problems: tuple[str, ...] = ()
+    refused: str = ""
+    unattended: bool = False
     warnings: tuple[str, ...] = ()
     base: Base = Base()
     restores: int = 0

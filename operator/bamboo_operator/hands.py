@@ -19,6 +19,7 @@ from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.budget import Budget
 from bamboo_operator.cluster import Cluster, owner_uid
+from bamboo_operator.doors import JobKey
 from bamboo_operator.doubts import Doubts
 from bamboo_operator.gates import Releases, gates
 from bamboo_operator.network_policy import network_policy
@@ -347,8 +348,8 @@ def _age(pod: dict[str, Any]) -> float:
     return max(0.0, (datetime.now(UTC) - made).total_seconds())
 
 
-async def post(api: Api, job: Running, story: deque[Emit]) -> None:
-    """What is to be told, as Kubernetes events of the job."""
+async def post(api: Api, job: tuple[JobKey, str], story: deque[Emit]) -> None:
+    """What is to be told, as Kubernetes events of that job. Raises what is in API_ERRORS."""
     for _ in range(min(EVENTS_A_PASS, len(story))):
         emit = story[0]
         try:
@@ -367,16 +368,16 @@ def _drop(story: deque[Emit], emit: Emit) -> None:
         story.popleft()
 
 
-def _event(job: Running, emit: Emit) -> dict[str, Any]:
+def _event(job: tuple[JobKey, str], emit: Emit) -> dict[str, Any]:
     now = datetime.now(UTC)
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    namespace, name = job.key
+    (namespace, name), uid = job
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
         "involvedObject": {
-            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": job.uid,
+            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": uid,
         },
         "reason": emit.reason[:128],
         "message": emit.message[:1000],

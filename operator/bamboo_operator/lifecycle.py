@@ -7,30 +7,30 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from bamboo.edits import task_digest
 from bamboo.events import Emit, Outcome, Status
-from bamboo.manifest import ManifestError, parse_manifest
-from bamboo.names import API_VERSION, KIND
 from bamboo.protocol import Stop
 from bamboo.spec import CleanPodPolicy, JobSpec
-from bamboo_operator.api import API_ERRORS, Api, ApiError, JobGone
-from bamboo_operator.brain import Brain, Running, known_lost, known_task
+from bamboo_operator.accepted import refusal_in
+from bamboo_operator.api import API_ERRORS, Api, ApiError
+from bamboo_operator.brain import Brain, Running, known_lost
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.doors import Doors, JobKey, Reviews, path
 from bamboo_operator.farewell import farewell
 from bamboo_operator.hands import Hands, post
 from bamboo_operator.looks import Look
-from bamboo_operator.misspelt import outside_the_spec, refusal
+from bamboo_operator.manifests import Manifests
 from bamboo_operator.node_marks import NodeMark
-from bamboo_operator.pods import JobMeta, OperatorSettings, selector, template_problems, unkept, worker_pod
+from bamboo_operator.pods import JobMeta, OperatorSettings, selector
 from bamboo_operator.pools import price_per_hour, spent
 from bamboo_operator.removal import FIRST_RETRY, LAST_RETRY, Removal
+from bamboo_operator.story import MOST_UNPOSTED
 from bamboo_operator.telling import Telling, moment, now
 
 logger = logging.getLogger(__name__)
@@ -72,11 +72,15 @@ class Life:
         self._meta = JobMeta(uid=self.uid)
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()  # there is something to do for the next pass
+        self._keep_after = 0.0  # time.monotonic()
+        self._told: deque[Emit] = deque(maxlen=MOST_UNPOSTED)  # to be posted while there is no coordinator
+        self._told_of_manifest = refusal_in(body.get("status") or {})
         self._refusal = ""
         self._brain: Brain | None = None  # the last one
         self._driven: Brain | None = None  # while it is at work
         self._removal = Removal(self.key, self.uid, tools.cluster, tools.api, self._beat)
         self._telling = Telling(self.key, self.uid, selector(self._meta), body.get("status") or {})
+        self._manifests = Manifests(self.uid, body, self._telling, tools.api, self._removal)
 
     def look(self) -> Look:
         """What the job's page is made of."""
@@ -94,7 +98,7 @@ class Life:
     def seen(self, body: Mapping[str, Any]) -> None:
         """The coordinator hears of an edit at once, also while the API server does not answer a pass."""
         changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
-        self.body = body
+        self.body = self._manifests.body = body
         if changed:
             self._changed.set()
             self._wake.set()
@@ -109,7 +113,8 @@ class Life:
     async def run(self) -> None:
         """Until the job is deleted because its time is over, or this task is cancelled."""
         while not self._telling.over:
-            spec = await self._accepted()
+            self._changed.clear()
+            spec = await self._manifests.next_spec(self._settings())
             if self._changed.is_set():
                 continue
             if spec is None or spec.suspend:
@@ -123,7 +128,9 @@ class Life:
     async def _rest(self, spec: JobSpec | None) -> None:
         """Until the job is edited, for it is suspended, or not valid (None): then nobody works, but who has begun."""
         begun, tools = self._begun(), self._tools
+        self._tell_manifest(self._told)
         if spec is None and begun:
+            self._telling.note(unattended=True)
             await self._keep_writing(None)
             await self._wait_for_change(RECHECK_SECONDS, CleanPodPolicy.NONE)
             return
@@ -139,72 +146,6 @@ class Life:
         """Are there workers that train, and that another operator has left to us? They don't stop for a bad edit."""
         return self._telling.plan is not None
 
-    async def _accepted(self) -> JobSpec | None:
-        """The newest spec; None if it can't be run, which the status then says."""
-        self._changed.clear()
-        self._telling.note(warnings=())
-        if (spec := self._read()) is None:
-            return None
-        self._telling.note(warnings=(*template_problems(spec), *unkept(spec)))
-        if problems := self._changed_task(spec) if self._begun() else await self._refused(spec):
-            self._telling.note(problems=problems)
-            return None
-        return spec
-
-    def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
-        """What is wrong with the task of a job that has begun, and that is not to be suspended."""
-        began = known_task(self._telling.plan)
-        if spec.suspend or began is None or began == task_digest(spec):
-            return ()
-        return ("spec.task: expected what the job began with; it was changed while its workers were training",)
-
-    def _read(self) -> JobSpec | None:
-        """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""
-        generation = int(self.body["metadata"].get("generation") or 0)
-        try:
-            spec = parse_manifest(self._manifest())
-        except ManifestError as error:
-            problems = tuple(map(str, error.problems))[:20]
-            self._telling.note(generation=generation, problems=problems)
-            return None
-        self._telling.note(generation=generation, spec=spec, problems=())
-        return spec
-
-    async def _refused(self, spec: JobSpec) -> tuple[str, ...]:
-        """What the API server has against the pods of this job."""
-        template = spec.worker.template
-        if unseen := outside_the_spec(template):
-            return unseen
-        pool = spec.node_pools[0] if spec.node_pools else None
-        pod = worker_pod(spec, self._meta, 0, pool, self._settings())
-        pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
-        while True:
-            self.passed = time.monotonic()
-            try:
-                await self._tools.api.try_pod(pod)
-            except ApiError as error:
-                if error.status == 404:
-                    raise JobGone(str(error)) from None  # with its namespace
-                if error.status in (400, 422):
-                    return refusal(template, error.message)
-                if error.status in (403, 409):  # such as a quota: that may pass, and is told when it matters
-                    return ()
-                self._removal.complain("check the pod template", error)
-            except API_ERRORS as error:
-                self._removal.complain("check the pod template", error)
-            else:
-                return ()
-            await asyncio.sleep(PASS_SECONDS)
-
-    def _manifest(self) -> dict[str, Any]:
-        namespace, name = self.key
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": self.body.get("spec") or {},
-        }
-
     def _settings(self) -> OperatorSettings:
         return replace(self._tools.settings, coordinator_url=self._tools.url.rstrip("/") + path(self.key))
 
@@ -214,13 +155,15 @@ class Life:
         """Until the job is over, or is suspended."""
         telling, plan = self._telling, self._telling.plan  # NB: not the epoch, which a suspended job keeps
         telling.begin()
+        manifest = self._manifests.begin(resumed=plan is not None)
         job = Running(
-            key=self.key, uid=self.uid, spec=spec, manifest=self._manifest(), resumed=plan is not None,
+            key=self.key, uid=self.uid, spec=spec, manifest=manifest, resumed=plan is not None,
             judged=known_lost(plan) | self._removal.dismissed, meter=self.meter, marks=self._tools.marks,
         )  # fmt: skip
         tools = self._tools
         brain = Brain(job, tools.cluster, tools.doors, tools.reviews, tools.key, self._wake.set)
         self.meter.begin(resumed=job.resumed)
+        self._tell_manifest(brain.story)
         self._brain = brain
         hands = Hands(job, brain, tools.cluster, tools.api, self._settings(), telling.created)
         thinking = asyncio.create_task(brain.run(), name=f"brain {self.key}")
@@ -247,11 +190,14 @@ class Life:
             paid_until = now
             await self._turn()
             try:
+                await self._keep_manifest(brain)
                 done = await self._attempt("bring the pods up to date", brain, hands.work())
                 self._telling.note(troubles=hands.troubles(), plan=brain.plan())
                 telling = self._telling.write(self._tools.api, brain.status(), hands.created)
                 written = await self._attempt("write the status", brain, telling)
-                posted = await self._attempt("post events", brain, post(self._tools.api, job, brain.story))
+                posted = await self._attempt(
+                    "post events", brain, post(self._tools.api, (self.key, self.uid), brain.story)
+                )
             finally:
                 self._tools.turns.release()
             self.meter.passed(time.monotonic() - now, ok=done and written and posted)
@@ -272,6 +218,14 @@ class Life:
                     await self._wake.wait()
                     await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
+
+    async def _keep_manifest(self, brain: Brain) -> None:
+        """For another operator. Without it the job runs as well, so a failure does not hold up anything."""
+        if self._manifests.accepted.kept or time.monotonic() < self._keep_after:
+            return
+        keeping = self._manifests.accepted.keep(self._tools.api)
+        if not await self._attempt("keep what the job's workers train by", brain, keeping):
+            self._keep_after = time.monotonic() + RECHECK_SECONDS
 
     async def _turn(self) -> None:
         """Wait until not too many other jobs have a pass: decisions of all jobs come before what follows from them."""
@@ -316,8 +270,8 @@ class Life:
             return
         if self._changed.is_set():
             self._changed.clear()
-            if (spec := self._read()) is None:
-                return
+            spec = self._manifests.follow()
+            self._tell_manifest(brain.story)
             if spec.suspend:
                 brain.interrupt("Suspended", "the job is suspended; without a checkpoint it will start from step 0")
                 return
@@ -338,7 +292,19 @@ class Life:
                 self._removal.complain("write the status", error)
                 await self._sleep(PASS_SECONDS)
             else:
-                return
+                break
+        try:
+            await post(self._tools.api, (self.key, self.uid), self._told)
+        except API_ERRORS as error:
+            self._removal.complain("post events", error)  # with the next status, then
+
+    def _tell_manifest(self, story: deque[Emit]) -> None:
+        """What is wrong with the newest manifest; once, also over operators."""
+        facts = self._telling.facts
+        message = "; ".join(facts.problems) or facts.refused
+        if message and message != self._told_of_manifest:
+            story.append(Emit("InvalidSpec" if facts.problems else "ChangeRefused", message, True))
+        self._told_of_manifest = message
 
     def _tell_refusal(self, brain: Brain, error: BaseException) -> None:
         """What the API server has against us, such as a quota, is for the user to know; once."""
@@ -367,7 +333,7 @@ class Life:
     # the end
 
     async def _clean_up(self) -> None:
-        spec, tools = self._parsed() or self._telling.facts.spec, self._tools
+        spec, tools = self._manifests.parsed() or self._telling.facts.spec, self._tools
         policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
         stop = Stop(reason="JobOver", message="the job is over")
         async with farewell((self.key, self.uid), tools.cluster, tools.doors, tools.reviews, stop):
@@ -379,14 +345,8 @@ class Life:
 
     def _left_to_live(self) -> float | None:
         """Seconds until the job, which is over, is to be deleted; None if it stays."""
-        spec = self._parsed()
+        spec = self._manifests.parsed()
         if spec is None or spec.ttl_seconds_after_finished is None:
             return None
         done = moment(self._telling.written.get("completionTime")) or now()
         return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - now()).total_seconds()
-
-    def _parsed(self) -> JobSpec | None:
-        try:
-            return parse_manifest(self._manifest())
-        except ManifestError:
-            return None

@@ -26,7 +26,7 @@ class Removal:
     """
 
     def __init__(self, key: JobKey, uid: str, cluster: Cluster, api: Api, beat: Callable[[], None]) -> None:
-        self._key, self._uid, self._cluster, self._api, self._beat = key, uid, cluster, api, beat
+        self._key, self._uid, self._cluster, self._api, self.beat = key, uid, cluster, api, beat
         self.dismissed: set[str] = set()
 
     def living(self) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ class Removal:
         """The workers were told to stop; most end by themselves."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline and self.living():
-            self._beat()
+            self.beat()
             await asyncio.sleep(0.1)
 
     async def remove(self, policy: CleanPodPolicy) -> None:
@@ -57,7 +57,7 @@ class Removal:
         """Until it is done, or there is nothing any more that it could be done to."""
         pause = FIRST_RETRY
         while True:
-            self._beat()
+            self.beat()
             try:
                 await act()
             except ApiError as error:

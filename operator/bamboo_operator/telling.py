@@ -34,7 +34,7 @@ class Telling:
 
     def begin(self) -> None:
         """A coordinator is made: what was counted before it is added to what it counts."""
-        self.note(base=Base.of(self.written), cost=Decimal(0), finish=None, plan=None, troubles=())
+        self.note(base=Base.of(self.written), cost=Decimal(0), finish=None, plan=None, troubles=(), unattended=False)
 
     @property
     def over(self) -> bool:

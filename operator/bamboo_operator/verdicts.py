@@ -91,6 +91,8 @@ def _accepted(scene: Scene) -> Verdict:
     facts = scene.facts
     if facts.problems:
         return Verdict(False, "InvalidSpec", "; ".join(facts.problems))
+    if facts.refused:
+        return Verdict(False, "ChangeRefused", facts.refused)
     if facts.warnings:
         return Verdict(True, "AcceptedInPart", "; ".join(facts.warnings))
     return Verdict(True, "Accepted", "the manifest is valid")
@@ -136,6 +138,8 @@ def _degraded(scene: Scene) -> Verdict:
     status, spec = scene.status, scene.facts.spec
     if idle := scene.idle:
         return idle
+    if scene.facts.unattended:
+        return Verdict(True, "Unattended", "its workers train, and none that is lost is taken over: see Accepted")
     if status is None and scene.was("Degraded"):
         return scene.held["Degraded"]
     if status is None or spec is None or not status.grid:
@@ -144,9 +148,12 @@ def _degraded(scene: Scene) -> Verdict:
     told = [d.message for d in damage]
     if missing > 0:
         told.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
+    if scene.facts.problems or scene.facts.refused:
+        told.append("the workers go on by the last manifest that was accepted, not by the newest: see Accepted")
     if not told:
         return Verdict(False, "AsDesired", "every stage has its own worker and its protection")
-    reason = "WorkersMissing" if any(d.doubled for d in damage) else "Unprotected"
+    unharmed = "Unprotected" if damage else "SpecNotFollowed"
+    reason = "WorkersMissing" if any(d.doubled for d in damage) else unharmed
     more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
     return Verdict(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(told[:3]) + more)
 

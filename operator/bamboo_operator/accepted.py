@@ -1,0 +1,155 @@
+"""The manifest that a job's workers train by: as they began with it, and what has been accepted of its edits since.
+
+It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to look after the
+workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
+as the job itself.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from bamboo.edits import refusal, refused, taken_over_manifest
+from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
+from bamboo.spec import JobSpec
+from bamboo_operator.api import Api, ApiError
+from bamboo_operator.doors import JobKey
+
+Json = Mapping[str, Any]
+MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """spec: by which the workers train from now on. problems: why the newest manifest is not valid; refused: what of
+    it is not followed, a sentence.
+    """
+
+    spec: JobSpec
+    problems: tuple[str, ...] = ()
+    refused: str = ""
+
+
+def problems_of(error: ManifestError) -> tuple[str, ...]:
+    return tuple(map(str, error.problems))[:MOST_PROBLEMS]
+
+
+def follow(accepted: Json, newest: Json) -> tuple[Json, Followed]:
+    """What of the newest manifest workers follow that train by the accepted one, and what is accepted from now on.
+
+    A job whose manifest is not valid may be suspended all the same. NB: what the API server has once taken may be
+    invalid for another version.
+    """
+    suspend = (newest.get("spec") or {}).get("suspend") is True
+    try:
+        wanted = parse_manifest(newest)
+        merged = taken_over_manifest(accepted, newest)
+        spec = parse_manifest(merged)
+    except ManifestError as error:
+        kept = parse_manifest(accepted)
+        return accepted, Followed(spec=replace(kept, suspend=suspend), problems=problems_of(error))
+    names = refused(spec, wanted)
+    return merged, Followed(spec=spec, refused=refusal(names) if names and not suspend else "")
+
+
+def refusal_in(status: Json) -> str:
+    """What a status says of a manifest that is not accepted; "" if it is."""
+    found: Json = next((c for c in status.get("conditions") or () if c.get("type") == "Accepted"), {})
+    return str(found.get("message") or "") if found.get("status") == "False" else ""
+
+
+class Accepted:
+    """manifest: None if none was accepted, or it is not known any more."""
+
+    def __init__(self, key: JobKey, uid: str) -> None:
+        self._key, self._uid = key, uid
+        self.manifest: Json | None = None
+        self._generation = 0
+        self._kept: dict[str, int] = {}  # ControllerRevisions of this job by name, and their numbers
+        self._listed = False
+
+    def accept(self, manifest: Json, generation: int) -> None:
+        if manifest != self.manifest:
+            self.manifest, self._generation = deepcopy(manifest), generation
+
+    @property
+    def kept(self) -> bool:
+        """Is it as it should be in the cluster?"""
+        return self.manifest is None or (self._listed and list(self._kept) == [self._name(self.manifest)])
+
+    async def recall(self, api: Api) -> None:
+        """What an operator before this one has accepted. Raises what is in API_ERRORS."""
+        revisions = await self._list(api)
+        if self.manifest is None and revisions:
+            newest = max(revisions, key=lambda revision: int(revision.get("revision") or 0))
+            self.manifest, self._generation = self._read(newest), int(newest.get("revision") or 0)
+
+    async def keep(self, api: Api) -> None:
+        """Bring the cluster there: the new one is written before the old ones are deleted. Raises API_ERRORS."""
+        if self.manifest is None:
+            return
+        if not self._listed:
+            await self._list(api)
+        name = self._name(self.manifest)
+        if name not in self._kept:
+            try:
+                await api.create_revision(self._revision(name, self.manifest))
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+            self._kept[name] = self._generation
+        for old in [other for other in self._kept if other != name]:
+            await api.delete_revision(self._key[0], old)
+            del self._kept[old]
+
+    async def _list(self, api: Api) -> list[dict[str, Any]]:
+        found = await api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
+        ours = [revision for revision in found if self._read(revision) is not None]
+        self._kept = {str(r["metadata"]["name"]): int(r.get("revision") or 0) for r in ours}
+        self._listed = True
+        return ours
+
+    def _read(self, revision: Json) -> Json | None:
+        """None for what no operator of this job has written, or could not be followed."""
+        owners = (revision.get("metadata") or {}).get("ownerReferences") or ()
+        spec = (revision.get("data") or {}).get("spec")
+        if not isinstance(spec, dict) or not any(o.get("uid") == self._uid and o.get("controller") for o in owners):
+            return None
+        manifest = manifest_of(self._key, spec)
+        try:
+            parse_manifest(manifest)
+        except ManifestError:
+            return None
+        return manifest
+
+    def _name(self, manifest: Json) -> str:
+        content = json.dumps([self._uid, self._generation, manifest["spec"]], sort_keys=True)
+        return f"{self._key[1][:200]}-{sha256(content.encode()).hexdigest()[:10]}"
+
+    def _revision(self, name: str, manifest: Json) -> dict[str, Any]:
+        owner = {
+            "apiVersion": API_VERSION, "kind": KIND, "name": self._key[1], "uid": self._uid, "controller": True,
+            "blockOwnerDeletion": True,
+        }  # fmt: skip
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "ControllerRevision",
+            "metadata": {
+                "name": name,
+                "namespace": self._key[0],
+                "labels": {LABEL_JOB_NAME: self._key[1], LABEL_JOB_UID: self._uid},
+                "ownerReferences": [owner],
+            },
+            "data": {"spec": manifest["spec"]},
+            "revision": self._generation,
+        }
+
+
+def manifest_of(key: JobKey, spec: Json) -> dict[str, Any]:
+    namespace, name = key
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
