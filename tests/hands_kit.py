@@ -32,6 +32,7 @@ class Place:
         self.asked: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
         self.shown = True  # does the watch tell of pods that are made?
+        self.refusal: ApiError | None = None  # of every pod
         self.unanswered = 0  # how many pods are made, and it is not answered
         self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
         self.no_budgets = False  # has the operator no right to make one?
@@ -41,6 +42,8 @@ class Place:
         await asyncio.sleep(0)
         if pod["metadata"]["name"] in self.pods:
             raise ApiError(409, "AlreadyExists", pod["metadata"]["name"])
+        if self.refusal is not None:
+            raise self.refusal
         if len(self.pods) >= self.room:
             raise ApiError(403, "Forbidden", "exceeded quota: pods")
         self.made += 1

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bamboo_operator.api import ApiError
 from hands_kit import Job, Place
 from operator_kit import job
 
@@ -107,3 +108,43 @@ async def test_an_edit_is_heeded_in_the_middle_of_a_pass(begin: Callable[..., Jo
     place.meanwhile = lambda: scaled.edit(job(**of(1)))
     await scaled.passes(10)
     assert (place.made, scaled.hands.adding, scaled.brain.state.requested) == (2, 0, 2)
+
+
+# refused
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (403, "Forbidden", 'pods "tiny-w0" is forbidden: exceeded quota: pods'),
+        (403, "Forbidden", 'error looking up service account default/x: serviceaccount "x" not found'),
+        (403, "Forbidden", 'violates PodSecurity "restricted:latest": hostNetwork'),
+        (400, "BadRequest", 'admission webhook "policy.dev" denied the request: no'),
+        (500, "InternalError", 'failed calling webhook "policy.dev": connection refused'),
+    ],
+)
+async def test_pods_that_are_refused_are_told_as_long_as_they_are(
+    begin: Callable[..., Job], status: int, reason: str, message: str
+) -> None:
+    place = Place()
+    place.refusal = ApiError(status, reason, message)
+    started = begin(place)
+    await started.passes()
+    assert started.troubles() == {"PodsRefused": f"2 worker(s) have no pod, which the API server refuses: {message}"}
+    assert started.told().count("PodsRefused") == 1
+    await started.passes()
+    assert list(started.troubles()) == ["PodsRefused"]
+    assert started.told().count("PodsRefused") == 1
+    place.refusal = None
+    await started.passes()
+    assert started.troubles() == {}
+
+
+async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., Job]) -> None:
+    place = Place()
+    for status, reason in ((429, "TooManyRequests"), (503, "ServiceUnavailable"), (500, "Timeout")):
+        place.refusal = ApiError(status, reason, "later")
+        started = begin(place)
+        await started.passes()
+        assert started.troubles() == {}
+        assert started.hands.adding == 2

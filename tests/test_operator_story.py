@@ -158,7 +158,7 @@ def test_a_task_that_was_changed_in_a_running_job_is_not_taken_for_its_own(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
     """The API server refuses it; here it does not, as if somebody had installed a CRD of his own."""
-    document = small("renamed")
+    document = small("renamed", standby=1)
     job = Job(installed.api, namespace, document)
     job.step(5)
     config = document["spec"]["task"]["config"]

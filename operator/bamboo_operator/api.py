@@ -34,6 +34,17 @@ class ApiError(Exception):
         self.status, self.reason, self.message = status, reason, message
 
 
+class PodRefused(ApiError):
+    """The API server does not take a pod as it is: a quota, an admission policy, a ServiceAccount that is missing."""
+
+    @classmethod
+    def of(cls, error: ApiError) -> "PodRefused | None":
+        """None if the error passes by itself, or is of something else. NB: a webhook that fails gives 500."""
+        if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
+            return cls(error.status, error.reason, error.message)
+        return None
+
+
 API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 
 

@@ -14,7 +14,7 @@ from bamboo.names import API_VERSION, KIND, worker_name
 from bamboo.plan import WorkerId
 from bamboo.spec import JobSpec, NodePool, wanted_workers
 from bamboo_operator import silence
-from bamboo_operator.api import API_ERRORS, Api, ApiError, pod_place
+from bamboo_operator.api import API_ERRORS, Api, ApiError, PodRefused, pod_place
 from bamboo_operator.backoff import Backoff
 from bamboo_operator.brain import Brain, Running
 from bamboo_operator.budget import Budget
@@ -43,6 +43,7 @@ KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
 EVENTS_A_PASS, PODS_A_PASS, ASKED_A_PASS = 20, 50, 10
 MAKING_SECONDS = 10.0  # and then the rest of the pass
 GIVE_BACK_SECONDS = 3600.0
+LONGEST_REFUSAL = 1000
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
 COMPONENT = "bamboo-operator"
 
@@ -71,6 +72,7 @@ class Hands:
         self._budget = Budget(api, self._meta, brain.story.append, fresh=fresh) if settings.disruption_budgets else None
         self._deleted: dict[str, float] = {}  # by uid: when
         self._full = False  # pods are wanted, and no pool may have more
+        self._refusal: PodRefused | None = None  # of the newest pod that was to be made
         self._told: set[str] = set()  # reasons of troubles
 
     async def work(self) -> None:
@@ -103,6 +105,9 @@ class Hands:
         if self._full:
             message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
             found = (Trouble("PoolsFull", message), *found)
+        if self.adding and self._refusal:
+            message = f"{self.adding} worker(s) have no pod, which the API server refuses: {self._refusal.message}"
+            found = (Trouble("PodsRefused", message[:LONGEST_REFUSAL]), *found)
         if self.adding and self._backoff.holds(time.monotonic()):
             message = f"workers end before they have joined ({self._backoff.detail}); the next ones are requested"
             found = (Trouble("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
@@ -221,9 +226,10 @@ class Hands:
             pod = await self._api.create_pod(wanted)
         except ApiError as error:
             if error.status != 409:
-                raise
+                self._refusal = PodRefused.of(error)
+                raise self._refusal or error from None
             pod = await self._api.read_pod(self._job.key[0], worker_name(self._spec.name, number))
-        self.created = number + 1
+        self.created, self._refusal = number + 1, None
         if owner_uid(pod) == self._job.uid:
             self._cluster.pod_made(pod)
 

@@ -17,7 +17,7 @@ from bamboo.events import Emit, Outcome, Status
 from bamboo.protocol import Stop
 from bamboo.spec import CleanPodPolicy, JobSpec
 from bamboo_operator.accepted import refusal_in
-from bamboo_operator.api import API_ERRORS, Api, ApiError
+from bamboo_operator.api import API_ERRORS, Api, ApiError, PodRefused
 from bamboo_operator.brain import Brain, Running, known_lost
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.counts import Counts, Meter
@@ -307,7 +307,9 @@ class Life:
         self._told_of_manifest = message
 
     def _tell_refusal(self, brain: Brain, error: BaseException) -> None:
-        """What the API server has against us, such as a quota, is for the user to know; once."""
+        """What the API server has against us is for the user to know; once. Of pods the troubles tell."""
+        if isinstance(error, PodRefused):
+            return
         if isinstance(error, ApiError) and error.message != self._refusal and error.status in (403, 422):
             self._refusal = error.message
             brain.story.append(Emit("ClusterRefuses", error.message, True))
