@@ -117,6 +117,33 @@ def test_a_job_whose_task_is_missing_fails_by_name(tmp_path: Path) -> None:
     assert summary["log_tail"] is None
 
 
+FICKLE = """
+import random
+from dataclasses import replace
+from torch import nn
+from bamboo_trainer.models import mlp
+
+
+class Skips(nn.Module):
+    def forward(self, x):
+        return x if random.random() < 0.1 else x * 2
+
+
+def build(config):
+    task = mlp.build(config)
+    return replace(task, layers=[*task.layers, Skips])
+"""
+
+
+def test_a_task_that_is_not_deterministic_fails_by_name_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "fickle.py").write_text(FICKLE)
+    done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "fickle")), "--json")
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["outcome"], summary["reason"]) == (1, "Failed", "NotDeterministic")
+    assert "(Skips) is not deterministic: it draws from Python's random" in summary["message"]
+    assert summary["committed"] == 0
+
+
 def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> None:
     (tmp_path / "crashing.py").write_text("import os\n\n\ndef build(config):\n    os._exit(7)\n")
     done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")

@@ -46,6 +46,7 @@ RIGHT = {
     Kind.LOGGED: frame(Kind.LOGGED, [[[0, 1], 3]]),
     Kind.LOGGED_BULK: frame(Kind.LOGGED_BULK, []),
     Kind.LOGGED_STATE: frame(Kind.LOGGED_STATE, []),
+    Kind.CHECK: frame(Kind.CHECK, {"sums": b"12345678"}),
 }
 MEANT = {
     Kind.GRADIENT: Again(),
@@ -54,6 +55,7 @@ MEANT = {
     Kind.SYNC: [(2, Commit(**COMMIT))],
     Kind.ANNOUNCE: metas.Announce(version=0, secured=1, digest="d"),
     Kind.LOGGED: [((0, 1), 3)],
+    Kind.CHECK: metas.Check(sums=b"12345678"),
 }
 
 
@@ -81,6 +83,8 @@ WRONG = {
     "a commit of a truth": frame(Kind.COMMIT, {**COMMIT, "epoch": True}),
     "no announcement": frame(Kind.ANNOUNCE),
     "half an announcement": frame(Kind.ANNOUNCE, {"version": 1}),
+    "no sums": frame(Kind.CHECK, {}),
+    "half a sum": frame(Kind.CHECK, {"sums": b"1234567"}),
     "heard nothing": frame(Kind.HEARD),
     "heard a mapping": frame(Kind.HEARD, {"1": COMMIT}),
     "asked for more": frame(Kind.ASK, "more"),

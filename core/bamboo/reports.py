@@ -16,6 +16,10 @@ from bamboo.words import count
 MOST_DIGEST = 128  # characters
 MOST_TEXT = 4000
 MOST_SECONDS = 1e9
+DIVERGED = (
+    "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
+    "images; if it is none of these, it is a bug in Bamboo"
+)
 REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
 
 
@@ -172,8 +176,10 @@ def finish_if_done(turn: Turn) -> None:
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
     digests = [{digest for cell, digest in finished.items() if cell.stage == s} for s in range(stages)]
-    if any(len(different) > 1 for different in digests):
-        turn.finish(Outcome.FAILED, "PipelinesDiverged", "pipelines ended with different weights: a bug in Bamboo")
+    diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
+    if diverged:
+        message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
+        turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
     elif state.save_path is None:
         turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from bamboo.plan import ROOT, Cell, Plan, WorkerId
 from bamboo.protocol import PeerDown, PlanApplied
-from bamboo_trainer import committing, replication
+from bamboo_trainer import checking, committing, replication
 from bamboo_trainer.holding import Holding
 from bamboo_trainer.run import Catching, Run
 
@@ -43,6 +43,7 @@ def activate(engine: "Engine", plan: Plan, arrived: float) -> None:
     committing.meet_root(engine, old)
     for stage in engine.holdings:
         replication.announce(engine, stage)
+        checking.look(engine, stage)
     replication.look_after_the_repeated(engine)
     engine.tell(PlanApplied(epoch=plan.epoch))
     orphans, engine.orphans = engine.orphans, []

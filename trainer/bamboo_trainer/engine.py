@@ -16,7 +16,7 @@ from torch import Tensor
 from bamboo.histogram import STEP_SECONDS, Histogram
 from bamboo.plan import Cell, Layout, Plan, WorkerId
 from bamboo.protocol import CellFinished, Message, PeerUp, TakenOver
-from bamboo_trainer import activation, committing, metas, redundancy, replication, telling
+from bamboo_trainer import activation, checking, committing, metas, redundancy, replication, telling
 from bamboo_trainer.feed import Feed
 from bamboo_trainer.frames import Address, Again, Frame, Kind
 from bamboo_trainer.holding import Holding
@@ -278,6 +278,7 @@ class Engine:
         for run in [r for r in self.runs.values() if r.cell.stage == index]:
             self.begin(run)
         replication.announce(self, index)
+        checking.look(self, index)
 
     def begin(self, run: Run) -> None:
         """Start the next step of a cell."""
@@ -287,6 +288,8 @@ class Engine:
             return
         if run.catching and run.step >= 0:
             self.caught_up(run)
+        if run.done < len(run.program):
+            run.since = stage.version  # others ran that step, or a state of after it came: our log does not have it
         tied = bool(self.tied_stages(run.cell.stage))
         run.start(stage, len(self.plan.stages), self.layout(stage.version), tied, self.lookahead)
         if stage.version >= self.steps and not run.finished and run.program:
@@ -362,6 +365,8 @@ class Engine:
                 replication.synced(self, address, frame.tensors[0])
             case Kind.STATE if address.stage in self.holdings:
                 replication.restore(self, address, frame)
+            case Kind.CHECK if address.stage in self.holdings:
+                checking.told(self, sender, address, frame.meta.sums)
             case Kind.ANNOUNCE if (address.cell, sender) in self.feeds:
                 self.feeds[address.cell, sender].secured = frame.meta.secured
                 replication.announced(self, address.cell, sender, frame.meta.version, frame.meta.digest)

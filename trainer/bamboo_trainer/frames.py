@@ -28,6 +28,7 @@ class Kind(IntEnum):
     LOGGED = 13  # the answer's end: no more boundary frames; meta: the first step in our log, by own cell
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
+    CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
 
 
 BULK = frozenset({Kind.SYNC, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED, Kind.LOGGED_BULK})

@@ -38,6 +38,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     commits: Commits
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sums of a stage's tensors, 8 bytes each."""
+
+    sums: bytes
+
+
 class Form(NamedTuple):
     """meta: its type. flat: the tensors are pieces of a stage's gradient."""
 
@@ -63,6 +69,7 @@ _FORMS: Final = {
     Kind.LOGGED: Form(Since),
     Kind.LOGGED_BULK: Form(Since),
     Kind.LOGGED_STATE: Form(Since),
+    Kind.CHECK: Form(Check),
 }
 
 
@@ -78,6 +85,8 @@ def read(frame: Frame) -> Frame:
         meta = msgspec.convert(frame.meta, form.meta)
     except msgspec.ValidationError as error:
         raise Refused(f"meta: {error}") from error
+    if isinstance(meta, Check) and len(meta.sums) % 8:
+        raise Refused(f"sums of {len(meta.sums)} bytes")
     if isinstance(meta, State) and meta.state.get("version") != frame.address.step:
         raise Refused(f"a state of version {meta.state.get('version')!r}")
     return frame if meta is frame.meta else replace(frame, meta=meta)

@@ -5,8 +5,9 @@ first batch, which is read in the foreground, shows whether it does.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -49,6 +50,20 @@ class Reader:
         while len(self._expected) >= MOST_AHEAD:
             self._expected.pop(next(iter(self._expected))).cancel()
         self._expected[key] = self._threads.submit(self._read, step, microbatch)
+
+    def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
+        """The same microbatch, read two times; the next `batch` returns the first of them."""
+        first, second = (self.batch(stage, step, microbatch) for _ in range(2))
+        kept: Future[Batch] = Future()
+        kept.set_result(first)
+        self._expected[stage, step, microbatch] = kept
+        return first, second
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While nothing is read in the background."""
+        with self._calling:
+            yield
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -17,8 +17,11 @@ from bamboo_trainer import snapshot
 from bamboo_trainer.boundary import NO_GRADIENT, is_gradient
 from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
 from bamboo_trainer.checkpointing import checkpointed_layers, recomputing
+from bamboo_trainer.checksums import checksum
+from bamboo_trainer.constants import Constants
 from bamboo_trainer.contexts import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
 from bamboo_trainer.data import microbatch_samples
+from bamboo_trainer.determinism import Looked, compare_batches
 from bamboo_trainer.optimizer_state import OptimizerState
 from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.parameters import FlatParameters
@@ -31,6 +34,7 @@ from bamboo_trainer.user_code import (
     build_layer,
     call_layer,
     forward_seed,
+    named_layer,
     no_new_parameters,
     run_layer,
     seed_forward,
@@ -121,7 +125,10 @@ class Stage:
         self._last = stage == len(stages) - 1
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
-        self._parameters = FlatParameters(self._layers, tie(self._layers, groups, task, config.seed), self._device)
+        shared = tie(self._layers, groups, task, config.seed)
+        self._shared = frozenset(shared)
+        self._parameters = FlatParameters(self._layers, shared, self._device)
+        self._constants = Constants(self._layers)
         self._tied = tied_segments(self._parameters.slots, groups, stages)
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
@@ -150,8 +157,31 @@ class Stage:
 
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
+        if self.context is None and self.version == 0:
+            self._look(step, microbatch, inputs)
+        return self._forward(work, step, microbatch, inputs)
+
+    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         run = self._run if self.context else self._run_first
         return self.complete(work, run(step, microbatch, inputs))
+
+    def _look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
+        loss = None
+        if inputs is None or self.last:
+            (given, targets), again = self._reader.twice(self._stage, step, microbatch)
+            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
+            inputs = given if inputs is None else inputs
+            there = tuple(p.to(self._device) for p in targets)
+            loss = (lambda outputs: task_loss(self._task, outputs, there)) if self.last else None
+
+        def call(index: int, one: Any) -> Any:
+            return self._call(index, forward_seed(self._config.seed, step, microbatch, index), one)
+
+        with self._reader.quiet():
+            looked = Looked(self._task, self._config.seed, self._layers, self._shared, call, loss)
+            looked.check(tuple(p.to(self._device) for p in inputs))
+        forget_casts()
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
         forwarding = self.start(step, microbatch, inputs)
@@ -253,7 +283,7 @@ class Stage:
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """A forward and a backward for nothing but to have them run once."""
         work = self.begin()
-        outputs = self.forward(work, step, microbatch, inputs)
+        outputs = self._forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.last else zeros)
 
@@ -306,6 +336,7 @@ class Stage:
 
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
+        self._constants.check()
         gradient = gradient.to(self._device)
         used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
@@ -352,6 +383,7 @@ class Stage:
         """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
         self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
         self._state_bytes = self._digest = None
+        self._constants.renew()
         forget_casts()
         if self._parked:
             self._optimizer_state.park()
@@ -364,6 +396,21 @@ class Stage:
         if self._digest is None:
             self._digest = snapshot.digest(self._parameters, self._optimizer_state)
         return self._digest
+
+    def checksums(self) -> dict[str, int]:
+        """Of parameters and buffers, by what they are called in a sentence; the same for all who hold the stage.
+
+        Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
+        """
+        self._constants.check(bits=True)
+        return {self._in_words(name): checksum(tensor) for name, tensor in self._parameters.named()}
+
+    def _in_words(self, name: str) -> str:
+        """A parameter or constant by its name in a snapshot. NB: a tied one has its first name, of any layer."""
+        kind, _, place = name.partition(":")
+        index, _, path = place.partition(".")
+        layer = self._layers.get(int(index))
+        return f"{kind} {path!r} of {named_layer(layer, int(index)) if layer else f'layer {index}'}"
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""

@@ -88,22 +88,22 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
         raise
     except Exception as error:
         if not ran_out_of_memory(error) and _would_write(call, parts):
-            raise TaskError(f"{_named(task_layer, layer)} {_WRITES}") from error
-        raise blamed(_named(task_layer, layer), error) from error
+            raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
+        raise blamed(named_layer(task_layer, layer), error) from error
     if _versions(parts) != before:
-        raise TaskError(f"{_named(task_layer, layer)} {_WRITES}")
+        raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}")
     result = (result,) if isinstance(result, Tensor) else result
     if not isinstance(result, tuple) or not result or not all(isinstance(p, Tensor) for p in result):
         raise TaskError(
-            f"{_named(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
+            f"{named_layer(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
         )
     for part in result:
         if wrong := unsendable(part, PASSED):
-            raise TaskError(f"{_named(task_layer, layer)} returned a tensor of {wrong}")
+            raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
     return result
 
 
-def _named(task_layer: nn.Module, layer: int) -> str:
+def named_layer(task_layer: nn.Module, layer: int) -> str:
     return f"layer {layer} ({type(task_layer).__name__})"
 
 
@@ -204,8 +204,8 @@ def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
         for name, _ in layer.named_parameters():
             if name not in before[index]:
                 raise TaskError(
-                    f"{_named(layer, index)} makes its parameter {name!r} in the forward, after the layers were split "
-                    "and given to the optimizer; make it in the constructor"
+                    f"{named_layer(layer, index)} makes its parameter {name!r} in the forward, after the layers were "
+                    "split and given to the optimizer; make it in the constructor"
                 )
 
 
@@ -217,13 +217,18 @@ def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
     after = _buffer_copies(layers)
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
-        if old is None or new is None or not _same_bits(old, new):
+        if old is None or new is None or not same_bits(old, new):
             layer, _, buffer = name.partition(".")
-            raise TaskError(
-                f"layer {layer} ({type(layers[int(layer)]).__name__}) changes its buffer {buffer!r} "
-                "in the forward, so a repeated forward would differ "
-                "(instead of BatchNorm use LayerNorm, GroupNorm, or BatchNorm with track_running_stats=False)"
-            )
+            raise changed_buffer(layers[int(layer)], int(layer), buffer)
+
+
+def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "buffer") -> TaskError:
+    """The error to raise. kind: what it is, if not a buffer."""
+    return TaskError(
+        f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
+        "so a repeated forward would differ "
+        "(instead of BatchNorm use LayerNorm, GroupNorm, or BatchNorm with track_running_stats=False)"
+    )
 
 
 def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
@@ -234,7 +239,8 @@ def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Of tensors on the same device; numbers that are none are equal if their bits are."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

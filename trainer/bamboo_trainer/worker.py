@@ -42,6 +42,7 @@ from bamboo.spec import JobSpec, Placement
 from bamboo_trainer import logs
 from bamboo_trainer.control import Control
 from bamboo_trainer.costs import profile
+from bamboo_trainer.determinism import NotDeterministic
 from bamboo_trainer.engine import Engine, Observer
 from bamboo_trainer.inside import Inside
 from bamboo_trainer.loading import load_task
@@ -296,6 +297,8 @@ def failure_reason(error: Exception) -> str:
     """Of an error that ends the worker: the task's, memory, or a bug."""
     if ran_out_of_memory(error):
         return "OutOfMemory"
+    if isinstance(error, NotDeterministic):
+        return "NotDeterministic"
     return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
 
 

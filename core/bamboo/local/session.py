@@ -26,6 +26,11 @@ from bamboo.page.kept import kept
 from bamboo.page.serve import PageError
 from bamboo.spec import JobSpec
 
+DIFFERENT = (
+    "the task does not do the same twice, with random numbers of Python or numpy, say, or by the clock "
+    "(docs/models.md, The same bits each time); if it does, this is a bug in Bamboo"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -106,7 +111,7 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
         return check.exit_code
     if not json:
         _say(f"  {check.committed} of {check.steps} steps in {check.seconds:.1f} s")
-        _say("bit-equal: " + ("yes" if equal else "no, the final states differ"))
+        _say("bit-equal: " + ("yes" if equal else f"no, the final states differ; {DIFFERENT}"))
     return EXIT_OK if equal else EXIT_FAILED
 
 

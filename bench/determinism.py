@@ -1,0 +1,69 @@
+"""What it costs to look whether a task is deterministic: at the start, and when holders of a stage compare it.
+
+    python bench/determinism.py [--width 1024] [--blocks 2]
+
+One stage of a GPT in this process, on one thread. Prints the look at the start in microbatches, and the sums of all
+parameters in optimizer steps; from these follows what a comparison every so many steps costs.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bamboo_trainer.checking import EVERY
+from bamboo_trainer.models import gpt
+from bamboo_trainer.stage import Stage, TrainingConfig
+
+
+def best(what: Callable[[], object], times: int = 5) -> float:
+    """Seconds of CPU time, the least of some."""
+    taken = []
+    for _ in range(times):
+        began = time.process_time()
+        what()
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_text("def f(): pass\n" * 2000)
+        task = gpt.build(
+            {"dModel": arguments.width, "heads": 8, "blocks": arguments.blocks, "context": 128, "text": str(text)}
+        )
+        config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=8, micro_batch_size=8)
+        stage = Stage(task, 0, [(0, len(task.layers))], config)
+        measure(stage)
+
+
+def measure(stage: Stage) -> None:
+    work = stage.begin()
+    stage.rehearse(0, 0, None)
+
+    def microbatch() -> None:
+        stage.forward(work, 0, 0, None)
+        stage.backward(work, 0, 0, None)
+
+    one = best(microbatch)
+    look = best(lambda: stage._look(0, 0, None), times=2)
+    stage.apply(work.gradient, 1.0)
+    step = best(lambda: stage.apply(work.gradient, 1.0))
+    sums = best(stage.checksums)
+    print(f"{stage.size / 1e6:.1f} million parameters")
+    print(f"a microbatch {one:.2f} s; the look at the start {look:.2f} s, {look / one:.1f} microbatches")
+    print(f"an optimizer step {step * 1e3:.0f} ms; sums {sums * 1e3:.1f} ms, {4 * stage.size / sums / 1e9:.1f} GB/s")
+    print(f"every {EVERY} steps: {100 * sums / EVERY / (8 * one + step):.3f} % of a step of 8 microbatches")
+
+
+if __name__ == "__main__":
+    main()
