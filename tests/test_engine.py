@@ -72,6 +72,15 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
     assert job.digests == reference.digests
 
 
+def owned_weights(job: Job) -> dict[str, torch.Tensor]:
+    held: dict[str, torch.Tensor] = {}
+    for node in job.nodes.values():
+        for holding in node.engine.holdings.values():
+            if holding.stage and holding.owned:  # a replica may still be one step behind
+                held |= holding.stage.state_tensors()
+    return held
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("pipelines", [1, 2])
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -82,13 +91,17 @@ def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
     torch.testing.assert_close(list(job.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
-    held: dict[str, torch.Tensor] = {}
-    for node in job.nodes.values():
-        for holding in node.engine.holdings.values():
-            if holding.stage and holding.owned:  # a replica may still be one step behind
-                held |= holding.stage.state_tensors()
+    held = owned_weights(job)
     for name, expected in weights.items():
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_the_number_of_stages_does_not_change_the_bits(pipelines: int) -> None:
+    """Of a model without ties across stages, with as many pipelines; docs/operating.md promises no more."""
+    weights = [owned_weights(undisturbed(stages, pipelines)) for stages in (1, 2, 4)]
+    for others in weights[1:]:
+        torch.testing.assert_close(others, weights[0], rtol=0, atol=0)
 
 
 def instructions(stages: int, pipelines: int, step: int = 2, mode: str = "LazyForward") -> list[Fault]:
