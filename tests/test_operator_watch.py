@@ -31,6 +31,7 @@ class Server:
         self.uids: dict[tuple[str, str], str] = {}
         self.namespaces = {"default"}
         self.asked: list[str] = []
+        self.events: list[tuple[str, str]] = []  # reasons and messages
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path}")
@@ -41,6 +42,10 @@ class Server:
             return web.json_response(
                 {} if found else {"reason": "NotFound", "message": "no such namespace"}, status=201 if found else 404
             )
+        if parts[-1] == "events":
+            event = await request.json()
+            self.events.append((event["reason"], event["message"]))
+            return web.json_response({}, status=201)
         if parts[-1] == "status":
             return web.json_response({})
         uid = self.uids.get((namespace, parts[-1]))
@@ -302,3 +307,25 @@ async def test_a_suspension_is_heard_while_the_api_server_does_not_answer(monkey
         await until(lambda: brain.finish is not None)
         assert server.writes == 1
         server.go.set()
+
+
+async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operators() -> None:
+    server = Server()
+    wrong = body("u1", topology={"stages": 0})
+    async with looked_after(server) as lives:
+        lives.job_event("ADDED", wrong)
+        await until(lambda: bool(server.events))
+        ((reason, message),) = server.events
+        assert reason == "InvalidSpec"
+        assert message.startswith("spec.topology.stages")
+        status = lives._lives[KEY][0]._telling.written
+    async with looked_after(server) as lives:
+        lives.job_event("ADDED", {**wrong, "status": status})
+        life = lives._lives[KEY][0]
+        await until(lambda: life._told_of_manifest != "" and bool(life._telling.facts.problems))
+        again = body("u1", topology={"stages": "many"})
+        again["metadata"]["generation"] = 2
+        lives.job_event("MODIFIED", {**again, "status": status})
+        await until(lambda: len(server.events) > 1)
+    assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
+    assert server.events[1] != server.events[0], "what was told before is not told again"
