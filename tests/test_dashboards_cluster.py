@@ -93,7 +93,10 @@ def test_every_panel_shows_something_and_every_alert_can_be_asked(
         discovery(installed, namespace, pods),
         prometheus(tmp_path, scrape_config(operator, pods)) as server,
     ):
-        job = Job(installed.api, namespace, manifest("watched", steps=100_000))
+        document = manifest("watched", steps=100_000)
+        sure = {"name": "sure", "capacity": "OnDemand", "preset": "Karpenter", "pricePerHour": "3.00"}
+        document["spec"]["nodePools"].append(sure | {"afterSeconds": 100_000})  # what spot prices are compared with
+        job = Job(installed.api, namespace, document)
         job.until("Running")
         job.step(20)
         ours = f'namespace="{namespace}", job="watched"'
