@@ -127,6 +127,9 @@ class User:
         left = self._world.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._world.server.remove("pods", pod)
+        for pod in left:
+            if "deletionTimestamp" not in pod["metadata"]:  # made since
+                self._world.collect(pod)
         if self._world.pods_of(job):
             self._loop.call_later(0.5, self._finalize, job, until, later)
             return

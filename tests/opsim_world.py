@@ -127,6 +127,7 @@ class World:
             await asyncio.sleep(1.0)
             job = self.jobs.objects.get(JOB)
             left = job is not None and (job.get("status") or {}).get("plan") and not job["spec"].get("suspend")
+            left = left and "deletionTimestamp" not in job["metadata"]
             if self.brain is not None or self.lives is None or not left or self.server.trouble or self._ends():
                 since = self.loop.time()
             if self.loop.time() - since > ALONE_SECONDS:
