@@ -1,6 +1,8 @@
 """What is not deterministic ends a job by name, soon, and before weights are saved."""
 
+import cProfile
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -182,6 +184,16 @@ def test_what_is_deterministic_is_let_through_and_trains_as_before(layers, preci
     stages = chain(task, [(0, 2), (2, 4)], config)
     losses, _ = reference.train(task, config, 3)
     assert [one_step(stages, k, config) for k in range(3)] == pytest.approx(losses, rel=1e-2)
+
+
+def test_a_profiler_that_runs_already_stays() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        first(small_task())
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

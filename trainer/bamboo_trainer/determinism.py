@@ -181,12 +181,14 @@ class _Draws:
             if not seeded and function.__name__ in ("random", "getrandbits"):
                 found.add("Python's random")
 
-        before, profiler = _numpy_state(), sys.getprofile()
-        sys.setprofile(called)
+        before, profiled = _numpy_state(), sys.getprofile() is not None
+        if not profiled:  # NB: whoever profiles a worker keeps the profiler; some cannot be set again
+            sys.setprofile(called)
         try:
             yield
         finally:
-            sys.setprofile(profiler)
+            if not profiled:
+                sys.setprofile(None)
         if _numpy_state() != before:
             found.add("numpy.random")
         self.runs.append(found)
