@@ -7,31 +7,45 @@ With pytest-xdist (`make test` runs two processes) a file's tests stay in one pr
 make; so do all tests with the cluster, which mostly wait for it while the other process computes.
 """
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 torch.set_num_threads(1)
 for name, same in (("bamboo", True), ("random", False)):
     settings.register_profile(name, derandomize=same, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bamboo")
 
+ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
 FIRST = ("cluster", "test_engine", "test_faults", "test_protocol_simulation", "test_operator_simulation")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: FIRST.index(groups[item]) if groups[item] in FIRST else len(FIRST))
+    rank = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: rank.get(group(item.nodeid), len(FIRST)))
 
 
-def _group(item: pytest.Item) -> str:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Groups(config, log)
+
+
+class Groups(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
     """Of tests that run one after the other in the same process."""
-    if item.get_closest_marker("cluster") or "cluster" in getattr(item, "fixturenames", ()):
-        return "cluster"
-    return Path(item.path).stem
+    return _group_of(nodeid.partition("::")[0])
+
+
+@cache
+def _group_of(file: str) -> str:
+    return "cluster" if "cluster_kit" in (ROOT / file).read_text() else Path(file).stem
