@@ -3,9 +3,11 @@
 Everything is deterministic: a job is a function of its manifest and its faults.
 """
 
+import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from bamboo import coordinator, protocol
@@ -18,7 +20,19 @@ from bamboo_trainer.engine import Engine
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.sharing import settled
 from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.task import Task
 from memory_transport import MemoryNetwork
+
+
+@cache
+def model(entrypoint: str, config: str, seed: int) -> Task:
+    """A model of ours as workers make it ready. It is a function of its config, and to look at it takes a process."""
+    return settled(load_task(entrypoint, json.loads(config)), seed)
+
+
+@cache
+def model_costs(entrypoint: str, config: str, seed: int, micro_batch_size: int) -> tuple[float, ...]:
+    return layer_costs(model(entrypoint, config, seed), micro_batch_size)
 
 
 class Killed(Exception):
@@ -82,8 +96,11 @@ class Job:
     ) -> None:
         self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
-        task = load_task(self.spec.task.entrypoint, self.spec.task.config)
-        self.task = settled(task, self.spec.training.seed)
+        task, seed = self.spec.task, self.spec.training.seed
+        self._model: tuple[str, str, int] | None = None
+        if task.entrypoint.startswith("bamboo_trainer.models."):
+            self._model = (task.entrypoint, json.dumps(task.config), seed)
+        self.task = model(*self._model) if self._model else settled(load_task(task.entrypoint, task.config), seed)
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()
@@ -146,13 +163,16 @@ class Job:
                 elif isinstance(item, protocol.SendPlan):
                     node.engine.obey(item.plan)
                 elif isinstance(item, protocol.ProfileRequest):
-                    costs = layer_costs(self.task, self.spec.training.micro_batch_size)
-                    self.inbox.append(Received(node.name, protocol.Profile(costs=costs)))
+                    self.inbox.append(Received(node.name, protocol.Profile(costs=self._costs())))
                 elif not isinstance(item, protocol.Message):
                     node.engine.handle(item)
             node.engine.turn()
         except Killed:
             self.kill(node.name)
+
+    def _costs(self) -> tuple[float, ...]:
+        size = self.spec.training.micro_batch_size
+        return model_costs(*self._model, size) if self._model else layer_costs(self.task, size)
 
     def _coordinate(self, event: Any) -> None:
         self.state, commands = coordinator.step(self.state, event, self.now)

@@ -43,7 +43,7 @@ def test_what_kubernetes_holds_back_refuses_and_takes_away(
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     installed.api.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
     refused = Job(installed.api, namespace, privileged("refused"))
-    assert 'violates PodSecurity "restricted' in refused.told("ClusterRefuses")
+    assert 'violates PodSecurity "restricted' in refused.told("PodsRefused")
     assert refused.pods() == {}
     refused.delete()
 
