@@ -264,7 +264,7 @@ def test_missing_rights_are_named_with_verb_and_resource(
     for words, said in (
         (["delete", "guarded", "--yes"], 'cannot delete resource "bamboojobs"'),
         (["suspend", "guarded", "--yes"], 'cannot patch resource "bamboojobs"'),
-        (["submit", file, "--apply"], 'cannot patch resource "bamboojobs"'),
+        (["submit", file, "--apply", "--no-load"], 'cannot patch resource "bamboojobs"'),
         (["logs", "guarded"], 'cannot list resource "pods"'),
         (["preempt", "guarded", "--stage", "0", "--yes"], 'cannot list resource "pods"'),
         (["list", "-A"], 'cannot list resource "bamboojobs"'),

@@ -91,7 +91,7 @@ def test_a_stranger_gets_from_nothing_to_a_trained_model_and_back(
     document, example, slow = adapted(ROOT / "examples" / "quickstart.yaml", tmp_path)
 
     assert "kubectl apply -f examples/quickstart.yaml" in bamboo.install(dashboards={"enabled": True})
-    stranger.types("bamboo", "submit", str(example), "--dry-run")
+    stranger.types("bamboo", "submit", str(example), "--dry-run", "--no-load")
     assert "bamboojob.bamboo.dev/quickstart created" in stranger.types("kubectl", "apply", "-f", str(example))
     for condition in ("Running", "Degraded=False"):  # it trains, and every stage is held twice
         stranger.types("kubectl", "wait", f"--for=condition={condition}", "bamboojob/quickstart", "--timeout=100s")
