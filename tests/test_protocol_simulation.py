@@ -30,7 +30,7 @@ def test_random_faults(batch: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
-    """Inside an instruction, for longer than the job's other workers wait for it."""
+    """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""
     stages = 2 + seed % 3
     a = Arithmetic(seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, steps=20, sizes=(2,) * stages)
     hang = Fault(
@@ -44,7 +44,7 @@ def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> Non
     verdict = job.run()
     assert (verdict.problem, verdict.kind) == (None, "Complete")
     assert [e.reason for e in job.story].count("WorkerStuck") == 1
-    assert job.clock.now < 90
+    assert job.clock.now < hang.seconds
 
 
 HARMLESS_IN_TIME = (What.KILL, What.KILL_AT, What.KILL_SENDING, What.NOTICE, What.TERM, What.CUT_LINK)
