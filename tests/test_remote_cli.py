@@ -83,6 +83,12 @@ def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, l
     return done.exit_code, done.stdout, done.stderr, asked
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as they need, whatever terminal the tests have."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

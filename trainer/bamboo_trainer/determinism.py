@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.casting import keep_casts
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.task_errors import TaskError, ran_out_of_memory
+from bamboo_trainer.task_errors import TaskError, in_task, ran_out_of_memory
 from bamboo_trainer.user_code import build_layer, named_layer, run_layer, same_bits, unchanged_buffers
 
 Batch = tuple[Parts, Parts]  # inputs and targets
@@ -97,9 +97,9 @@ class Looked:
         """The outputs of two equal runs, without their graph."""
         drawn = _Draws()
         with drawn.watched():
-            first, gradients = _forward_and_backward(run, parts, trained)
+            first, gradients = _forward_and_backward(who, run, parts, trained)
         with drawn.watched():
-            second, others = _forward_and_backward(run, parts, trained)
+            second, others = _forward_and_backward(who, run, parts, trained)
         names = [*(f"the gradient of parameter {name!r}" for name, _ in trained), *_gradients_of(parts)]
         outputs = ["its output"] if len(first) == 1 else [f"output {i}" for i in range(len(first))]
         for name, one, other in zip_longest([*outputs, *names], [*first, *gradients], [*second, *others]):
@@ -124,7 +124,7 @@ def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:
 
 
 def _forward_and_backward(
-    run: Callable[[Parts], Parts], parts: Parts, trained: Sequence[tuple[str, Tensor]]
+    who: str, run: Callable[[Parts], Parts], parts: Parts, trained: Sequence[tuple[str, Tensor]]
 ) -> tuple[Parts, list[Tensor | None]]:
     """Detached outputs; the gradients of trained parameters and of floating-point inputs, None for what is not used."""
     leaves = tuple(p.detach().requires_grad_(p.is_floating_point()) for p in parts)
@@ -134,7 +134,7 @@ def _forward_and_backward(
     wanted = [*(p for _, p in trained), *(p for p in leaves if p.requires_grad)]
     gradients: Sequence[Tensor | None] = [None] * len(wanted)
     if ends and wanted:
-        with keep_casts():
+        with in_task(f"the backward of {who}"), keep_casts():
             gradients = torch.autograd.grad(ends, wanted, [_uneven(p) for p in ends], allow_unused=True)
     return tuple(p.detach() for p in outputs), list(gradients)
 
