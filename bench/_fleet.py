@@ -1,11 +1,12 @@
 """A kubelet for all fake nodes that starts no process: it gives every pod an address and a token, and plays its worker.
 
-Pods of BambooJobs only. What it does to the API is what kubelets do: a token for each pod (TokenRequest, bound to the
-pod), its status, and its removal.
+Or it finds that no image can be pulled. Pods of BambooJobs only. What it does to the API is what kubelets do: a token
+for each pod (TokenRequest, bound to the pod), its status, and its removal.
 """
 
 import asyncio
 import logging
+import random
 import ssl
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 
 from _plane import STRATEGIC, Api, ApiError, Json
+from _pulling import cannot_pull
 from _standin import Play, Standin
 from bamboo.names import (
     ENV_CA,
@@ -32,10 +34,14 @@ LAG_SECONDS = 0.05
 
 
 class Fleet:
-    """plays: the jobs by name. late: by how much this process's own loop was late at most, in seconds."""
+    """plays: the jobs by name. late: by how much this process's own loop was late at most, in seconds.
 
-    def __init__(self, api: Api, plays: dict[str, Play]) -> None:
-        self._api, self.plays = api, plays
+    pulls: can images be pulled? refused: when the first pod of a job was said to have none, by the job's name.
+    """
+
+    def __init__(self, api: Api, plays: dict[str, Play], rng: random.Random, *, pulls: bool) -> None:
+        self._api, self.plays, self._rng, self._pulls = api, plays, rng, pulls
+        self.refused: dict[str, float] = {}
         self.late = 0.0
         self.created = 0
         self._pods: dict[str, asyncio.Task[None]] = {}  # by uid
@@ -86,9 +92,9 @@ class Fleet:
         elif known is None and pod["status"].get("phase") == "Pending":
             self.created += 1
             self._nodes[uid] = pod["spec"]["nodeName"]
-            task = self._pods[uid] = asyncio.create_task(
-                self._live(pod, f"10.{self.created // 250}.{self.created % 250}.2")
-            )
+            address = f"10.{self.created // 250}.{self.created % 250}.2"
+            life = self._live(pod, address) if self._pulls else self._wait_for_image(pod, address)
+            task = self._pods[uid] = asyncio.create_task(life)
             task.add_done_callback(_told)
 
     async def _live(self, pod: Json, address: str) -> None:
@@ -105,7 +111,16 @@ class Fleet:
             play.workers.pop(worker.name, None)
         self._nodes.pop(data["uid"], None)
         ended = {"exitCode": 0, "reason": "Completed", "finishedAt": _now()}
-        await self._write(pod, "Succeeded", {"terminated": ended}, address)
+        await self._write(pod, "Succeeded", {"$patch": "replace", "terminated": ended}, address)
+
+    async def _wait_for_image(self, pod: Json, address: str) -> None:
+        job = pod["metadata"]["labels"][LABEL_JOB_NAME]
+
+        async def write(state: Json) -> None:
+            await self._write(pod, "Pending", state, address)
+            self.refused.setdefault(job, time.monotonic())
+
+        await cannot_pull(pod["spec"]["containers"][0]["image"], self._rng, write)
 
     async def _token(self, pod: Json) -> str:
         data = pod["metadata"]
@@ -117,10 +132,11 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
+        """state: of its container. NB: the API server drops a first one that is to replace what is there."""
         running = str(phase == "Running")
         container = {
             "name": TRAINER_CONTAINER, "image": "none", "imageID": "none", "ready": phase == "Running",
-            "restartCount": 0, "state": {"$patch": "replace", **state},
+            "restartCount": 0, "state": state,
         }  # fmt: skip
         status: dict[str, Any] = {
             "phase": phase, "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [container],

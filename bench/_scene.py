@@ -16,6 +16,7 @@ from _common import say
 from _fleet import Fleet
 from _plane import MERGE, Api, Json, Plane, plane, report_nodes
 from _process import Operator, cpu_seconds, operator
+from _pulling import Told
 from _standin import Play, Standin
 
 NAMESPACE = "bench"
@@ -37,6 +38,7 @@ class Size:
     wave: int
     stages: int = 4
     pipelines: int = 2
+    pulls: bool = True  # can the workers' image be pulled?
 
     @property
     def workers(self) -> int:
@@ -65,7 +67,7 @@ class Scene:
         self.size, self._rng, self._plane, self._api, self._operator = size, rng, plane, api, operator
         names = [f"job-{index:03}" for index in range(size.jobs)]
         self.plays = {name: Play(name, STEP_SECONDS, MICROBATCHES) for name in names}
-        self.fleet = Fleet(api, self.plays)
+        self.fleet = Fleet(api, self.plays, rng, pulls=size.pulls)
         self._pids = {"operator": operator.pid, **plane.pids(), "stand-ins": os.getpid()}
         self._next = 0
 
@@ -79,6 +81,15 @@ class Scene:
                 await self._run(first + len(wave))
         await self._healed(list(self.plays.values()))
         return window
+
+    async def tell(self) -> tuple[Json, list[float | None]]:
+        """Begin all jobs at once: seconds from a pod's status that tells of the image to the job's; None: not told."""
+        told = Told(self._api, JOBS)
+        async with told.watched(), self.window() as window:
+            await asyncio.gather(*(self._api.request("POST", JOBS, _manifest(n, self.size)) for n in self.plays))
+            await told.all_of(len(self.plays))
+        refused, at = self.fleet.refused, told.at
+        return window, [at[n] - refused[n] if n in at and n in refused else None for n in self.plays]
 
     async def _run(self, wanted: int) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -203,9 +214,9 @@ async def scene(folder: Path, size: Size, rng: random.Random, profile: Path | No
 
 
 async def _namespace(api: Api) -> None:
-    """With its default ServiceAccount, without which no pod is let in."""
+    """With its default ServiceAccount, without which no pod is let in. (No pod here mounts a Secret of it.)"""
     await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    while not ((await api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default")) or {}).get("secrets"):
+    while not await api.find(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"):
         await asyncio.sleep(0.1)
 
 

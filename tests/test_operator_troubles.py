@@ -40,6 +40,18 @@ def held(*gates):
             ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found"],
         ),
         (
+            [
+                pending(
+                    reason="ImagePullBackOff", message='Back-off pulling image "x:1": ErrImagePull: not found: "x:1"'
+                )
+            ],
+            ['ImagePullBackOff: 1 worker(s) cannot start: ErrImagePull: not found: "x:1"'],  # as while it tries
+        ),
+        (
+            [pending(reason="ImagePullBackOff", message='Back-off pulling image "x:1"')],  # of kubelets before 1.32
+            ['ImagePullBackOff: 1 worker(s) cannot start: ImagePullBackOff: Back-off pulling image "x:1"'],
+        ),
+        (
             [pending(reason="CreateContainerConfigError", message='secret "s" not found')],
             ['CreateContainerConfigError: 1 worker(s) cannot start: CreateContainerConfigError: secret "s" not found'],
         ),

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -38,14 +38,19 @@ logger = logging.getLogger(__name__)
 PASS_SECONDS = 2.0  # between two looks, if nothing happens
 GATHER_SECONDS = 0.2  # from a decision to the pass that it causes: when much happens, decisions come first
 PASSES_AT_ONCE = 4
-TURN_SECONDS = 30.0
+STATUSES_AT_ONCE = 4
+TURN_SECONDS = 30.0  # between two signs of life of who waits for its turn
+LONGEST_WORK_SECONDS = 120.0  # of a pass; one that takes longer may stand still
 LAST_WORDS_SECONDS = 30.0  # for the events of a job that is over
 RECHECK_SECONDS = 30.0  # what the API server refuses today it may take tomorrow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What all jobs share. url: ws://HOST:PORT, or wss:, under which workers reach the operator."""
+    """What all jobs share. url: ws://HOST:PORT, or wss:, under which workers reach the operator.
+
+    turns: for passes, which may make many calls of the API server. status_turns: for writes of a status.
+    """
 
     cluster: Cluster
     doors: Doors
@@ -57,6 +62,7 @@ class Tools:
     marks: tuple[NodeMark, ...] = ()
     counts: Counts = field(default_factory=Counts)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PASSES_AT_ONCE))
+    status_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATUSES_AT_ONCE))
 
 
 class Life:
@@ -72,7 +78,8 @@ class Life:
         self._meta = JobMeta(uid=self.uid)
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()  # there is something to do for the next pass
-        self._keep_after = 0.0  # time.monotonic()
+        self._keep_after = self._counted = 0.0  # time.monotonic()
+        self._began_work = math.inf  # the pass that is under way, once it has its turn; time.monotonic()
         self._told: deque[Emit] = deque(maxlen=MOST_UNPOSTED)  # to be posted while there is no coordinator
         self._told_of_manifest = refusal_in(body.get("status") or {})
         self._refusal = ""
@@ -182,24 +189,13 @@ class Life:
             await brain.close()  # NB: also after a failure, so that the workers notice and come back to the next one
 
     async def _drive(self, job: Running, brain: Brain, hands: Hands, thinking: "asyncio.Task[None]") -> None:
-        retry, paid_until, ended = FIRST_RETRY, time.monotonic(), math.inf
+        retry, ended = FIRST_RETRY, math.inf
+        self._counted = time.monotonic()
         while True:
             self._hear(brain)
             now, finish = time.monotonic(), brain.finish
-            self._count(brain, hands, now - paid_until)
-            paid_until = now
-            await self._turn()
-            try:
-                await self._keep_manifest(brain)
-                done = await self._attempt("bring the pods up to date", brain, hands.work())
-                self._telling.note(troubles=hands.troubles(), plan=brain.plan())
-                telling = self._telling.write(self._tools.api, brain.status(), hands.created)
-                written = await self._attempt("write the status", brain, telling)
-                posted = await self._attempt(
-                    "post events", brain, post(self._tools.api, (self.key, self.uid), brain.story)
-                )
-            finally:
-                self._tools.turns.release()
+            done, posted = await self._work(brain, hands)
+            written = await self._tell(brain, hands)
             self.meter.passed(time.monotonic() - now, ok=done and written and posted)
             if finish is not None and written:  # NB: as it was before the pass, for that is what was written
                 brain.dismiss()
@@ -227,14 +223,63 @@ class Life:
         if not await self._attempt("keep what the job's workers train by", brain, keeping):
             self._keep_after = time.monotonic() + RECHECK_SECONDS
 
-    async def _turn(self) -> None:
-        """Wait until not too many other jobs have a pass: decisions of all jobs come before what follows from them."""
+    async def _work(self, brain: Brain, hands: Hands) -> tuple[bool, bool]:
+        """Bring the pods up to date, and post events; which of the two went well.
+
+        The status is kept up to date meanwhile: if many jobs have much to do, and the API server is slow, both the wait
+        for a turn and the turn itself may take minutes.
+        """
+        self._began_work = math.inf
+        working = asyncio.create_task(self._pass(brain, hands), name=f"pass over {self.key}")
+        try:
+            while time.monotonic() < self._began_work + LONGEST_WORK_SECONDS:
+                await asyncio.wait({working}, timeout=PASS_SECONDS)
+                if working.done():
+                    break
+                await self._tell(brain, hands)
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _pass(self, brain: Brain, hands: Hands) -> tuple[bool, bool]:
+        async with self._turn(self._tools.turns):
+            self._began_work = time.monotonic()
+            await self._keep_manifest(brain)
+            done = await self._attempt("bring the pods up to date", brain, hands.work())
+            self._telling.note(troubles=hands.troubles())  # NB: which are among the events
+            posting = post(self._tools.api, (self.key, self.uid), brain.story)
+            return done, await self._attempt("post events", brain, posting)
+
+    async def _tell(self, brain: Brain, hands: Hands) -> bool:
+        """Write the status if it is worth it; whether that went well."""
+        async with self._turn(self._tools.status_turns):
+            self._count(brain, hands)
+            self._telling.note(troubles=hands.troubles(), plan=brain.plan())
+            telling = self._telling.write(self._tools.api, brain.status(), hands.created)
+            return await self._attempt("write the status", brain, telling)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
+        """One after the other, and not too many at once: decisions of all jobs come before what follows from them.
+
+        NB: who waits gives up its place for nothing, or those that were served already would come before it.
+        """
+        alive = asyncio.create_task(self._keep_alive())
+        try:
+            await turns.acquire()
+        finally:
+            alive.cancel()
+        try:
+            yield
+        finally:
+            turns.release()
+
+    async def _keep_alive(self) -> None:
+        """Until cancelled: to wait for others is no standstill."""
         while True:
-            self.passed = time.monotonic()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TURN_SECONDS):
-                    await self._tools.turns.acquire()
-                    return
+            self._beat()
+            await asyncio.sleep(TURN_SECONDS)
 
     async def _attempt(self, what: str, brain: Brain, act: Coroutine[Any, Any, None]) -> bool:
         """One part of a pass; what the API server refuses must not hold up the others."""
@@ -247,9 +292,10 @@ class Life:
             return False
         return True
 
-    def _count(self, brain: Brain, hands: Hands, seconds: float) -> None:
-        """Bring the facts up to date, and the cost by what the workers cost in that time."""
-        facts, paid = self._telling.facts, dict(hands.paid_for())
+    def _count(self, brain: Brain, hands: Hands) -> None:
+        """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
+        facts, paid, counted = self._telling.facts, dict(hands.paid_for()), time.monotonic()
+        seconds, self._counted = counted - self._counted, counted
         self.meter.paid += sum(paid.values()) * seconds
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
         pools, comparison = facts.spec.node_pools if facts.spec else (), facts.comparison

@@ -2,6 +2,7 @@
 a gate that holds them back.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ Json = Mapping[str, Any]
 UNSCHEDULABLE = "Unschedulable"
 GATED = "Gated"
 IMAGE = "ImagePullBackOff"
+_BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(?:: )?')
 _WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is told
     "ErrImagePull": IMAGE,
     "ImagePullBackOff": IMAGE,
@@ -71,5 +73,14 @@ def _of(pod: Json) -> Iterator[Trouble]:
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         if reason := _WAITING.get(str(waiting.get("reason"))):
-            yield Trouble(reason, f"{waiting['reason']}: {waiting.get('message') or container.get('image')}"[:500])
+            yield Trouble(reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500])
             return
+
+
+def _why(reason: str, message: Any, image: Any) -> str:
+    """What the kubelet says, the same while it tries to pull an image as while it waits for the next time.
+
+    Then it puts before its last error that it waits; kubelets before 1.32 leave out the error.
+    """
+    last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
+    return last_error or f"{reason}: {message or image}"

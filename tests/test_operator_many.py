@@ -1,0 +1,170 @@
+"""Many jobs at an API server that is slow, in virtual time: what a user hears of each must not wait for all others."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from bamboo.names import LABEL_JOB_NAME, TRAINER_CONTAINER
+from bamboo_operator import brain as brain_module
+from bamboo_operator.cluster import Cluster
+from bamboo_operator.doors import Doors, Reviews
+from bamboo_operator.hands import Hands
+from bamboo_operator.lifecycle import LONGEST_WORK_SECONDS, Life, Tools
+from bamboo_operator.pods import OperatorSettings
+from bamboo_operator.watch import STUCK_SECONDS, Lives
+from opsim_loop import VirtualLoop, virtual_time
+from opsim_server import Client, Object, Server, Watch
+
+JOBS, WORKERS = 30, 8
+SLOWNESS = 60.0  # a call takes 0.8 s on average
+PULL_SECONDS = 10.0
+BACKOFF_SECONDS = 20.0
+LIFE_SECONDS = 200.0
+MOST_WRITES = 8  # of a job's status in that time, in which its kubelet says 9 times something else of each pod
+SOON = 12.0  # 30 writes of 0.8 s, four at a time, and a look every 2 s
+IMAGE = "registry.invalid/no-such-image:1"
+ERROR = f'failed to pull and unpack image "{IMAGE}": not found'
+
+
+def manifest(name: str) -> Object:
+    spec = {
+        "task": {"entrypoint": "stand.in:build"},
+        "training": {"steps": 10, "globalBatchSize": 8, "microBatchSize": 1},
+        "topology": {"stages": WORKERS // 2, "pipelines": 2},
+        "worker": {"image": IMAGE},
+    }
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
+
+
+def tools_for(cluster: Cluster, api: Client) -> Tools:
+    return Tools(
+        cluster=cluster, doors=Doors(), api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://operator",
+        settings=OperatorSettings(coordinator_url="", image="trainer"),
+    )  # fmt: skip
+
+
+class Town:
+    """All jobs are made at once, and no node can pull their image. When what was first seen of each job, by its name.
+
+    refused: a pod's status says that it cannot start. told: the job's status does. stuck: what liveness has said.
+    """
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        rng = random.Random(1)
+        self._loop = loop
+        self.made: Counter[str] = Counter()
+        self.stuck: list[str] = []
+        self.refused: dict[str, float] = {}
+        self.told: dict[str, float] = {}
+        self.writes = 0
+        self._pods = Watch(loop, rng, self._show_pod)
+        self._jobs = Watch(loop, rng, lambda kind, job: self._lives.job_event(kind, job))
+        watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
+        self._server = Server(loop, rng, watches, self._changed)
+        self._server.slowness = SLOWNESS
+        self._cluster = Cluster()
+        self._lives = Lives(tools_for(self._cluster, Client(self._server)))
+
+    async def live(self, jobs: int, seconds: float) -> None:
+        self._pods.listening = self._jobs.listening = True
+        for number in range(jobs):
+            self._server.create("bamboojobs", manifest(f"job-{number:02}"))
+        try:
+            while self._loop.time() < seconds and not self.stuck:
+                await asyncio.sleep(10.0)
+                self.stuck += filter(None, [self._lives.stuck()])
+        finally:
+            await self._lives.stop()
+
+    def _show_pod(self, kind: str | None, pod: Object) -> None:
+        self._cluster.pod_event(kind, pod)
+
+    def _changed(self, what: str, thing: Object) -> None:
+        name = thing["metadata"]["name"]
+        if what == "pods ADDED":
+            self.made[thing["metadata"]["labels"][LABEL_JOB_NAME]] += 1
+            thing["spec"]["nodeName"] = "node"
+            self._loop.call_later(PULL_SECONDS, self._refuse, thing, 0)
+        elif what == "bamboojobs MODIFIED":
+            self.writes += 1
+            conditions = {c["type"]: c for c in thing["status"]["conditions"]}
+            if conditions["WorkersReady"]["reason"] == "ImagePullBackOff":
+                self.told.setdefault(name, self._loop.time())
+
+    def _refuse(self, pod: Object, count: int) -> None:
+        """As a kubelet: it tries, waits, and tries again."""
+        pulled = f"ErrImagePull: {ERROR}"
+        reason, message = (
+            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": {pulled}')
+            if count % 2
+            else ("ErrImagePull", ERROR)
+        )
+        waiting = {"reason": reason, "message": message}
+        container = {"name": TRAINER_CONTAINER, "image": IMAGE, "state": {"waiting": waiting}}
+        pod["status"] = {"phase": "Pending", "containerStatuses": [container]}
+        self._server.modified("pods", pod)
+        self.refused.setdefault(pod["metadata"]["labels"][LABEL_JOB_NAME], self._loop.time())
+        self._loop.call_later(BACKOFF_SECONDS, self._refuse, pod, count + 1)
+
+
+@contextmanager
+def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, VirtualLoop]]:
+    loop = VirtualLoop(0.0)
+    patch.setattr(brain_module, "TICK_SECONDS", 1.0)  # no worker is there that could be late
+    with virtual_time(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        yield runner, loop
+
+
+def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it written again when a kubelet waits instead of trying, and the other way round."""
+    with virtual_runner(monkeypatch) as (runner, loop):
+        town = Town(loop)
+        runner.run(town.live(JOBS, LIFE_SECONDS))
+    assert town.made == dict.fromkeys(town.refused, WORKERS)
+    assert len(town.made) == JOBS
+    lags = sorted(town.told.get(name, LIFE_SECONDS) - at for name, at in town.refused.items())
+    assert lags[-1] < SOON, f"median {lags[JOBS // 2]:.1f} s, at most {lags[-1]:.1f} s"
+    assert town.writes < MOST_WRITES * JOBS
+    assert town.stuck == [], "to wait for others is no standstill"
+
+
+def test_a_pass_that_stands_still_is_seen_though_the_status_is_written_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def stand_still(_: Hands) -> None:
+        await asyncio.sleep(3600.0)
+
+    monkeypatch.setattr(Hands, "work", stand_still)
+    with virtual_runner(monkeypatch) as (runner, loop):
+        town = Town(loop)
+        runner.run(town.live(1, 2 * (LONGEST_WORK_SECONDS + STUCK_SECONDS)))
+    assert town.stuck[0].startswith("no pass over default/job-00 for ")
+
+
+def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: else those that were served already would come before it, again and again."""
+    served = []
+
+    async def take_turns(life: Life, turns: asyncio.Semaphore) -> None:
+        for _ in range(3):
+            async with life._turn(turns):
+                served.append(life.key[1])
+                await asyncio.sleep(20.0)
+
+    async def all_take_turns(names: list[str]) -> None:
+        turns = asyncio.Semaphore(1)
+        tools = tools_for(Cluster(), None)  # type: ignore[arg-type]
+        lives = [
+            Life({**manifest(name), "metadata": {"namespace": "x", "name": name, "uid": name}}, tools) for name in names
+        ]
+        await asyncio.gather(*(take_turns(life, turns) for life in lives))
+
+    names = [f"job-{number}" for number in range(6)]
+    with virtual_runner(monkeypatch) as (runner, _):
+        runner.run(all_take_turns(names))
+    assert served == 3 * names
