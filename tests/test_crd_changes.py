@@ -107,7 +107,7 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         (
             "redundancy.placement",
             "Host",
-            "spec.redundancy: can change only while the job is suspended, but for mode",
+            "spec.redundancy: can change only while the job is suspended, except mode",
         ),
         ("queue", {"name": "q"}, "spec.queue: can change only while the job is suspended"),
     ],
