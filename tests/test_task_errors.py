@@ -182,9 +182,13 @@ class BuiltLate(nn.Module):
 
 
 def test_parameters_that_a_forward_makes_are_refused() -> None:
-    """Torch would run them, and nobody would train them."""
-    with pytest.raises(TaskError, match=r"layers 0 to 2 or the loss use a parameter .* that none of these layers has"):
-        train(small_task(layers=(*LAYERS[:2], BuiltLate)))
+    """Torch would run them, and nobody would train them. A replica, which runs a forward to have it run, says so, too."""
+    task = small_task(layers=(*LAYERS[:2], BuiltLate))
+    message = r"layer 2 \(BuiltLate\) makes its parameter 'inner.weight' in the forward, after the layers were split"
+    with pytest.raises(TaskError, match=message):
+        train(task)
+    with pytest.raises(TaskError, match=message):
+        Stage(task, 0, [(0, 3)], CONFIG).rehearse(0, 0, None)
 
 
 @pytest.mark.parametrize(

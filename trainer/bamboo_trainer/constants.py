@@ -1,4 +1,7 @@
-"""Buffers and frozen parameters: what no step may change, since a forward that is repeated would see another value."""
+"""What no step may change: values of buffers and frozen parameters, and which parameters there are.
+
+A forward that is repeated elsewhere would see other values, or parameters that nobody trains.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.checksums import checksum
 from bamboo_trainer.task_errors import TaskError
-from bamboo_trainer.user_code import changed_buffer
+from bamboo_trainer.user_code import changed_buffer, new_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Constants:
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._layers = layers
         self._known: dict[tuple[int, str], _Known] = {}
+        self._trained: dict[tuple[int, str], nn.Parameter] = {}
         self.renew()
 
     def renew(self) -> None:
@@ -33,13 +37,17 @@ class Constants:
             place: _Known(tensor, _changes(tensor), checksum(tensor) if is_buffer else None)
             for place, tensor, is_buffer in self._all()
         }
+        self._trained = dict(self._all_trained())
 
     def check(self, bits: bool = False) -> None:
         """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
 
-        Costs next to nothing: bits are looked at only if torch has seen a write. bits: look at those of all buffers,
+        So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch has seen a write. bits: look at those of all buffers,
         since a write through numpy or `.data` is not seen.
         """
+        for (index, name), parameter in self._all_trained():
+            if self._trained.get((index, name)) is not parameter:
+                raise new_parameter(self._layers[index], index, name)
         there = set()
         for place, tensor, is_buffer in self._all():
             there.add(place)
@@ -66,6 +74,12 @@ class Constants:
             for name, parameter in layer.named_parameters():
                 if not parameter.requires_grad:
                     yield (index, name), parameter, False
+
+    def _all_trained(self) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
+        for index, layer in self._layers.items():
+            for name, parameter in layer.named_parameters():
+                if parameter.requires_grad:
+                    yield (index, name), parameter
 
 
 def _changes(tensor: Tensor) -> int:

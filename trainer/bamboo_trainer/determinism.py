@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from bamboo_trainer.casting import keep_casts
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.task_errors import TaskError, in_task, ran_out_of_memory
-from bamboo_trainer.user_code import build_layer, named_layer, run_layer, same_bits, unchanged_buffers
+from bamboo_trainer.user_code import (
+    build_layer,
+    named_layer,
+    no_new_parameters,
+    run_layer,
+    same_bits,
+    unchanged_buffers,
+)
 
 Batch = tuple[Parts, Parts]  # inputs and targets
 
@@ -61,7 +68,7 @@ class Looked:
         for index, layer in self.layers.items():
             try:
                 self._built_twice(index, layer)
-                with unchanged_buffers({index: layer}):
+                with no_new_parameters({index: layer}), unchanged_buffers({index: layer}):
                     parts = self._run_twice(index, layer, parts)
             except Exception as error:
                 if not ran_out_of_memory(error):

@@ -198,15 +198,20 @@ def _form(value: object) -> str:
 @contextmanager
 def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
     """Around a forward: TaskError if one of these layers made a parameter in it, which nobody would train or copy."""
-    before = {index: dict(layer.named_parameters()).keys() for index, layer in layers.items()}
+    before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
     yield
     for index, layer in layers.items():
-        for name, _ in layer.named_parameters():
-            if name not in before[index]:
-                raise TaskError(
-                    f"{named_layer(layer, index)} makes its parameter {name!r} in the forward, after the layers were "
-                    "split and given to the optimizer; make it in the constructor"
-                )
+        for name, parameter in layer.named_parameters():
+            if before[index].get(name) is not parameter:
+                raise new_parameter(layer, index, name)
+
+
+def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
+    """The error to raise."""
+    return TaskError(
+        f"{named_layer(task_layer, layer)} makes its parameter {name!r} in the forward, after the layers were "
+        "split and given to the optimizer; make it in the constructor"
+    )
 
 
 @contextmanager
