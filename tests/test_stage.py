@@ -1,5 +1,7 @@
 """A chain of stages in one process against plain PyTorch; the bits of repeated work; what a layer may not do."""
 
+import inspect
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -7,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_trainer import reference
+from bamboo_trainer import reference, user_code
 from bamboo_trainer.boundary import is_gradient
 from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.data import TensorDataset
@@ -96,6 +98,21 @@ def test_a_tuple_is_unpacked_for_a_layer_that_takes_several_arguments(split, che
     assert [one_step(stages, k) for k in range(3)] == pytest.approx(losses, rel=1e-5)
     torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
     assert len(layer_costs(task, 2)) == 5
+
+
+def test_what_a_forward_takes_is_asked_once_and_keeps_no_layer_alive(monkeypatch):
+    asked = []
+    signature = inspect.signature
+    monkeypatch.setattr(user_code.inspect, "signature", lambda forward: asked.append(1) or signature(forward))
+    stages = chain(small_task(layers=(Pairs, Several, Defaults, Any, One)), [(0, 5)])
+    for k in range(3):
+        one_step(stages, k)
+    assert len(asked) == 4  # the first layer gets one tensor
+    layer = Several()
+    gone = weakref.ref(layer)
+    user_code.call_layer(layer, (torch.ones(2, 2), torch.ones(2, 2)))
+    del layer
+    assert gone() is None
 
 
 def test_tied_stages_stay_equal_and_count_once(tmp_path):

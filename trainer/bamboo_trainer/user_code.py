@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,13 @@ def call_layer(task_layer: nn.Module, given: Any) -> Any:
     """Calls it with what the layer before it returned. A tuple is unpacked if the forward takes several arguments."""
     if not isinstance(given, tuple):
         return task_layer(given)
-    return task_layer(*given) if _takes_several(task_layer.forward) else task_layer(given)
+    takes_several = _TAKE_SEVERAL.get(task_layer)
+    if takes_several is None:
+        takes_several = _TAKE_SEVERAL[task_layer] = _takes_several(task_layer.forward)
+    return task_layer(*given) if takes_several else task_layer(given)
+
+
+_TAKE_SEVERAL: Final[WeakKeyDictionary[nn.Module, bool]] = WeakKeyDictionary()  # to ask takes longer than small layers
 
 
 def _takes_several(forward: Callable[..., Any]) -> bool:
