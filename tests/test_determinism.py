@@ -128,6 +128,17 @@ def test_a_layer_that_does_not_come_to_the_same_bits_is_named_at_the_start(layer
         first(between(layer), split=split)
 
 
+def test_numpys_generator_may_be_of_another_kind() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        first(between(Scaled))
+        with pytest.raises(NotDeterministic, match=r"layer 1 \(SeldomByNumpy\) .* draws from numpy.random"):
+            first(between(SeldomByNumpy))
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_so_is_a_loss() -> None:
     def loss(outputs: Parts, targets: Parts) -> torch.Tensor:
         return (outputs[0] - targets[0]).square().mean() * random.random()

@@ -6,6 +6,7 @@ That takes the time of two microbatches, once, and the memory of one more layer.
 """
 
 import logging
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -212,5 +213,4 @@ def _numpy_state() -> object:
     numpy = sys.modules.get("numpy.random")
     if numpy is None:
         return None
-    kind, keys, *rest = numpy.get_state()
-    return (kind, keys.tobytes(), *rest)
+    return pickle.dumps(numpy.get_state(legacy=False))
