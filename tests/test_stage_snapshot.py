@@ -121,6 +121,14 @@ def test_a_state_that_cannot_be_sent_is_refused_at_once():
     with pytest.raises(TaskError, match=r"^constant:0.turns is a tensor of torch.float8_e5m2, expected one of"):
         Stage(small_task(layers=(partial(Rotary, torch.float8_e5m2),)), 0, [(0, 1)], CONFIG)
 
+    class Graph(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.register_buffer("edges", torch.eye(2).to_sparse())
+
+    with pytest.raises(TaskError, match=r"^constant:0.edges is a tensor of layout torch.sparse_coo, expected"):
+        Stage(small_task(layers=(Graph,)), 0, [(0, 1)], CONFIG)
+
 
 class Small(torch.optim.SGD):
     """Remembers its last gradients in few bits."""

@@ -61,7 +61,8 @@ class FlatParameters:
         for number, slot in enumerate(self.slots):
             slot.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
         held = [self.flat, *self.constants.values()]
-        self._storages = {t.untyped_storage().data_ptr() for t in held if t.numel()}
+        strided = [t for t in held if t.layout is torch.strided]  # `snapshot.check` refuses the others
+        self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
 
     def _collect(
         self, layers: Mapping[int, nn.Module], shared: Mapping[int, tuple[int, str]], device: torch.device

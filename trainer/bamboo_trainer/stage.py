@@ -128,13 +128,13 @@ class Stage:
         shared = tie(self._layers, groups, task, config.seed)
         self._shared = frozenset(shared)
         self._parameters = FlatParameters(self._layers, shared, self._device)
-        self._constants = Constants(self._layers)
         self._tied = tied_segments(self._parameters.slots, groups, stages)
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
         self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
+        self._constants = Constants(self._layers)
         self._state_bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
