@@ -193,6 +193,43 @@ def test_a_parameter_that_a_layer_uses_and_does_not_have_is_refused(where: str) 
         one_step([Stage(settled(task, 0), 0, split, CONFIG)], 0, CONFIG)
 
 
+class Sometimes(nn.Module):
+    """Borrows a weight that it does not have, from its third call on: the first two are compared."""
+
+    def __init__(self, borrow: Callable[[], nn.Parameter]) -> None:
+        super().__init__()
+        self.inner, self.borrow, self.calls = nn.Linear(WIDTH, WORDS), borrow, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x @ self.borrow().T if self.calls > 3 else self.inner(x)
+
+
+@pytest.mark.parametrize("split", [[(0, 3)], [(0, 2), (2, 3)]], ids=len)
+def test_a_finished_module_that_is_first_used_late_by_another_layer_is_refused_by_name(split: Any) -> None:
+    """On any stage it is not the copy that is trained."""
+    embedding = nn.Embedding(WORDS, WIDTH)
+    layers = (lambda: embedding, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: embedding.weight))
+    task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)
+    stages = [Stage(task, s, split, CONFIG) for s in range(len(split))]
+    with pytest.raises(TaskError, match=r"uses parameter 'weight' of layer 0 \(Embedding\) without having it"):
+        one_step(stages, 0, CONFIG)
+    assert stages[-1].context is not None, "the first forward was right"
+
+
+def test_so_is_one_that_a_factory_has_left_behind() -> None:
+    box: list[nn.Embedding] = []
+
+    def first() -> nn.Module:
+        box.append(nn.Embedding(WORDS, WIDTH))
+        return box[-1]
+
+    layers = (first, lambda: nn.Linear(WIDTH, WIDTH), lambda: Sometimes(lambda: box[-1].weight))
+    task = settled(replace(build({"sharing": "cached"}), layers=layers), 0)
+    with pytest.raises(TaskError, match=r"uses parameter 'weight' of layer 0 \(Embedding\) without having it"):
+        one_step([Stage(task, 0, [(0, 3)], CONFIG)], 0, CONFIG)
+
+
 def test_a_layer_that_cannot_be_copied_is_told() -> None:
     head = Head(nn.Embedding(WORDS, WIDTH))
     head.lock = open(os.devnull)  # noqa: SIM115

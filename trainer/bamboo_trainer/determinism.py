@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bamboo_trainer.casting import keep_casts
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.task_errors import TaskError, in_task, ran_out_of_memory
+from bamboo_trainer.ties import forbid_training
 from bamboo_trainer.user_code import (
     build_layer,
     named_layer,
@@ -84,6 +85,7 @@ class Looked:
         second = build_layer(self.task, self.seed, index)
         if second is layer:
             return  # it is made once; whether it is shared is looked at elsewhere
+        forbid_training(second, index, {id(p) for own in self.layers.values() for p in own.parameters()})
         own, other = _state(layer, self.shared), _state(second, frozenset())
         for name, tensor in own.items():
             if name not in other or not same_bits(tensor.detach().cpu(), other[name].detach().cpu()):

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from bamboo_trainer.child import lines_of_child
 from bamboo_trainer.task import Task
 from bamboo_trainer.task_errors import TaskError, told
+from bamboo_trainer.ties import forbid_training
 from bamboo_trainer.user_code import build_layer
 
 logger = logging.getLogger(__name__)
@@ -72,11 +73,14 @@ class HandedOut:
     """Layers whose factories hand out what they, or others, have handed out before.
 
     They are made once, at once and in order, and stay as they are: each stage of a worker gets copies. So their first
-    values depend neither on which of them a worker makes first nor on what it has trained meanwhile.
+    values depend neither on which of them a worker makes first nor on what it has trained meanwhile. A layer or loss
+    that uses one of these, and not a copy, is refused by name as soon as it does.
     """
 
     def __init__(self, task: Task, seed: int, layers: Sequence[int]) -> None:
         self._layers = {i: build_layer(task, seed, i) for i in layers}
+        for index, layer in self._layers.items():
+            forbid_training(layer, index)
 
     def copy(self, layer: int) -> nn.Module:
         try:

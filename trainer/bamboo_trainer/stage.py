@@ -29,7 +29,7 @@ from bamboo_trainer.placement import contexts_on_host, wait_for
 from bamboo_trainer.reader import Reader
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.task_errors import TaskError, in_task
-from bamboo_trainer.ties import TiedSegment, stranger, tie, tied_groups, tied_segments
+from bamboo_trainer.ties import HAVE_IT, TiedSegment, stranger, tie, tied_groups, tied_segments
 from bamboo_trainer.user_code import (
     build_layer,
     call_layer,
@@ -207,7 +207,7 @@ class Stage:
             raise TaskError(
                 f"layers {self._first} to {self._end - 1}{' or the loss' if self.last else ''} use a parameter "
                 f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
-                "trained with it: let each layer that uses it have it as an attribute, and Bamboo ties them"
+                f"trained with it: {HAVE_IT}"
             )
         return forwarding
 

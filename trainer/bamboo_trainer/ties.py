@@ -1,15 +1,15 @@
 """Tied parameters: several names, one value. On each stage that holds any of them they are one object."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
 from bamboo_trainer.parameters import Slot
 from bamboo_trainer.task import Task
 from bamboo_trainer.task_errors import TaskError
-from bamboo_trainer.user_code import build_layer
+from bamboo_trainer.user_code import build_layer, named_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,33 @@ def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
         return layer.get_parameter(path)
     except AttributeError:
         raise TaskError(f"tied parameter {index}.{path}: layer {index} has no parameter {path!r}") from None
+
+
+def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ()) -> None:
+    """For a layer that is made beside those of the stages, and that the task's code may have kept.
+
+    A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of those that are a
+    stage's all the same.
+    """
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad and id(parameter) not in trained:
+            what = f"parameter {name!r} of {named_layer(layer, index)}"
+            parameter.register_post_accumulate_grad_hook(_refuse(what))  # type: ignore[no-untyped-call]
+
+
+def _refuse(what: str) -> Callable[[Tensor], None]:
+    """A hook. NB: it holds nothing of the layer, which would then not be freed at once."""
+
+    def reached(_: Tensor) -> None:
+        raise TaskError(
+            f"a layer or the loss uses {what} without having it (Module.named_parameters), and not the one that is "
+            f"trained; {HAVE_IT}"
+        )
+
+    return reached
+
+
+HAVE_IT: Final = "let each layer that uses it have it as an attribute, and Bamboo ties them"
 
 
 def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Parameter | None:
