@@ -182,7 +182,7 @@ class BuiltLate(nn.Module):
 
 
 def test_parameters_that_a_forward_makes_are_refused() -> None:
-    """Torch would run them, and nobody would train them. A replica, which runs a forward to have it run, says so, too."""
+    """Torch would run them, and nobody would train them. A replica that rehearses says so, too."""
     task = small_task(layers=(*LAYERS[:2], BuiltLate))
     message = r"layer 2 \(BuiltLate\) makes its parameter 'inner.weight' in the forward, after the layers were split"
     with pytest.raises(TaskError, match=message):

@@ -42,8 +42,8 @@ class Constants:
     def check(self, bits: bool = False) -> None:
         """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
 
-        So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch has seen a write. bits: look at those of all buffers,
-        since a write through numpy or `.data` is not seen.
+        So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch
+        has seen a write. bits: look at those of all buffers, since a write through numpy or `.data` is not seen.
         """
         for (index, name), parameter in self._all_trained():
             if self._trained.get((index, name)) is not parameter:
