@@ -103,6 +103,13 @@ class Place:
         self.pods[name]["status"] = {"phase": "Running", "containerStatuses": [state]}
         self.cluster.pod_event("MODIFIED", self.pods[name])
 
+    def stall(self, name: str, reason: str) -> None:
+        """It has a node, on which its container cannot start."""
+        state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
+        self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
+        self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
     async def uid_of(self, place: str) -> str | None:
         name = place.rpartition("/")[2]
         self.asked.append(name)

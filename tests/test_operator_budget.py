@@ -97,6 +97,22 @@ async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable
     assert place.budgets[-1] == 3, "three are left, and none of them may go now"
 
 
+async def test_a_worker_that_never_starts_holds_up_no_drain(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = await running(begin, place, **FOUR, standby={"workers": 1})
+    fill(started)
+    spare = sorted(place.pods)[4]
+    await started.passes()
+    assert place.budgets == [4], "five there are, and one of them may go"
+    place.take(spare)
+    await started.ticks(0.0)
+    await started.passes()
+    (later,) = place.pods.keys() - started.brain.joined
+    place.stall(later, "ImagePullBackOff")
+    await started.passes()
+    assert place.budgets[-1] == 3, "it is not healthy, so that of the four others one may go"
+
+
 async def test_a_user_does_without_and_the_end_takes_it_away(begin: Callable[..., Job]) -> None:
     place = Place()
     started = await running(begin, place, **FOUR)

@@ -24,7 +24,8 @@ REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server t
 def least_healthy(status: Status, spec: JobSpec, placed: int) -> int | None:
     """How many of the workers' pods have to stay; None if evictions are not to be limited.
 
-    placed: pods that live and have a node; those that wait for one are nobody to evict, and may wait for long.
+    placed: pods that live, have a node, and are not kept from starting there: what waits for a node or an image counts
+    as healthy nowhere, and may wait for long.
     Not limited is a job that has nothing to lose yet, that is one worker and so can never be held twice, or that has
     neither redundancy nor a second pipeline: there a budget would only hold up drains.
     """

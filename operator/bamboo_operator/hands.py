@@ -34,7 +34,7 @@ from bamboo_operator.pods import (
 from bamboo_operator.pools import choose_pool, move_to, pool_to_try, reverts
 from bamboo_operator.signals import is_deleted, lives, worker_exit
 from bamboo_operator.surplus import surplus
-from bamboo_operator.troubles import GATED, Trouble, troubles
+from bamboo_operator.troubles import GATED, Trouble, cannot_start, troubles
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,8 @@ class Hands:
     async def _limit(self) -> None:
         """How many workers a drain may take."""
         if self._budget is not None:
-            await self._budget.keep(self._brain.status(), self._spec, self.paid_for().total())
+            placed = sum(1 for p in self._living().values() if p["spec"].get("nodeName") and not cannot_start(p))
+            await self._budget.keep(self._brain.status(), self._spec, placed)
 
     async def end(self) -> None:
         """The job trains no more; its pods are for others to remove. Raises what is in API_ERRORS."""

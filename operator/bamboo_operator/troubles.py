@@ -70,11 +70,23 @@ def _of(pod: Json) -> Iterator[Trouble]:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
             yield Trouble(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
             return
+    for image, reason, message in _stalled(pod):
+        yield Trouble(_WAITING[reason], _why(reason, message, image)[:500])
+        return
+
+
+def cannot_start(pod: Json) -> bool:
+    """Is it on its node, and kept from starting there by what does not pass by itself?"""
+    return any(True for _ in _stalled(pod))
+
+
+def _stalled(pod: Json) -> Iterator[tuple[Any, str, Any]]:
+    """Its containers that are kept from starting: image, reason and message."""
+    status = pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        if reason := _WAITING.get(str(waiting.get("reason"))):
-            yield Trouble(reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500])
-            return
+        if (reason := str(waiting.get("reason"))) in _WAITING:
+            yield container.get("image"), reason, waiting.get("message")
 
 
 def _why(reason: str, message: Any, image: Any) -> str:
