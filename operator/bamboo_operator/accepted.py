@@ -18,6 +18,7 @@ from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo.spec import JobSpec
 from bamboo_operator.api import Api, ApiError
 from bamboo_operator.doors import JobKey
+from bamboo_operator.pods import owner
 
 Json = Mapping[str, Any]
 MOST_PROBLEMS = 20
@@ -131,10 +132,6 @@ class Accepted:
         return f"{self._key[1][:200]}-{sha256(content.encode()).hexdigest()[:10]}"
 
     def _revision(self, name: str, manifest: Json) -> dict[str, Any]:
-        owner = {
-            "apiVersion": API_VERSION, "kind": KIND, "name": self._key[1], "uid": self._uid, "controller": True,
-            "blockOwnerDeletion": True,
-        }  # fmt: skip
         return {
             "apiVersion": "apps/v1",
             "kind": "ControllerRevision",
@@ -142,7 +139,7 @@ class Accepted:
                 "name": name,
                 "namespace": self._key[0],
                 "labels": {LABEL_JOB_NAME: self._key[1], LABEL_JOB_UID: self._uid},
-                "ownerReferences": [owner],
+                "ownerReferences": [owner(self._key[1], self._uid)],
             },
             "data": {"spec": manifest["spec"]},
             "revision": self._generation,

@@ -143,12 +143,8 @@ class Api:
         await self._call("PATCH", place, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, kind)
 
     async def delete_disruption_budget(self, namespace: str, name: str) -> None:
-        """If there is one."""
-        try:
-            await self._call("DELETE", f"{_budgets(namespace)}/{name}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        """Unless there is none."""
+        await self._delete(f"{_budgets(namespace)}/{name}")
 
     async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
         """ControllerRevisions with these labels."""
@@ -161,11 +157,7 @@ class Api:
 
     async def delete_revision(self, namespace: str, name: str) -> None:
         """Unless it is gone."""
-        try:
-            await self._call("DELETE", f"{_revisions(namespace)}/{name}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        await self._delete(f"{_revisions(namespace)}/{name}")
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
@@ -224,6 +216,14 @@ class Api:
 
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+
+    async def _delete(self, place: str) -> None:
+        """The object at that path, unless it is gone."""
+        try:
+            await self._call("DELETE", place)
+        except ApiError as error:
+            if error.status != 404:
+                raise
 
     async def _find(self, place: str) -> Object | None:
         """The object at that path; None if there is none."""

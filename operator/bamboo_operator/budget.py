@@ -14,7 +14,7 @@ from bamboo.names import LABEL_JOB_UID
 from bamboo.protection import protection
 from bamboo.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_workers
 from bamboo_operator.api import ApiError
-from bamboo_operator.pods import MANAGED_BY, JobMeta, owner
+from bamboo_operator.pods import JobMeta, about_workers
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,7 @@ def disruption_budget(job: JobSpec, meta: JobMeta, least: int) -> dict[str, Any]
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {
-            "name": f"bamboo-{meta.uid}",
-            "namespace": job.namespace,
-            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
-            "ownerReferences": [owner(job, meta)],
-        },
+        "metadata": about_workers(job, meta),
         "spec": {
             "minAvailable": least,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -94,7 +89,7 @@ class Budget:
             return
         try:
             if least is None:
-                await self._api.delete_disruption_budget(spec.namespace, f"bamboo-{self._meta.uid}")
+                await self._api.delete_disruption_budget(spec.namespace, about_workers(spec, self._meta)["name"])
             else:
                 await self._api.apply_disruption_budget(disruption_budget(spec, self._meta, least))
         except ApiError as error:

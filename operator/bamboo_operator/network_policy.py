@@ -4,7 +4,7 @@ from typing import Any
 
 from bamboo.names import LABEL_JOB_UID, METRICS_PORT
 from bamboo.spec import JobSpec
-from bamboo_operator.pods import MANAGED_BY, JobMeta, owner
+from bamboo_operator.pods import JobMeta, about_workers
 
 
 def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
@@ -13,12 +13,7 @@ def network_policy(job: JobSpec, meta: JobMeta) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {
-            "name": f"bamboo-{meta.uid}",
-            "namespace": job.namespace,
-            "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
-            "ownerReferences": [owner(job, meta)],
-        },
+        "metadata": about_workers(job, meta),
         "spec": {
             "podSelector": workers,
             "policyTypes": ["Ingress"],

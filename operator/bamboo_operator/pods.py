@@ -109,7 +109,7 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
             "name": name,
             "namespace": job.namespace,
             **pod["metadata"],
-            "ownerReferences": [owner(job, meta)],
+            "ownerReferences": [owner(job.name, meta.uid)],
         },
         "spec": pod["spec"],
     }
@@ -157,15 +157,25 @@ def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None)
     return labels
 
 
-def owner(job: JobSpec, meta: JobMeta) -> Json:
-    """The reference by which an object goes with its BambooJob."""
+def owner(job: str, uid: str) -> Json:
+    """The reference by which an object goes with the BambooJob of that name and uid."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
-        "name": job.name,
-        "uid": meta.uid,
+        "name": job,
+        "uid": uid,
         "controller": True,
         "blockOwnerDeletion": True,
+    }
+
+
+def about_workers(job: JobSpec, meta: JobMeta) -> Json:
+    """The metadata of the one object of its kind that is about all of a job's workers."""
+    return {
+        "name": f"bamboo-{meta.uid}",
+        "namespace": job.namespace,
+        "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
+        "ownerReferences": [owner(job.name, meta.uid)],
     }
 
 
