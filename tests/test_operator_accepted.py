@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bamboo.edits import task_digest
 from bamboo.manifest import parse_manifest
 from bamboo_operator.accepted import Accepted, follow, refusal_in
 from bamboo_operator.api import ApiError
@@ -54,6 +55,9 @@ def test_what_is_valid_only_with_another_training_is_not_followed() -> None:
     assert "pipelines" in found.problems[0]
 
 
+TASK = task_digest(parse_manifest(edited()))
+
+
 class Revisions:
     """ControllerRevisions of a namespace. failing: names of calls that are refused."""
 
@@ -89,11 +93,11 @@ async def test_another_operator_recalls_what_was_accepted_last() -> None:
         assert first.kept
         assert len(api.there) == 1
         second = Accepted(KEY, "u1")
-        await second.recall(api)
+        await second.recall(api, TASK)
         assert second.manifest == document
         assert second.kept
     other = Accepted(KEY, "u2")
-    await other.recall(api)
+    await other.recall(api, TASK)
     assert other.manifest is None, "of a job that had the name before"
 
 
@@ -108,13 +112,32 @@ async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
     with pytest.raises(TimeoutError):
         await first.keep(api)
     second = Accepted(KEY, "u1")
-    await second.recall(api)
+    await second.recall(api, TASK)
     assert second.manifest == edited(standby={"workers": 1})
     api.failing = set()
     for operator in (first, second):
         await operator.keep(api)
         assert operator.kept
         assert len(api.there) == 1
+
+
+async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> None:
+    """The job was suspended, its task edited, and resumed; what its workers train by then could not be written."""
+    api: Any = Revisions()
+    first = Accepted(KEY, "u1")
+    first.accept(edited(), 1)
+    await first.keep(api)
+    newer = edited(task={"config": {"a": 1}})
+    second = Accepted(KEY, "u1")
+    await second.recall(api, task_digest(parse_manifest(newer)))
+    assert second.manifest is None
+    second.accept(newer, 2)
+    await second.keep(api)
+    assert second.kept
+    assert len(api.there) == 1
+    unknown = Accepted(KEY, "u1")
+    await unknown.recall(api, None)
+    assert unknown.manifest == newer, "as with a plan that an older version wrote"
 
 
 async def test_what_nobody_can_follow_is_not_recalled() -> None:
@@ -126,7 +149,7 @@ async def test_what_nobody_can_follow_is_not_recalled() -> None:
     for data in ({}, {"spec": 1}, {"spec": {}}, None):
         revision["data"] = data
         second = Accepted(KEY, "u1")
-        await second.recall(api)
+        await second.recall(api, TASK)
         assert second.manifest is None
 
 

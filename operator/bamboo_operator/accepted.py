@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.edits import refusal, refused, taken_over_manifest
+from bamboo.edits import refusal, refused, taken_over_manifest, task_digest
 from bamboo.manifest import ManifestError, parse_manifest
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo.spec import JobSpec
@@ -82,9 +82,13 @@ class Accepted:
         """Is it as it should be in the cluster?"""
         return self.manifest is None or (self._listed and list(self._kept) == [self._name(self.manifest)])
 
-    async def recall(self, api: Api) -> None:
-        """What an operator before this one has accepted. Raises what is in API_ERRORS."""
-        revisions = await self._list(api)
+    async def recall(self, api: Api, task: str | None) -> None:
+        """What an operator before this one has accepted. Raises what is in API_ERRORS.
+
+        task: the digest of what the workers train, None if it is not known. What was accepted before the job was
+        suspended, edited and resumed may still be there, if the newer one could not be written.
+        """
+        revisions = [r for r in await self._list(api) if task in (None, self._task(r))]
         if self.manifest is None and revisions:
             newest = max(revisions, key=lambda revision: int(revision.get("revision") or 0))
             self.manifest, self._generation = self._read(newest), int(newest.get("revision") or 0)
@@ -126,6 +130,10 @@ class Accepted:
         except ManifestError:
             return None
         return manifest
+
+    def _task(self, revision: Json) -> str | None:
+        manifest = self._read(revision)
+        return None if manifest is None else task_digest(parse_manifest(manifest))
 
     def _name(self, manifest: Json) -> str:
         content = json.dumps([self._uid, self._generation, manifest["spec"]], sort_keys=True)

@@ -61,7 +61,7 @@ class Manifests:
         while True:
             self._removal.beat()
             try:
-                await self.accepted.recall(self._api)
+                await self.accepted.recall(self._api, known_task(self._telling.plan))
             except API_ERRORS as error:
                 self._removal.complain("read what the job's workers train by", error)
                 if isinstance(error, ApiError) and error.status in (403, 404):  # not allowed to: tried again later
