@@ -18,8 +18,8 @@ from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
 from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Unauthorized
 from bamboo_operator.cluster import Cluster
-from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, Reviews, claimed, path, pod_check
-from bamboo_operator.farewell import farewell
+from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, JobKey, Reviews, claimed, path, pod_check
+from bamboo_operator.farewell import Departures, farewell
 from bamboo_operator.tls import Certificate
 from bamboo_trainer.control import Control
 from certificates import issue
@@ -270,13 +270,18 @@ async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monke
         await until(lambda: place.of(ChannelClosed))
 
 
+def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
+    """job: its uid."""
+    owner = {"kind": "BambooJob", "uid": job, "controller": True}
+    labels = {"bamboo.dev/job-name": JOB[1]}
+    metadata = {"name": name, "namespace": JOB[0], "uid": uid, "labels": labels, "ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
+
+
 async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
     """Only as long as the operator looks after the job."""
     cluster = Cluster()
-    owner = {"kind": "BambooJob", "uid": "u-job", "controller": True}
-    labels = {"bamboo.dev/job-name": JOB[1]}
-    metadata = {"name": "job-w0", "namespace": JOB[0], "uid": "u0", "labels": labels, "ownerReferences": [owner]}
-    cluster.pod_event("ADDED", {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
+    cluster.pod_event("ADDED", pod_of("u-job", "job-w0", "u0"))
     async with house() as place, aiohttp.ClientSession() as session:
         place.server.good[token()] = Bearer("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}
@@ -290,3 +295,21 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
                 "type": "Stop", "reason": "JobOver", "message": "the job is over"
             }  # fmt: skip
         assert await place.knock(f"Bearer {token()}") == (404, None)
+
+
+async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away() -> None:
+    """The new one's door may not be open, as while the operator begins anew: who is refused would end."""
+    cluster = Cluster()
+    cluster.pod_event("ADDED", pod_of("u-old", "job-w0", "u0"))
+    cluster.pod_event("ADDED", pod_of("u-new", "job-w1", "u1"))
+    async with house() as place:
+        await place.doors.close(JOB, place.channels)
+
+        async def uid_of(job: JobKey) -> str:
+            return "u-new"
+
+        departures = Departures(cluster, place.doors, Reviews(place.server), uid_of)
+        departures.job_gone(JOB, "u-old")
+        await asyncio.sleep(0)  # its task opens the door
+        assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)
+        await departures.stop()

@@ -31,7 +31,8 @@ DELETED = Stop(reason="JobDeleted", message="the job was deleted")
 @asynccontextmanager
 async def farewell(job: ThatJob, cluster: Cluster, doors: Doors, reviews: Reviews, stop: Stop) -> AsyncIterator[None]:
     """Meanwhile the job's workers are let in, and told to stop."""
-    channels = _channels(job, cluster, doors, reviews, stop)
+    strangers = partial(cluster.is_of_another, *job)
+    channels = _channels(job, cluster, doors, reviews, stop, strangers)
     doors.open(job[0], channels)
     try:
         yield
@@ -39,8 +40,10 @@ async def farewell(job: ThatJob, cluster: Cluster, doors: Doors, reviews: Review
         await doors.close(job[0], channels)
 
 
-def _channels(job: ThatJob, cluster: Cluster, doors: Doors, reviews: Reviews, stop: Stop) -> Channels:
-    """Whoever comes in by them is told to stop."""
+def _channels(
+    job: ThatJob, cluster: Cluster, doors: Doors, reviews: Reviews, stop: Stop, is_of_another: Callable[[str], bool]
+) -> Channels:
+    """Whoever comes in by them is told to stop. is_of_another: is the pod of that uid to go away for good?"""
     key, uid = job
 
     def uid_of(worker: WorkerId) -> str | None:
@@ -51,8 +54,7 @@ def _channels(job: ThatJob, cluster: Cluster, doors: Doors, reviews: Reviews, st
         if isinstance(event, WorkerJoined):
             channels.send(event.hello.worker, stop)
 
-    check = pod_check(key, reviews, uid_of, partial(cluster.is_of_another, key, uid))
-    channels = Channels(hear, doors.counted(check))
+    channels = Channels(hear, doors.counted(pod_check(key, reviews, uid_of, is_of_another)))
     return channels
 
 
@@ -126,7 +128,8 @@ class Departures:
     async def _attend(self, job: ThatJob) -> None:
         if not self._left(job):
             return
-        channels = _channels(job, self._cluster, self._doors, self._reviews, DELETED)
+        # NB: the job that has the name by now may not have opened its door yet; its workers must come again
+        channels = _channels(job, self._cluster, self._doors, self._reviews, DELETED, lambda pod: False)
         try:
             while self._left(job):
                 self._doors.offer(job[0], channels)  # NB: another job of that name refuses those workers by itself
