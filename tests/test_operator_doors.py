@@ -15,10 +15,21 @@ import pytest
 
 from bamboo.allowance import Allowance
 from bamboo.events import ChannelClosed, Received, WorkerJoined
+from bamboo.listener import Bounds
 from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
 from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Unauthorized
 from bamboo_operator.cluster import Cluster
-from bamboo_operator.doors import REVIEWS_AT_ONCE, REVIEWS_WAITING, Bearer, Doors, JobKey, Reviews, claimed, path, pod_check
+from bamboo_operator.doors import (
+    REVIEWS_AT_ONCE,
+    REVIEWS_WAITING,
+    Bearer,
+    Doors,
+    JobKey,
+    Reviews,
+    claimed,
+    path,
+    pod_check,
+)
 from bamboo_operator.farewell import Departures, farewell
 from bamboo_operator.tls import Certificate
 from bamboo_trainer.control import Control
@@ -295,6 +306,26 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
                 "type": "Stop", "reason": "JobOver", "message": "the job is over"
             }  # fmt: skip
         assert await place.knock(f"Bearer {token()}") == (404, None)
+
+
+async def test_more_workers_than_there_are_descriptors_for_come_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    place = House()
+    port = await place.doors.start("127.0.0.1", 0, bounds=Bounds(strangers=8, known=1))
+    place.url = f"ws://127.0.0.1:{port}"
+    place.doors.open(JOB, place.channels)
+    place.server.good[token()] = Bearer("team", "job-w0", "u0")
+    headers = {"Authorization": f"Bearer {token()}"}
+    async with aiohttp.ClientSession() as session:
+        async with session.ws_connect(place.url + path(JOB), headers=headers) as socket:
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            await until(lambda: place.of(WorkerJoined))
+            for _ in range(5):
+                assert await place.knock(f"Bearer {token()}") == (503, None)
+        await until(lambda: place.of(ChannelClosed))
+        assert await place.knock(f"Bearer {token()}") == (101, None)
+    await place.doors.stop()
+    assert place.doors.refusals["TooManyWorkers"] == 5
+    assert caplog.text.count("1 workers are connected: no more are accepted") == 1, "callers cannot fill the log"
 
 
 async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away() -> None:

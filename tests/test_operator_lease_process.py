@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
+from bamboo_operator.active import ActiveLabel
 from bamboo_operator.lease import held
 from bamboo_operator.operating import Options, operate
 from bamboo_operator.pods import OperatorSettings
@@ -131,3 +132,29 @@ def test_a_wrong_lease_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--lease", "bamboo-operator"])
     assert result.exit_code == EXIT_USAGE
     assert 'bamboo-operator: --lease: expected NAMESPACE/NAME, got "bamboo-operator"' in result.output
+
+
+class SlowPods:
+    """Of an API server that does not answer for a while. labels: as they are."""
+
+    def __init__(self) -> None:
+        self.labels: dict[str, str | None] = {}
+        self.away = True
+
+    async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        if self.away:
+            raise TimeoutError
+        self.labels[name] = value
+
+
+async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Lease is lost while the API server does not answer; another one works when it does again."""
+    monkeypatch.setattr("bamboo_operator.active.RETRY_SECONDS", 0.01)
+    pods = SlowPods()
+    label = ActiveLabel(pods, PLACE, "me")
+    taking = asyncio.create_task(label.take(["other"]))
+    await asyncio.sleep(0)
+    await label.give_up()
+    pods.away = False
+    await asyncio.wait_for(taking, 30)
+    assert pods.labels.get("me") is None

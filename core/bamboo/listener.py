@@ -106,7 +106,7 @@ class Listener:
             except ConnectionError:  # the caller has gone already
                 continue
             except OSError as error:  # no descriptor or memory is left
-                self._warn(f"cannot accept a connection: {error.strerror}")
+                self.warn(f"cannot accept a connection: {error.strerror}")
                 self._close_for_another(self._guests.give_way())
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -156,7 +156,7 @@ class Listener:
     def _close_for_another(self, connection: "_Connection | None") -> None:
         if connection is not None:
             self._turned_away("TooManyCallers")
-            self._warn(f"{self.bounds.strangers} connections of unknown callers: the oldest are closed")
+            self.warn(f"{self.bounds.strangers} connections of unknown callers: the oldest are closed")
             connection.close()
 
     # requests
@@ -182,8 +182,8 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _warn(self, message: str) -> None:
-        """The same once in a while."""
+    def warn(self, message: str) -> None:
+        """The same once in a while: what callers cause must not fill the log."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(message, -QUIET_SECONDS) >= QUIET_SECONDS:
             self._warned[message] = now

@@ -33,10 +33,10 @@ class ActiveLabel:
         self._set = False
 
     async def take(self, others: Iterable[str]) -> None:
-        """This pod has it, and those others have it no more. Until that is done."""
+        """This pod has it, and those others have it no more. Until that is done, or it is given up."""
         self._set = True
         for name in (*others, self._me):
-            while not await self._label(name, "true" if name == self._me else None):
+            while self._set and not await self._label(name, "true" if name == self._me else None):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def give_up(self, *, first: bool = False) -> None:

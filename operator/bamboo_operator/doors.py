@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from bamboo.plan import WorkerId
 from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
 from bamboo.spec import DNS_LABEL, DNS_NAME
 from bamboo_operator.api import API_ERRORS
-
-logger = logging.getLogger(__name__)
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -221,8 +218,9 @@ class Doors:
             raise web.HTTPNotFound(text="no such job here\n")
         if self._listener and self._listener.full:
             self.refusals["TooManyWorkers"] += 1
-            logger.error(
-                "%d workers are connected: no more are accepted, the file descriptors are used up", self.connected
+            limit = self._listener.bounds.known
+            self._listener.warn(
+                f"{limit} workers are connected: no more are accepted, the file descriptors are used up"
             )
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
         return await channels.handle(request)
