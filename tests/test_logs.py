@@ -4,7 +4,11 @@ import io
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from bamboo.local.log import LogFollower
 from bamboo_trainer.logs import Printed
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
@@ -76,3 +80,22 @@ def test_what_a_task_prints_in_a_pod_stays_as_it_is() -> None:
     assert re.fullmatch(rf"{STAMP},\d\d\d INFO w1 step 7 theirs: information", lines[2])
     assert re.fullmatch(rf"{STAMP},\d\d\d INFO w1 step 7 bamboo_trainer\.x: chatter", lines[3])
     assert lines[4] == "complained"
+
+
+def test_a_log_is_followed_a_piece_at_a_time_and_a_line_without_end_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bamboo.local.log.CHUNK", 10)
+    shown: list[str] = []
+    file = tmp_path / "workers.log"
+    follower = LogFollower(file, shown.append)
+    assert not follower.follow(), "it is not there yet"
+    file.write_text("one\ntwo\nthree\nfour")
+    assert follower.follow()
+    assert shown == ["one\ntwo\n"]
+    file.write_text("one\ntwo\nthree\nfour" + 40 * "." + "\nend")
+    for _ in range(5):
+        follower.follow()
+    assert "".join(shown).startswith("one\ntwo\nthree\nfour....."), "also before the line has an end"
+    follower.end()
+    assert "".join(shown) == file.read_text()

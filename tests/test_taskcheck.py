@@ -142,6 +142,7 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
     assert f"bamboo: {job}: cannot import it (--no-load submits the job without trying" in refused.stderr
     passed = CliRunner().invoke(app, [*submit, "--no-load"])
     assert ("/no/such" in passed.stderr, len(tried)) == (True, 1)
+    assert "warning: one pipeline: the job ends" in passed.stderr, "which has nothing to do with the task"
     CliRunner().invoke(app, ["run", str(job), "--on", "cluster", "--kubeconfig", "/no/such"])
     assert len(tried) == 2
 

@@ -5,7 +5,6 @@ checked, and that is said.
 """
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.local.pool import Pool, PoolError
+from bamboo.local.scratch import scratch_folder
 from bamboo.words import count, size
 
 CHECK = "bamboo_trainer.check:check"
@@ -50,8 +50,8 @@ def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
 
 
 async def _ask(manifest: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="bamboo-") as scratch:
-        pool = Pool(lambda worker, code: None, Path(scratch) / "log", folders=folders, scratch=Path(scratch))
+    with scratch_folder() as scratch:
+        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
         await pool.open()
         try:
             answer: dict[str, Any] = await pool.call(CHECK, {"manifest": manifest}, CHECK_SECONDS)

@@ -94,10 +94,10 @@ def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> N
         if not quiet:
             print(line, file=sys.stderr)
 
-    if not load:
-        return
     for warning in warnings(manifest.job):
         say(f"warning: {warning}")
+    if not load:
+        return
     say("trying the task on this machine (--no-load leaves that out)")
     checked = check_task(manifest.document, module_folders(Path(file)))
     for line in checked.told:
