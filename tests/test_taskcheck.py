@@ -1,6 +1,7 @@
 """`--load`: a task is tried before anybody pays for it, and its workers' memory is counted without running anything."""
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,29 @@ def test_a_layer_whose_way_depends_on_values_is_run_with_data(monkeypatch: pytes
     task = small_task(layers=(lambda: nn.Linear(2, 2), Looks, lambda: nn.Linear(2, 2)))
     found = of(task, monkeypatch)
     assert (found["layers"], found["parameters"]) == (3, 12)
+
+
+@functools.cache
+def table() -> torch.Tensor:
+    return torch.arange(2.0)
+
+
+class Remembers(nn.Linear):
+    """Keeps a table, which would have no data if it was first made where there are none."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + table()
+
+
+def test_a_run_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    table.cache_clear()
+    task = small_task(layers=(Remembers, Looks, lambda: nn.Linear(2, 2)))
+    found = of(task, monkeypatch, topology={"stages": 2, "split": [1, 2]})
+    assert "problem" not in found, found
+    assert type(table()) is torch.Tensor
 
 
 def test_memory_is_that_of_the_states_and_of_the_microbatches_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

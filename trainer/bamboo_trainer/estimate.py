@@ -1,7 +1,7 @@
 """How much memory a job's workers will need: counted from its layers without data, before anything runs.
 
-A layer is built and run forward on tensors that have a form and no data, as `costs` does, and what autograd would keep
-is added up. A layer that cannot be run so is run for real, and so are all others then.
+A layer is built and run forward on tensors that have a form and no data, in a child process as `costs` does, and what
+autograd would keep is added up. A layer that cannot be run so is run for real, and so are all others then.
 """
 
 import logging
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,11 +20,11 @@ from bamboo.memory import Memory
 from bamboo.spec import JobSpec, RedundancyMode
 from bamboo_trainer.casting import autocast
 from bamboo_trainer.checkpointing import checkpointed_layers
+from bamboo_trainer.child import lines_of_child
 from bamboo_trainer.contexts import Holds, is_cast
 from bamboo_trainer.costs import layer_without_values
 from bamboo_trainer.optimizing import ScheduledOptimizer
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.task_errors import told
 from bamboo_trainer.ties import tied_groups
 from bamboo_trainer.user_code import build_layer, load_batch, run_layer, task_loss
 
@@ -58,17 +59,22 @@ def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
     """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
     length = len(task.dataset)
     inputs, targets = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    try:
-        with mode:
-            blank = [tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in (inputs, targets)]
-        return tuple(
-            _walk(task, spec, lambda index: layer_without_values(task, index, mode), (blank[0], blank[1]), mode)
-        )
-    except Exception as error:
-        logger.info("the layers are run with data, since %s", told(error))
+    counted, problem = lines_of_child(
+        msgspec.json.encode(size).decode() for size in _without_data(task, spec, (inputs, targets))
+    )
+    if not problem:
+        return tuple(msgspec.json.decode(line, type=LayerSize) for line in counted)
+    logger.info("the layers are run with data, since %s", problem)
     with torch.random.fork_rng(devices=[]):
         return tuple(_walk(task, spec, lambda index: build_layer(task, 0, index), (inputs, targets), nullcontext()))
+
+
+def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
+    """Raises whatever a layer raises because there are no data, or anyway."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
+    yield from _walk(task, spec, lambda index: layer_without_values(task, index, mode), (inputs, targets), mode)
 
 
 def _walk(
