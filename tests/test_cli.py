@@ -40,6 +40,7 @@ class Data:
 
     def batch(self, indices):
         print("batch for", indices)
+        print("without an end", end="")
         sys.exit(9)
 
 
@@ -169,8 +170,9 @@ def test_a_task_that_ends_its_worker_is_judged_by_its_exit_code_and_found_in_the
     assert re.search(r"small: Failed, FailurePolicy\. w\d exited with code 9, and rule nine ends the job", done.stdout)
     assert done.stdout.count("rule nine") == 1
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d w\d step 0 \| batch for \(\d+, \d+\)$", log, re.MULTILINE)
-    assert re.search(r"ERROR w\d step 0 .*: ended by sys\.exit with code 9 \(exiting\.py line 14, in batch\)", log)
-    assert 'exiting.py", line 14, in batch\n    sys.exit(9)\n' in log
+    assert re.search(r"^\d{4}-.* w\d step 0 \| without an end$", log, re.MULTILINE)
+    assert re.search(r"ERROR w\d step 0 .*: ended by sys\.exit with code 9 \(exiting\.py line 15, in batch\)", log)
+    assert 'exiting.py", line 15, in batch\n    sys.exit(9)\n' in log
     assert log in done.stderr
     assert not (tmp_path / "out" / "weights").exists()
 

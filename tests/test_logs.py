@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,21 @@ def test_what_is_printed_comes_line_by_line_with_time_worker_and_step() -> None:
     printed.close()
     lines = [re.sub(f"^{STAMP} ", "", line) for line in out.getvalue().splitlines()]
     assert lines == ["w3 step - | ab", "w3 step - | c", "w3 step 12 | 99 %", "w3 step 12 | no end"]
-    assert re.fullmatch(f"{STAMP} w3 step - | ab", out.getvalue().splitlines()[0]) is None
+    assert re.fullmatch(rf"{STAMP} w3 step - \| ab", out.getvalue().splitlines()[0])
+
+
+def test_threads_print_lines_of_their_own() -> None:
+    """As the one that computes and the one that reads data."""
+    out = io.StringIO()
+    printed = Printed(out, "w0", lambda: 1)
+    print("loss ", end="", file=printed)
+    for text in ("reading\n", "no end"):
+        other = threading.Thread(target=printed.write, args=(text,))
+        other.start()
+        other.join()
+    print("0.5", file=printed)
+    printed.close()
+    assert [line.rpartition(" | ")[2] for line in out.getvalue().splitlines()] == ["reading", "loss 0.5", "no end"]
 
 
 def test_a_line_without_end_does_not_fill_the_memory() -> None:

@@ -84,7 +84,7 @@ async def test_exits_are_told_at_once_with_their_codes(pool: Any) -> None:
 
 async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> None:
     pool, exits = pool
-    start(pool, "w0", 60)
+    start(pool, "w0", LONG)
     pool.signal("w0", signal.SIGTERM)
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGTERM)
 
@@ -142,7 +142,7 @@ async def test_close_leaves_no_process(tmp_path: Path) -> None:
     pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
     for number in range(3):
-        start(pool, f"w{number}", 60)
+        start(pool, f"w{number}", LONG)
     await until(lambda: all(pool.pid(w) for w in pool.alive))
     pids = [pool.pid(worker) for worker in pool.alive]
     pool.signal("w0", signal.SIGSTOP)
@@ -157,7 +157,7 @@ async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.S
     exits: list[tuple[str, int | None]] = []
     pool = Pool(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
     await pool.open("--bare")
-    start(pool, "w0", 60)
+    start(pool, "w0", LONG)
     await until(lambda: pool.pid("w0"))
     pid = pool.pid("w0")
     assert pool._process is not None

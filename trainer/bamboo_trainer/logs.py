@@ -8,6 +8,7 @@ import faulthandler
 import io
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -34,6 +35,13 @@ def begin(worker: str, step: Step, *, shared: bool) -> None:
         sys.stderr = Printed(sys.stderr, worker, step)
 
 
+def end() -> None:
+    """This process ends soon: what was printed without the end of a line is a line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Printed):
+            stream.close()
+
+
 def _shown(step: Step) -> str:
     newest = step()
     return "-" if newest is None else str(newest)
@@ -56,14 +64,17 @@ class Printed(io.TextIOBase):
 
     def __init__(self, stream: TextIO, worker: str, step: Step) -> None:
         self._stream, self._worker, self._step = stream, worker, step
-        self._partial = ""
+        self._partial: dict[int, str] = {}  # by thread: what one prints does not end up in another one's line
 
     def write(self, text: str) -> int:
         """NB: a progress bar goes back to the start of its line; only what is left there at the end is a line."""
-        *lines, partial = (self._partial + text).split("\n")
-        self._partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
-        if len(self._partial) > LONGEST_LINE:
-            lines, self._partial = [*lines, self._partial], ""
+        thread = threading.get_ident()
+        *lines, partial = (self._partial.pop(thread, "") + text).split("\n")
+        partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
+        if len(partial) > LONGEST_LINE:
+            lines, partial = [*lines, partial], ""
+        if partial:
+            self._partial[thread] = partial
         for line in lines:
             self._put(line.rstrip("\r").rpartition("\r")[2])
         return len(text)
@@ -73,10 +84,9 @@ class Printed(io.TextIOBase):
         self._stream.flush()
 
     def close(self) -> None:
-        """The last line may have no end. The other stream stays open."""
-        if self._partial:
-            self._put(self._partial)
-            self._partial = ""
+        """The last lines may have no end. The other stream stays open."""
+        while self._partial:
+            self._put(self._partial.popitem()[1])
 
     def fileno(self) -> int:
         return self._stream.fileno()

@@ -342,10 +342,18 @@ def main(
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
     agent = Worker(worker, url, newest, zone, observer, place)
     logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=place.shared_log)
-    if place.metrics_port and isinstance(observer, Tally):
-        from bamboo_trainer.metrics import serve  # NB: nobody else needs it
+    try:
+        if place.metrics_port and isinstance(observer, Tally):
+            from bamboo_trainer.metrics import serve  # NB: nobody else needs it
 
-        serve(agent, observer, place.host, place.metrics_port)
+            serve(agent, observer, place.host, place.metrics_port)
+        return _run(agent, place)
+    finally:
+        logs.end()
+
+
+def _run(agent: Worker, place: Place) -> int:
+    """With an eye on the cloud's notices, if that is wanted."""
     if place.metadata is None:
         return agent.run()
     watcher = Watcher(place.metadata, agent.notice)
