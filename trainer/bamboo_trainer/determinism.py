@@ -110,6 +110,11 @@ class Looked:
             first, gradients = _forward_and_backward(who, run, parts, trained)
         with drawn.watched():
             second, others = _forward_and_backward(who, run, parts, trained)
+        if source := drawn.each_time():
+            raise NotDeterministic(
+                f"{who} is not deterministic: it draws from {source}; "
+                "use torch's global generator, which is seeded before each layer"
+            )
         names = [*(f"the gradient of parameter {name!r}" for name, _ in trained), *_gradients_of(parts)]
         outputs = ["its output"] if len(first) == 1 else [f"output {i}" for i in range(len(first))]
         for name, one, other in zip_longest([*outputs, *names], [*first, *gradients], [*second, *others]):
@@ -117,11 +122,6 @@ class Looked:
                 raise NotDeterministic(
                     f"{who} is not deterministic: run twice on the same microbatch, {name} differs; {CAUSES}"
                 )
-        if source := drawn.each_time():
-            raise NotDeterministic(
-                f"{who} is not deterministic: it draws from {source}; "
-                "use torch's global generator, which is seeded before each layer"
-            )
         return first
 
 
