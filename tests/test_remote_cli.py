@@ -192,7 +192,9 @@ def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer
     fake = Fake(job(), there=False)
     code, _, complained, asked = type_in(tmp_path, fake, "submit", str(wrong))
     path = "spec.worker.template.spec.tolerations[0].operater"
-    assert (code, complained) == (2, f"bamboo: {wrong}:9: {path}: unknown field, did you mean operator?\n")
+    warning, said = complained.splitlines()
+    assert warning.startswith("warning: one pipeline: the job ends if")
+    assert (code, said) == (2, f"bamboo: {wrong}:9: {path}: unknown field, did you mean operator?")
     assert all(one.method == "GET" for one in asked), "something was changed"
     fake.minor = str(NEWEST_MINOR + 1)
     assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0
@@ -234,7 +236,7 @@ def test_a_manifests_namespace_is_its_own(tmp_path: Path) -> None:
 
 def test_run_on_a_cluster_is_submit_and_watch(tmp_path: Path) -> None:
     code, printed, complained, _ = type_in(tmp_path, Fake(OVER, there=False), "run", "FILE", "--on", "cluster")
-    assert (code, complained) == (3, "")
+    assert (code, complained.count("\n"), complained.startswith("warning: one pipeline:")) == (3, 1, True)
     assert printed.splitlines()[0] == "story created in namespace team"
     assert printed.splitlines()[-1] == "Failed: stage 1 is lost"
 

@@ -18,7 +18,7 @@ from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.pod_fields import unknown_in_template
 from bamboo.remote import flags
 from bamboo.remote.commands import app as cluster_commands
-from bamboo.remote.commands import on_cluster
+from bamboo.remote.start import on_cluster
 from bamboo.spec import JobSpec
 from bamboo.yamlfile import read_source
 

@@ -1,28 +1,14 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from bamboo.names import EXIT_USAGE
 from bamboo.remote import flags
 from bamboo.remote.flags import INTERVAL, WAIT, Form
+from bamboo.remote.start import on_cluster, run, targets_of, usage
 
-if TYPE_CHECKING:
-    from bamboo.remote.changing import Manifest
-    from bamboo.remote.session import Command, Target
-
-Place = tuple[str | None, str | None, str | None]  # namespace, context and kubeconfig, as the flags have them
 app = typer.Typer(rich_markup_mode=None)
-
-
-def _run(place: Place, command: "Command", *, quiet: bool = False) -> NoReturn:
-    from bamboo.remote.session import Where, run
-
-    namespace, context, kubeconfig = place
-    raise typer.Exit(run(Where(namespace=namespace, context=context, kubeconfig=kubeconfig), command, quiet=quiet))
 
 
 @app.command()
@@ -59,53 +45,6 @@ def submit(
     )  # fmt: skip
 
 
-def on_cluster(
-    file: str, place: Place, *, load: bool = True, apply: bool = False, force: bool = False,
-    dry_run: bool = False, watch: bool = False, quiet: bool = False,
-) -> NoReturn:  # fmt: skip
-    """`submit`, also for `bamboo run --on cluster`."""
-    from bamboo.remote import changing
-    from bamboo.remote.errors import RemoteError
-
-    if force and not apply:
-        _usage("--force: expected together with --apply")
-    if dry_run and watch:
-        _usage("--dry-run makes no job that could be watched; leave out one of --dry-run and --watch")
-    try:
-        manifest = changing.read(file)
-    except RemoteError as error:
-        _usage(str(error))
-    _look_over(file, manifest, load=load, quiet=quiet)
-    _run(
-        place,
-        lambda s: changing.submit(
-            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
-        ),
-        quiet=quiet,
-    )
-
-
-def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
-    """What may surprise is said; a task that does not load ends the command."""
-    from bamboo.advice import warnings
-    from bamboo.local.taskcheck import check_task, module_folders
-
-    def say(line: str) -> None:
-        if not quiet:
-            print(line, file=sys.stderr)
-
-    for warning in warnings(manifest.job):
-        say(f"warning: {warning}")
-    if not load:
-        return
-    say("trying the task on this machine (--no-load leaves that out)")
-    checked = check_task(manifest.document, module_folders(Path(file)))
-    for line in checked.told:
-        say(line)
-    if checked.problem:
-        _usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")
-
-
 @app.command("list")
 def list_jobs(
     jobs: Annotated[
@@ -122,10 +61,10 @@ def list_jobs(
     """List jobs, a line each. Also as `get`."""
     from bamboo.remote import showing
 
-    targets = _targets(jobs or [])
+    targets = targets_of(jobs or [])
     if everywhere and (jobs or namespace):
-        _usage("--all-namespaces: cannot be combined with JOB or --namespace")
-    _run(
+        usage("--all-namespaces: cannot be combined with JOB or --namespace")
+    run(
         (namespace, context, kubeconfig),
         lambda s: showing.jobs(s, targets, everywhere=everywhere, form=output),
         quiet=quiet,
@@ -155,8 +94,8 @@ def status(
     """
     from bamboo.remote import showing
 
-    target = _targets([job])[0]
-    _run(
+    target = targets_of([job])[0]
+    run(
         (namespace, context, kubeconfig),
         lambda s: showing.status(s, target, form=output, watch=watch, interval=interval),
         quiet=quiet,
@@ -181,10 +120,10 @@ def top(
     """Show jobs, or one job's workers, again and again."""
     from bamboo.remote import showing
 
-    target = _targets([job])[0] if job else None
+    target = targets_of([job])[0] if job else None
     if everywhere and (job or namespace):
-        _usage("--all-namespaces: cannot be combined with JOB or --namespace")
-    _run(
+        usage("--all-namespaces: cannot be combined with JOB or --namespace")
+    run(
         (namespace, context, kubeconfig),
         lambda s: showing.top(s, target, everywhere=everywhere, once=once, interval=interval),
     )
@@ -204,8 +143,8 @@ def events(
     """Tell what has happened to a job and its workers' pods, oldest first."""
     from bamboo.remote import showing
 
-    target = _targets([job])[0]
-    _run(
+    target = targets_of([job])[0]
+    run(
         (namespace, context, kubeconfig),
         lambda s: showing.events(s, target, form=output, follow=follow, interval=interval),
         quiet=quiet,
@@ -243,8 +182,8 @@ def logs(
     """Print what workers print."""
     from bamboo.remote import logs as reading
 
-    target, whole = _targets([job])[0], None if since is None else max(1, round(since))
-    _run(
+    target, whole = targets_of([job])[0], None if since is None else max(1, round(since))
+    run(
         (namespace, context, kubeconfig),
         lambda s: reading.logs(
             s, target, workers or [], follow=follow, since=whole, tail=tail, previous=previous, prefix=prefix
@@ -269,8 +208,8 @@ def suspend(
     """
     from bamboo.remote import changing
 
-    target = _targets([job])[0]
-    _run(
+    target = targets_of([job])[0]
+    run(
         (namespace, context, kubeconfig),
         lambda s: changing.suspend(s, target, yes=yes, wait=wait, timeout=timeout),
         quiet=quiet,
@@ -290,8 +229,8 @@ def resume(
     """Start a suspended job anew, at step 0: there are no checkpoints yet."""
     from bamboo.remote import changing
 
-    target = _targets([job])[0]
-    _run(
+    target = targets_of([job])[0]
+    run(
         (namespace, context, kubeconfig),
         lambda s: changing.resume(s, target, wait=wait, timeout=timeout),
         quiet=quiet,
@@ -318,8 +257,8 @@ def delete(
     """Delete jobs with their workers. A job that is not over is asked about first."""
     from bamboo.remote import changing
 
-    targets = _targets(jobs)
-    _run(
+    targets = targets_of(jobs)
+    run(
         (namespace, context, kubeconfig),
         lambda s: changing.delete(s, targets, yes=yes, wait=wait, timeout=timeout),
         quiet=quiet,
@@ -360,14 +299,14 @@ def preempt(
     from bamboo.remote.errors import UsageError
     from bamboo.remote.victims import Choice
 
-    target = _targets([job])[0]
+    target = targets_of([job])[0]
     try:
         choice = Choice(worker=worker, stage=stage, pipeline=pipeline, random=anyone)
     except UsageError as error:
-        _usage(str(error))
+        usage(str(error))
     if node and notice and not wait:
-        _usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
-    _run(
+        usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
+    run(
         (namespace, context, kubeconfig),
         lambda s: drill.drill(s, target, choice, kill=not notice, node=node, wait=wait, timeout=timeout, yes=yes),
         quiet=quiet,
@@ -406,8 +345,8 @@ def page(
     """
     from bamboo.remote import page as pages
 
-    target = _targets([job])[0]
-    _run(
+    target = targets_of([job])[0]
+    run(
         (namespace, context, kubeconfig),
         lambda s: pages.page(
             s, target, operator_namespace=operator_namespace, account=service_account, port=port,
@@ -415,19 +354,3 @@ def page(
         ),
         quiet=quiet,
     )  # fmt: skip
-
-
-def _targets(given: list[str]) -> "list[Target]":
-    """A mistake ends the command."""
-    from bamboo.remote.errors import RemoteError
-    from bamboo.remote.session import target
-
-    try:
-        return [target(one) for one in given]
-    except RemoteError as error:
-        _usage(str(error))
-
-
-def _usage(message: str) -> NoReturn:
-    print(f"bamboo: {message}", file=sys.stderr)
-    raise typer.Exit(EXIT_USAGE)
