@@ -1,8 +1,11 @@
 """Preemptions in the middle of a step: whose turn it is, and that a worker waits until it may go on."""
 
 import asyncio
+import errno
+import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from bamboo.local.preempt import Preemption, parse, steps_of
 from bamboo.local.strikes import Aim, Strikes
 from bamboo.plan import Cell
 from bamboo_trainer.gate import Gate
+from bamboo_trainer.launcher import Launcher
 from bamboo_trainer.trace import Silent
 
 SECONDS = 60.0  # that a test waits for something
@@ -69,6 +73,33 @@ def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only()
     assert done.is_set()
     gate.started("Forward", Cell(0, 0), 5, 0)
     gate.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    ends = os.pipe()
+    yield (made := Launcher(*ends))
+    made._selector.close()
+    for end in (*ends, made._woken, made._waker):
+        os.close(end)
+
+
+def test_two_workers_that_end_at_the_same_time_do_not_end_the_launcher(launcher: Launcher) -> None:
+    """All that have ended are reaped at the first word of one, when the second one's closed socket was told of, too."""
+    launcher._open_gate("w1").close()
+    (told,) = launcher._selector.select(SECONDS)
+    launcher._close_gate("w1")
+    told[0].data()
+    assert launcher._gates == {}
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_socket(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launcher, "_fork", refuse)
+    launcher._start({"worker": "w1", "url": "", "token": "", "zone": "", "gate": [5]})
+    assert (launcher._gates, dict(launcher._selector.get_map())) == ({}, {})
 
 
 def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:

@@ -150,23 +150,30 @@ class Launcher:
         arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
         arguments["trace"] = command.get("trace")
         try:
-            ours, theirs = socket.socketpair() if steps else (None, None)
-            if theirs:
-                arguments |= {"gate": theirs.fileno(), "steps": steps}
-            pid = self._fork(lambda: int(resolve(main)(**arguments)))
+            theirs = self._open_gate(worker) if steps else None
+            with theirs or contextlib.nullcontext():
+                if theirs:
+                    arguments |= {"gate": theirs.fileno(), "steps": steps}
+                pid = self._fork(lambda: int(resolve(main)(**arguments)))
         except OSError as error:
+            self._close_gate(worker)
             print(f"launcher: cannot start {worker}: {error.strerror}", file=sys.stderr)
             self._tell(event="exited", worker=worker, code=1)
             return
         self._workers[pid] = worker
-        if ours and theirs:
-            theirs.close()
-            self._gates[worker] = ours
-            self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
         self._tell(event="started", worker=worker, pid=pid)
+
+    def _open_gate(self, worker: str) -> socket.socket:
+        """The worker's end. NB: opened before the fork, so that the worker closes all ends that are ours."""
+        ours, theirs = socket.socketpair()
+        self._gates[worker] = ours
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
+        return theirs
 
     def _read_question(self, worker: str, gate: socket.socket) -> None:
         """NB: a worker asks one thing at a time, so what has come is one short line."""
+        if self._gates.get(worker) is not gate:
+            return  # closed since the selector told of it: the worker's end was heard of at the same time
         try:
             data = gate.recv(CHUNK)
         except ConnectionResetError:  # it was killed before it read the answer
