@@ -39,12 +39,14 @@ class Told:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
+        """Raises what the watch has failed with."""
         watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
             watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
 
     async def _watch(self) -> None:
         async for _, jobs in self._api.watch(self._jobs):

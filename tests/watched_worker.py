@@ -8,16 +8,6 @@ from bamboo_trainer.metadata import Cloud, Wanted
 ENVIRONMENT = "BAMBOO_TEST_METADATA"
 
 
-class Unobserved:
-    def started(self, *_: object) -> None: ...
-
-    def finished(self, *_: object) -> None: ...
-
-    def event(self, name: str, **facts: object) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def main(**arguments: str) -> int:
     url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
     arguments.pop("trace", None)
