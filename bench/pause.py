@@ -80,7 +80,7 @@ def report(o: Options, found: dict[str, Any]) -> None:
         print(f"{what}; {len(rows)} notices; others took {others:.2f} cores\n")
         names = ("decide", "until_boundary", "pause", "usual", "step_before", "delay", "calm")
         table(f"With notice, ms (target: {TARGET_NOTICE:.0f} pause)", rows, names)
-        table("Ratios to a calm step", rows, ("ratio", "next_ratio"))
+        table("Ratios to an undisturbed step", rows, ("ratio", "next_ratio"))
         table("What the new owner reported", [r["reported"] for r in rows], ("reform_ms", "recompute_ms", "forwards"))
     if rows := found["restarts"]:
         names = ("end", "start", "redo", "delay", "calm", "redone")

@@ -157,8 +157,8 @@ def report_takeover(o: Options, found: dict[str, Any]) -> None:
             f"{result['others']:.2f}",
         ])  # fmt: skip
     columns = [
-        "", "before recomputing, ms", "pause, ms", "calm step", "affected / calm", "forwards", "backwards", "reused",
-        "cores others took",
+        "", "before recomputing, ms", "pause, ms", "undisturbed step", "affected / that", "forwards", "backwards",
+        "reused", "cores others took",
     ]  # fmt: skip
     show(f"{Case(**found['case'])}; {o.kills} kills in each mode: median (max)", columns, rows)
 
@@ -194,7 +194,7 @@ def command(
             taken = [await takeover(place, o, case) for case in cases] if takeovers else []
         if str(output) != "-":
             print(f"Targets: EagerForward costs less than {TARGET_COST:g} %, with more than {TARGET_SHARE:g} % of FRC")
-            print(f"where there is room; the affected step takes at most {TARGET_RATIO:g} times a calm one.\n")
+            print(f"where there is room; the affected step takes at most {TARGET_RATIO:g} times an undisturbed one.\n")
             for result in found:
                 report_cost(o, result)
             for result in taken:

@@ -149,7 +149,7 @@ def test_workers_that_always_end_by_themselves_end_the_job(tmp_path: Path) -> No
     (tmp_path / "crashing.py").write_text("import os\n\n\ndef build(config):\n    os._exit(7)\n")
     done = bamboo(tmp_path, "run", write(tmp_path, MANIFEST.replace("no_such_module", "crashing")), "--quiet")
     assert done.returncode == 1
-    assert "7 workers ended by themselves and no step was committed in between" in done.stdout
+    assert "7 workers failed and no step was committed in between" in done.stdout
     assert "w0 exited with code 7" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 

@@ -479,7 +479,7 @@ def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
     assert {plan.stages for plan in world.plans} == {((0, 1), (1, 6), (6, 8))}
     assert misfits(world.plans[-1], world.spec) == []
     other = parse_manifest(World(3, 1, 1, split=[2, 4, 2]).document)
-    assert misfits(world.plans[-1], other) == ["the stages have not the layers that spec.topology.split says"]
+    assert misfits(world.plans[-1], other) == ["the stages do not have the layers that spec.topology.split says"]
 
 
 @pytest.mark.parametrize(("stages", "split"), [(2, [3, 4]), (9, None)])

@@ -156,7 +156,7 @@ def test_so_is_a_dataset_that_augments_as_it_likes(which: str) -> None:
             return ((inputs + noise,), (targets,)) if which == "inputs" else ((inputs,), (targets + noise,))
 
     points = torch.arange(24.0).reshape(12, 2)
-    message = rf"the dataset is not deterministic: asked twice for samples \[.*\], it returned other {which}; usual"
+    message = rf"the dataset is not deterministic: asked twice for samples \[.*\], it returned different {which}; usual"
     with pytest.raises(NotDeterministic, match=message):
         first(small_task(dataset=Augmented((points,), (points,))))
 
@@ -323,9 +323,7 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines
     monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
     document = manifest(stages, pipelines, mode=mode, steps=40)
     document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
-    message = (
-        r"in other bits after 4 steps; the first difference: parameter 'bias' of layer \d \(Linear\); usual causes"
-    )
+    message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     with pytest.raises(NotDeterministic, match=message):
         Job(document).run()
 

@@ -131,7 +131,7 @@ async def test_what_the_api_server_does_not_vouch_for_stays_outside() -> None:
     async with house() as place:
         assert await place.knock(f"Bearer {token()}") == (503, None)
         place.server.good[token()] = Bearer("team", "job-w5", "u5")
-        assert await place.knock(f"Bearer {token()}") == (403, "the token is not what it says")
+        assert await place.knock(f"Bearer {token()}") == (403, "the token does not belong to the pod that it names")
         assert await place.knock(f"Bearer {token()}", "/v1/jobs/team/other/workers") == (404, None)
         assert (place.server.asked, place.events) == (2, [])
 

@@ -143,7 +143,7 @@ def test_a_pass_that_stands_still_is_seen_though_the_status_is_written_meanwhile
     with virtual_runner(monkeypatch) as (runner, loop):
         town = Town(loop)
         runner.run(town.live(1, 2 * (LONGEST_WORK_SECONDS + STUCK_SECONDS)))
-    assert town.stuck[0].startswith("no pass over default/job-00 for ")
+    assert town.stuck[0].startswith("no reconciliation of default/job-00 for ")
 
 
 def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ VAIN = [
         )
         for path in ("/var/run/secrets/bamboo.dev", "/var/run/secrets", "/var/run/secrets/bamboo.dev/token", "/")
     ),
-    ({"kind": "Pod"}, f"{T}.kind: ignored, it is no part of a pod template"),
+    ({"kind": "Pod"}, f"{T}.kind: ignored, it is not part of a pod template"),
     ({"spec": 5}, f"{SPEC}: ignored, expected an object"),
     ({"spec": {"containers": {"trainer": {}}}}, f"{SPEC}.containers: ignored, expected a list of objects"),
     ({"spec": {"containers": ["trainer"]}}, f"{SPEC}.containers: ignored, expected a list of objects"),

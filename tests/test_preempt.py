@@ -58,11 +58,11 @@ def test_wrong_preemptions_are_named(text: str, problem: str) -> None:
         ("5,add,n\nx,remove,n\n", "line 2: expected milliseconds,add|remove,node; found 'x,remove,n'"),
         ("-5,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not -5"),
         ("nan,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not nan"),
-        ("5,add,n\n", "takes no node away"),
-        ("", "takes no node away"),
+        ("5,add,n\n", "contains no removal of a node"),
+        ("", "contains no removal of a node"),
         ("2021-12-10, 13:07:45, 80\n2021-12-10, 25:07:45, 80\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
         ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
-        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45, 81\n", "takes no node away"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45, 81\n", "contains no removal of a node"),
     ],
 )
 def test_wrong_traces_are_named(content: str, problem: str) -> None:

@@ -372,7 +372,7 @@ def test_a_server_that_is_not_there() -> None:
     ("crd", "said"),
     [
         (200, "there is no job story in namespace team"),
-        (404, "the cluster knows no bamboojobs.bamboo.dev: Bamboo is not installed there"),
+        (404, "the cluster has no bamboojobs.bamboo.dev: Bamboo is not installed there"),
     ],
 )
 def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(crd: int, said: str) -> None:
@@ -390,8 +390,12 @@ def test_a_job_that_is_not_there_and_a_cluster_without_bamboo(crd: int, said: st
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (403, {"reason": "Forbidden", "message": 'User "x" cannot list resource "pods"'}, 'no rights: User "x" cannot'),
-        (403, b"<html>a proxy's page</html>", "no rights: the API server forbids it"),
+        (
+            403,
+            {"reason": "Forbidden", "message": 'User "x" cannot list resource "pods"'},
+            'permission denied: User "x" cannot',
+        ),
+        (403, b"<html>a proxy's page</html>", "permission denied: the API server forbids it"),
         (500, b"oh", "the API server answered 500 Internal Server Error"),
         (422, {"message": "spec.x:\n  wrong"}, "spec.x: wrong"),
     ],

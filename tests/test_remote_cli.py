@@ -147,7 +147,7 @@ PENDING = job(conditions=[condition("Running", False)], plan=None)
         (job(), ["list", "-A", "-n", "team"], 2, "--all-namespaces: cannot be combined with JOB"),
         (job(), ["logs", "story", "w9"], 1, "story has no worker w9; there are: w0, w1"),
         (job(), ["logs", "story", "-p"], 1, "story has no workers that have ended"),
-        (job(), ["suspend", "story"], 2, "which loses its 100 steps; give --yes if that is meant"),
+        (job(), ["suspend", "story"], 2, "which loses its 100 steps; pass --yes to do it anyway"),
         (job(), ["delete", "story"], 2, "story is not over (Running, step 100/1000"),
         (OVER, ["suspend", "story"], 1, "story is over (Failed); it cannot be suspended"),
         (OVER, ["resume", "story"], 1, "story is over (Failed); submit it again"),
@@ -244,9 +244,9 @@ def test_run_on_a_cluster_is_submit_and_watch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--on", "cluster", "--verify"], "--verify: has no meaning with --on cluster"),
-        (["--on", "cluster", "--seed", "0"], "--seed: has no meaning with --on cluster"),
-        (["--namespace", "x"], "--namespace: has no meaning with --on here"),
+        (["--on", "cluster", "--verify"], "--verify: cannot be combined with --on cluster"),
+        (["--on", "cluster", "--seed", "0"], "--seed: cannot be combined with --on cluster"),
+        (["--namespace", "x"], "--namespace: cannot be combined with --on here"),
     ],
 )
 def test_flags_of_the_other_place_are_refused(tmp_path: Path, flags: list[str], said: str) -> None:
@@ -260,7 +260,7 @@ def test_who_may_not_look_at_pods_still_sees_the_job(tmp_path: Path) -> None:
     code, printed, _, _ = type_in(tmp_path, fake, "status", "story")
     assert code == 0
     assert "step 100/1000" in printed
-    assert 'not shown: workers: no rights: pods is forbidden: User "u" cannot list resource "pods"' in printed
+    assert 'not shown: workers: permission denied: pods is forbidden: User "u" cannot list resource "pods"' in printed
     code, _, complained, _ = type_in(tmp_path, fake, "logs", "story")
     assert (code, 'cannot list resource "pods"' in complained) == (1, True)
 

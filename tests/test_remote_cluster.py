@@ -123,7 +123,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     # drills
     told = shell.type("preempt", "story", "--stage", "1")
     assert "gets notice: its pod is deleted, with 30 s of grace" in told
-    assert re.search(r"took stage 1 of pipeline 0 over from w\d+; the stage stood still for .+", told), told
+    assert re.search(r"took over stage 1 of pipeline 0 from w\d+; the stage stood still for .+", told), told
     assert re.search(r"w\d+ has left", told), told
     assert "every stage has a second copy again" in told
     before = job.wait(_whole)["preemptions"]
@@ -260,7 +260,7 @@ def test_missing_rights_are_named_with_verb_and_resource(
     reader = Shell(config, namespace, shell.folder)
     status = reader.type("status", "guarded")
     assert "stage 1" in status
-    assert re.search(r'not shown: workers: no rights: .*cannot list resource "pods"', status)
+    assert re.search(r'not shown: workers: permission denied: .*cannot list resource "pods"', status)
     for words, said in (
         (["delete", "guarded", "--yes"], 'cannot delete resource "bamboojobs"'),
         (["suspend", "guarded", "--yes"], 'cannot patch resource "bamboojobs"'),
@@ -272,7 +272,7 @@ def test_missing_rights_are_named_with_verb_and_resource(
         arguments = [*BAMBOO, *words] + ([] if "-A" in words else ["-n", namespace])
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=reader.env)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done
-        assert done.stderr.startswith("bamboo: no rights: ")
+        assert done.stderr.startswith("bamboo: permission denied: ")
         assert said in done.stderr
 
 
@@ -309,7 +309,7 @@ def test_a_cluster_without_bamboo_says_so(installed: Cluster, namespace: str, sh
     installed.api.delete(crd)
     try:
         installed.api.wait(crd, lambda found: not found)
-        said = "bamboo: the cluster knows no bamboojobs.bamboo.dev: Bamboo is not installed there\n"
+        said = "bamboo: the cluster has no bamboojobs.bamboo.dev: Bamboo is not installed there\n"
         deadline = time.monotonic() + 60
         while (told := shell.type("list", code=1)) != said:  # the API server notices a little later
             assert time.monotonic() < deadline, told

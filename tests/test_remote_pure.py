@@ -173,17 +173,17 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
                     condition("Running", True), DEGRADED, condition("Failed", False, "NotFailed")],
     )  # fmt: skip
     told = tuple(happenings(job_of(body), [event("story", "TakenOver", "long " * 30, 9, type="Warning")], [], []))
-    text = drawn(render.status(scene(body, happenings=told, missing=("events: no rights",)), NOW, 80))
+    text = drawn(render.status(scene(body, happenings=told, missing=("events: permission denied",)), NOW, 80))
     for part in (
         "story  Degraded  team, epoch 2, 10m old",
         "step 100/1000, loss 2.5000, 130.1 samples/s, ETA 2:05",
         "1 of 1 pipeline, 5 of 5 workers ready (5 spot), 1 preemption, 2 takeovers",
         "cost 0.1234 so far, 4.50 an hour",
-        "last takeover: w1 took stage 2 of pipeline 0 over from w9; the stage stood still",
+        "last takeover: w1 took over stage 2 of pipeline 0 from w9; the stage stood still",
         "for 19 ms",
         "2 find no node",
         "degraded for 60s: stage 2 of pipeline 0 has no second copy",
-        "not shown: events: no rights",
+        "not shown: events: permission denied",
         "0 │ w0      │ w1*     │ w1*     │ w3",
         "* runs more than one stage until a replacement is ready",
         "w1      training  0/1 0/2  node-1  zone-1  Spot       5m",

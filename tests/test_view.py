@@ -189,7 +189,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert "lost samples: 4" in text
     assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
-    assert "ended by themselves: w0, w1, w2, w3, w4 and 2 more" in text
+    assert "failed workers: w0, w1, w2, w3, w4 and 2 more" in text
     document = json.loads(to_json(summary, bit_equal=True))
     assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)

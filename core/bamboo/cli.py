@@ -123,7 +123,8 @@ def run(
         bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what every worker did, for Perfetto or chrome://tracing.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing."),
     ] = None,
     metrics_port: Annotated[
         int | None,
@@ -134,7 +135,7 @@ def run(
         typer.Option(
             "--page/--no-page",
             help="Serve a web page of the run on this machine and print its URL.",
-            show_default="on, but for --json and --quiet",
+            show_default="on, except with --json and --quiet",
         ),
     ] = None,
     page_port: Annotated[
@@ -155,7 +156,7 @@ def run(
     ] = None,
     heartbeat_timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1.5, help="Silence after which a worker counts as lost."),
+        typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
     load: flags.Load = True,
     namespace: flags.Namespace = None,
@@ -238,7 +239,7 @@ def validate(
         for warning in warnings(spec):
             typer.echo(f"  warning: {warning}")
         if not load:
-            typer.echo("  not checked: whether the task loads, and what memory it needs (--load does that)")
+            typer.echo("  not checked: whether the task loads, and how much memory it needs (--load checks that)")
             continue
         checked = check_task(source.document, module_folders(job))
         for line in checked.told:
@@ -255,7 +256,7 @@ def trace_summary(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what every worker's time went to.
+    """Show how every worker spent its time.
 
     Also how much of its idle time redundant work filled, and which takeovers there were.
     """
@@ -274,8 +275,8 @@ def trace_summary(
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="Whose completion.")]) -> None:
-    """Print what makes the shell complete commands, flags and names of jobs.
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it for.")]) -> None:
+    """Print a script that makes the shell complete commands, flags and names of jobs.
 
     bash: eval "$(bamboo completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: bamboo
     completion fish > ~/.config/fish/completions/bamboo.fish
@@ -304,7 +305,7 @@ def _check_place(ctx: typer.Context, on: On) -> None:
         if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
             continue
         if (name in ON_CLUSTER) is not (on is On.CLUSTER):
-            _usage(f"--{name.replace('_', '-')}: has no meaning with --on {on.value}")
+            _usage(f"--{name.replace('_', '-')}: cannot be combined with --on {on.value}")
 
 
 def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:

@@ -69,7 +69,7 @@ def _count(turn: Turn, failure: str) -> None:
     turn.set(failures=failures, restarts=turn.state.restarts + 1)
     if len(failures) > turn.state.spec.failure_policy.backoff_limit:
         many = len(failures) > 1
-        ended = f"{len(failures)} workers ended by themselves" if many else "a worker ended by itself"
+        ended = f"{len(failures)} workers failed" if many else "a worker failed"
         message = f"{ended} and no step was committed in between; {failure}"
         turn.finish(Outcome.FAILED, "BackoffLimitExceeded", message)
 

@@ -173,7 +173,7 @@ def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:
     if record is None or record.notice_until is None or record.notice_final or record.released:
         return
     turn.worker(worker, notice_until=None, free_since_step=None)
-    turn.do(Emit("NoticeWithdrawn", f"{worker} may stay"))
+    turn.do(Emit("NoticeWithdrawn", f"the notice of {worker} is withdrawn"))
 
 
 def channel_closed(turn: Turn, worker: WorkerId) -> None:

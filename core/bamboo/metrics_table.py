@@ -39,8 +39,8 @@ def _worker(name: str, kind: Kind, help: str, *labels: str, unit: str = "", buck
 
 # A job's progress
 
-JOB_STEP = _job("step", Kind.GAUGE, "Committed steps. A job that starts anew begins at 0.")
-JOB_WANTED_STEPS = _job("wanted_steps", Kind.GAUGE, "Steps that the job asks for.")
+JOB_STEP = _job("step", Kind.GAUGE, "Committed steps. A job that starts again begins at 0.")
+JOB_WANTED_STEPS = _job("wanted_steps", Kind.GAUGE, "Steps that the job requests.")
 JOB_SAMPLES = _job(
     "samples_total",
     Kind.COUNTER,
@@ -48,7 +48,7 @@ JOB_SAMPLES = _job(
     unit="samples",
 )
 JOB_LOST_SAMPLES = _job(
-    "lost_samples_total", Kind.COUNTER, "Samples of committed steps that did not go into them.", unit="samples"
+    "lost_samples_total", Kind.COUNTER, "Samples of committed steps that did not go into the model.", unit="samples"
 )
 JOB_LOSS = _job("loss", Kind.GAUGE, "Loss of the last committed step.")
 JOB_STEP_DURATION = _job(
@@ -63,11 +63,13 @@ JOB_REMAINING = _job(
 JOB_LAST_COMMIT = _job(
     "last_commit_timestamp_seconds",
     Kind.GAUGE,
-    "When the last step was committed; before the first one, since when the job is followed.",
+    "When the last step was committed; before the first one, when the operator began to manage the job.",
     unit="seconds",
     run=False,
 )
-JOB_EPOCH = _job("epoch", Kind.GAUGE, "Epoch of the plan; every change of who runs what adds one.")
+JOB_EPOCH = _job(
+    "epoch", Kind.GAUGE, "Epoch of the plan, which grows by one with every change of the assignment of workers."
+)
 
 # A job's condition
 
@@ -77,9 +79,7 @@ JOB_STATE = _job(
 JOB_CONDITION = _job(
     "condition", Kind.GAUGE, "1 if that condition of the job's status is True, else 0.", "condition", run=False
 )
-JOB_RESTARTS = _job(
-    "restarts_total", Kind.COUNTER, "Workers that ended for reasons of their own and counted for backoffLimit."
-)
+JOB_RESTARTS = _job("restarts_total", Kind.COUNTER, "Failures of workers that counted towards backoffLimit.")
 JOB_UNPROTECTED_STAGES = _job(
     "unprotected_stages",
     Kind.GAUGE,
@@ -88,15 +88,15 @@ JOB_UNPROTECTED_STAGES = _job(
 JOB_PROTECTED = _job(
     "protected",
     Kind.GAUGE,
-    "1 if any one worker could be lost now and no state with it, else 0. reason: of the status' condition Protected.",
+    "1 if any single worker could be lost now without losing state, else 0. reason: of condition Protected.",
     "reason",
 )
 
 # A job's workers
 
-JOB_WORKERS = _job("workers", Kind.GAUGE, "Workers that have joined, by what they do.", "state")
+JOB_WORKERS = _job("workers", Kind.GAUGE, "Workers that have joined, by state.", "state")
 JOB_WANTED_WORKERS = _job(
-    "wanted_workers", Kind.GAUGE, "Workers that the job asks for, those on standby included.", run=False
+    "wanted_workers", Kind.GAUGE, "Workers that the job requests, including spare ones.", run=False
 )
 JOB_READY_WORKERS = _job("ready_workers", Kind.GAUGE, "Workers that have loaded their task.")
 JOB_PODS = _job(
@@ -108,7 +108,9 @@ JOB_PAID_PODS = _job(
     run=False,
 )  # fmt: skip
 JOB_PIPELINES = _job("pipelines", Kind.GAUGE, "Pipelines of the plan.")
-JOB_WANTED_PIPELINES = _job("wanted_pipelines", Kind.GAUGE, "Pipelines that workers are asked for, at most.", run=False)
+JOB_WANTED_PIPELINES = _job(
+    "wanted_pipelines", Kind.GAUGE, "The most pipelines for which workers are requested.", run=False
+)
 JOB_DEGRADED_PIPELINES = _job(
     "degraded_pipelines",
     Kind.GAUGE,
@@ -127,7 +129,7 @@ JOB_PREEMPTIONS = _job(
 JOB_SIGNALS = _job(
     "signals_total",
     Kind.COUNTER,
-    "Notices and losses of workers that the cluster showed, by the reason of the Kubernetes event.",
+    "Notices and losses of workers that were seen in the cluster, by the reason of the Kubernetes event.",
     "source",
     run=False,
 )
@@ -180,7 +182,7 @@ JOB_COST = _job(
     "cost_total", Kind.COUNTER, "What the job's pods cost, by its pools' pricePerHour.", run=False,
 )  # fmt: skip
 JOB_COST_SO_FAR = _job(
-    "cost_so_far", Kind.GAUGE, "What the job has cost since it began, over all operators, as in status.cost.total.",
+    "cost_so_far", Kind.GAUGE, "What the job has cost so far, across operator restarts, as in status.cost.total.",
     run=False,
 )  # fmt: skip
 JOB_ON_DEMAND_COST = _job(
@@ -192,7 +194,7 @@ JOB_ON_DEMAND_COST = _job(
 JOB_SAVED = _job(
     "saved_so_far",
     Kind.GAUGE,
-    "What the job has saved against that since it began, over all operators, as in status.cost.saved.",
+    "What the job has saved against that so far, across operator restarts, as in status.cost.saved.",
     run=False,
 )
 JOB_COST_PER_SAMPLES = _job(
@@ -201,19 +203,19 @@ JOB_COST_PER_SAMPLES = _job(
 JOB_LARGEST_MEMORY = _job(
     "largest_memory_bytes",
     Kind.GAUGE,
-    "The largest account that a worker has given of its memory so far, by kind.",
+    "The largest memory use that a worker has reported so far, by kind.",
     "kind",
     unit="bytes",
 )
 RUN_WORKER_MEMORY = Metric(
     name="bamboo_job_worker_memory_bytes", kind=Kind.GAUGE, unit="bytes", by=(RUN,),
-    labels=("namespace", "job", "worker", "kind"), help="What a local worker's memory is used for, by kind.",
+    labels=("namespace", "job", "worker", "kind"), help="Memory use of a local worker, by kind.",
 )  # fmt: skip
 
 # The operator
 
 OPERATOR_INFO = _operator("info", Kind.GAUGE, "Always 1; version: of the operator.", "version")
-OPERATOR_JOBS = _operator("jobs", Kind.GAUGE, "Jobs that are followed, by state.", "state")
+OPERATOR_JOBS = _operator("jobs", Kind.GAUGE, "Jobs that the operator manages, by state.", "state")
 OPERATOR_PASSES = _operator(
     "passes_total",
     Kind.COUNTER,
@@ -227,7 +229,7 @@ OPERATOR_PASS_DURATION = _operator(
 OPERATOR_OLDEST_PASS = _operator(
     "oldest_pass_age_seconds",
     Kind.GAUGE,
-    "For how long the job that has waited longest has not been looked after.",
+    "Time since the last pass over the job that has waited longest.",
     unit="seconds",
 )
 OPERATOR_API_REQUESTS = _operator(
@@ -243,12 +245,12 @@ OPERATOR_API_DURATION = _operator(
 OPERATOR_WATCH_EVENTS = _operator(
     "watch_events_total", Kind.COUNTER, "What the API server reported, by kind of object: job, pod or node.", "kind"
 )
-OPERATOR_EVENTS = _operator("events_total", Kind.COUNTER, "Events that coordinators took in, by type.", "event")
+OPERATOR_EVENTS = _operator("events_total", Kind.COUNTER, "Events that coordinators have handled, by type.", "event")
 OPERATOR_QUEUED = _operator("queued_events", Kind.GAUGE, "Events that wait for their coordinator.")
 OPERATOR_LAG = _operator(
     "lag_seconds",
     Kind.HISTOGRAM,
-    "How much later than due coordinators' ticks were: what an event waits for.",
+    "How late the coordinators' periodic ticks were, which is how long an event waits.",
     unit="seconds",
     buckets=LATENCIES,
 )
@@ -275,14 +277,14 @@ WORKER_STEP_DURATION = _worker(
 WORKER_TIME = _worker(
     "time_seconds_total",
     Kind.COUNTER,
-    "What its time went to. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
     "kind",
     unit="seconds",
 )
 WORKER_SENT = _worker(
     "sent_bytes_total",
     Kind.COUNTER,
-    "Handed to the network, by what it is: activation, gradient, reduction, tied, sync (final gradients for "
+    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
     "replicas), state (whole states for replicas) or control.",
     "kind",
     unit="bytes",
@@ -292,7 +294,7 @@ WORKER_RESENT = _worker(
 )
 WORKER_BROKEN_LINKS = _worker("broken_links_total", Kind.COUNTER, "Times that a link to a peer in the plan broke.")
 WORKER_MEMORY = _worker(
-    "memory_bytes", Kind.GAUGE, "What its memory is used for: the larger of two accounts in a step, by kind.", "kind",
+    "memory_bytes", Kind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
     unit="bytes",
 )  # fmt: skip
 

@@ -105,7 +105,7 @@ def plan_problems(plan: Plan) -> list[str]:
     if not plan.stages or not plan.pipelines or not plan.layouts:
         return ["there are no stages, no pipelines or no layouts"]
     if any(len(row) != len(plan.stages) for row in plan.pipelines):
-        return ["a pipeline has not just as many cells as there are stages"]
+        return ["a pipeline does not have one cell for each stage"]
     return [*_holder_problems(plan), *_layout_problems(plan)]
 
 
@@ -151,7 +151,7 @@ def misfits(plan: Plan, spec: JobSpec) -> list[str]:
     if len(plan.stages) != spec.topology.stages:
         problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
     elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
-        problems.append("the stages have not the layers that spec.topology.split says")
+        problems.append("the stages do not have the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:
         problems.append("there are too many layers")
     if len(plan.pipelines) > microbatches:
@@ -159,7 +159,7 @@ def misfits(plan: Plan, spec: JobSpec) -> list[str]:
     if len(plan.workers) > MOST_WORKERS or len(plan.layouts) > MOST_LAYOUTS:
         problems.append("there are too many workers or layouts")
     elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
-        problems.append(f"a layout has not {microbatches} microbatches")
+        problems.append(f"a layout does not have {microbatches} microbatches")
     elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
         problems.append("a layout's generation is out of range")
     return problems or plan_problems(plan)

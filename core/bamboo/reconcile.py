@@ -111,7 +111,7 @@ def takeover(view: View) -> Plan | StageLost | None:
         cells[cell] = Assignment(owner=heir, replicas=tuple(w for w in replicas if w != heir))
     if gone:
         return StageLost(tuple(gone))
-    story = ", ".join(f"{heir} takes stage {c.stage} of pipeline {c.pipeline} over" for c, heir in moved)
+    story = ", ".join(f"{heir} takes over stage {c.stage} of pipeline {c.pipeline}" for c, heir in moved)
     message = f"lost {', '.join(sorted(lost))}; {story or 'it ran no stage, so nothing has to move'}"
     if not lost:
         message = "a worker that ran no stage is gone"

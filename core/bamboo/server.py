@@ -154,12 +154,12 @@ class Channels:
         if hello is None:
             return None
         if not isinstance(hello, Hello):
-            logger.warning("the first message from %s was no Hello", request.remote)
+            logger.warning("the first message from %s was not a Hello", request.remote)
             await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"the first message must be Hello")
             return None
         if hello.version != PROTOCOL_VERSION:
             await self._refuse(
-                socket, hello, "ProtocolMismatch", f"protocol {hello.version}, here it is {PROTOCOL_VERSION}"
+                socket, hello, "ProtocolMismatch", f"protocol {hello.version}, expected {PROTOCOL_VERSION}"
             )
             return None
         if known_as not in (None, hello.worker):

@@ -28,15 +28,15 @@ T = TypeVar("T")
 
 def command(
     listen: Annotated[
-        str, typer.Option(help="Address and port on which workers' control channels come in.")
+        str, typer.Option(help="Address and port to listen on for workers' control channels.")
     ] = f"0.0.0.0:{WORKERS_PORT}",
     web_listen: Annotated[
-        str, typer.Option(help="Address and port of health, metrics and job pages.")
+        str, typer.Option(help="Address and port to listen on for health, metrics and job pages.")
     ] = f"0.0.0.0:{WEB_PORT}",
     url: Annotated[
         str | None,
         typer.Option(
-            help="ws://HOST:PORT, with a certificate wss://HOST:PORT, under which workers' pods reach that port.",
+            help="ws://HOST:PORT, with a certificate wss://HOST:PORT, at which workers' pods reach that port.",
             envvar="BAMBOO_OPERATOR_URL",
         ),
     ] = None,
@@ -47,11 +47,11 @@ def command(
     key_file: Annotated[
         Path,
         typer.Option(
-            help="File with at least 16 random bytes, the same after a restart: jobs' secrets are made from it."
+            help="File with at least 16 random bytes, the same after a restart: jobs' secrets are derived from it."
         ),
     ],
     image: Annotated[
-        str, typer.Option(help="Trainer image of jobs that name none.", envvar="BAMBOO_TRAINER_IMAGE")
+        str, typer.Option(help="Trainer image of jobs without spec.worker.image.", envvar="BAMBOO_TRAINER_IMAGE")
     ] = "bamboo-trainer",
     run_as_user: Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")] = 65532,
     metadata: Annotated[
@@ -59,14 +59,14 @@ def command(
     ] = "off",
     node_marks: Annotated[
         Path | None,
-        typer.Option(help="YAML file with this installation's own marks on nodes that go (docs/install.md)."),
+        typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(help="PEM file with the authority that signed it, which workers are told to trust.")
+        Path | None, typer.Option(help="PEM file with the authority that signed it, which workers trust.")
     ] = None,
     network_policy: Annotated[
         bool,

@@ -49,7 +49,7 @@ TAINTS: dict[str, Mark] = {
     "ToBeDeletedByClusterAutoscaler": Mark(
         "ClusterAutoscalerScaleDown", "is removed by the cluster autoscaler", DRAIN_SECONDS
     ),
-    "node.cloudprovider.kubernetes.io/shutdown": Mark("NodeStopped", "is shut down, says its cloud", _GONE),
+    "node.cloudprovider.kubernetes.io/shutdown": Mark("NodeStopped", "is shut down, according to its cloud", _GONE),
     "node.kubernetes.io/out-of-service": Mark("NodeOutOfService", "is out of service", _GONE),
 }
 
@@ -77,7 +77,7 @@ CONDITIONS: dict[tuple[str, str], Mark] = {
 
 LABELS: dict[tuple[str, str], Mark] = {
     ("cloud.google.com/active-node-maintenance", "ONGOING"): Mark(
-        "GkeMaintenance", "is in maintenance by GCP", GCP_SECONDS
+        "GkeMaintenance", "is under maintenance by GCP", GCP_SECONDS
     ),
 }
 
@@ -92,12 +92,12 @@ DISRUPTIONS: dict[str, str] = {
     "DeletionByTaintManager": "is deleted because of a taint of its node",
     "EvictionByEvictionAPI": "is evicted",
     "DeletionByPodGC": "is removed because its node is gone",
-    "TerminationByKubelet": "is ended by its node",
-    "NodeShutdown": "was ended by the shutdown of its node",
-    "Shutdown": "was ended by the shutdown of its node",
-    "Terminated": "was ended by the shutdown of its node",
+    "TerminationByKubelet": "is terminated by its node",
+    "NodeShutdown": "was terminated by the shutdown of its node",
+    "Shutdown": "was terminated by the shutdown of its node",
+    "Terminated": "was terminated by the shutdown of its node",
     "Evicted": "was evicted by its node",
-    "Preempting": "was ended in favour of a critical pod",
+    "Preempting": "was terminated in favour of a critical pod",
     "Preempted": "was preempted by a pod of higher priority",
     "NodeLost": "was on a node that is lost",
 }

@@ -141,7 +141,7 @@ def pod_check(
         if not review.get("authenticated"):  # NB: so it says also if it fails itself; who is refused ends
             raise Unavailable(f"the API server did not confirm the token of {claim.pod}: {review.get('error')}")
         if bearer(review) != claim:
-            raise Unauthorized("the token is not what it says", "InvalidToken")
+            raise Unauthorized("the token does not belong to the pod that it names", "InvalidToken")
         return claim.pod
 
     return authenticate

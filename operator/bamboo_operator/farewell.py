@@ -101,7 +101,7 @@ class Departures:
         if self._tasks.get(job) is task:
             del self._tasks[job]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s/%s: workers of a deleted job are left alone: %r", *job[0], error, exc_info=error)
+            logger.error("%s/%s: cannot stop the workers of the deleted job: %r", *job[0], error, exc_info=error)
 
     def _left(self, job: ThatJob) -> bool:
         """NB: a node that hangs never says that its pods have ended; their tokens end soon after their time."""

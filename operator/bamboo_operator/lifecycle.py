@@ -220,7 +220,7 @@ class Life:
         if self._manifests.accepted.kept or time.monotonic() < self._keep_after:
             return
         keeping = self._manifests.accepted.keep(self._tools.api)
-        if not await self._attempt("keep what the job's workers train by", brain, keeping):
+        if not await self._attempt("save the manifest that the job's workers run with", brain, keeping):
             self._keep_after = time.monotonic() + RECHECK_SECONDS
 
     async def _work(self, brain: Brain, hands: Hands) -> tuple[bool, bool]:

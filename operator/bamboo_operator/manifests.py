@@ -63,7 +63,7 @@ class Manifests:
             try:
                 await self.accepted.recall(self._api, known_task(self._telling.plan))
             except API_ERRORS as error:
-                self._removal.complain("read what the job's workers train by", error)
+                self._removal.complain("read the manifest that the job's workers run with", error)
                 if isinstance(error, ApiError) and error.status in (403, 404):  # not allowed to: tried again later
                     return
             else:
@@ -87,7 +87,7 @@ class Manifests:
         began = known_task(self._telling.plan)
         if spec.suspend or began is None or began == task_digest(spec):
             return ()
-        return ("spec.task: expected what the job began with; it was changed while its workers were training",)
+        return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)
 
     def _read(self) -> JobSpec | None:
         """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""

@@ -140,7 +140,9 @@ class _Operation:
 
     async def _end_with_authority(self, authority: Authority) -> None:
         await authority.change()
-        logger.warning("the cluster has a new certificate authority (%s): to be started again", AUTHORITY_FILE)
+        logger.warning(
+            "the cluster has a new certificate authority (%s): this operator ends, to be restarted", AUTHORITY_FILE
+        )
         self._stop.set()
 
     # what is done with it
@@ -168,7 +170,7 @@ class _Operation:
         async def login(**_: object) -> kopf.ConnectionInfo:
             return credentials(self._settings)
 
-        logger.info("listening on %s:%d; workers come to %s", options.listen[0], bound, tools.url)
+        logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, tools.url)
         return handlers
 
     async def _work(self, handlers: kopf.OperatorRegistry) -> None:

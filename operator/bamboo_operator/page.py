@@ -76,9 +76,9 @@ class Gate:
             return known.refusal
         trusted = known is not None and known.refusal is None
         if not trusted and not self._strangers.take(self._clock()):
-            return Refusal(429, "Too many tokens that are not known yet.", retry=1)
+            return Refusal(429, "Too many unknown tokens; try again later.", retry=1)
         if self._waiting >= WAITING:
-            return Refusal(503, "Too many are asking at the same time.", retry=2)
+            return Refusal(503, "Too many requests at the same time; try again later.", retry=2)
         return await self._ask(key, token)
 
     async def _ask(self, key: tuple[bytes, JobKey], token: str) -> Refusal | None:
@@ -88,7 +88,7 @@ class Gate:
                 found = await self._review(token, key[1])
         except API_ERRORS as error:
             logger.warning("cannot check who may see %s/%s: %s", *key[1], error or type(error).__name__)
-            return Refusal(503, "The API server cannot be asked who you are at the moment.", retry=2)
+            return Refusal(503, "The API server cannot check your token at the moment.", retry=2)
         finally:
             self._waiting -= 1
         self._verdicts[key] = _Verdict(self._clock() + (REFUSED_SECONDS if found else ALLOWED_SECONDS), found)

@@ -101,7 +101,7 @@ def pod_gone(name: str) -> Signal:
 
 def notice_ended(name: str) -> Signal:
     """Its time is over, and it has not joined: on a node that hangs, a pod may be on its way out without end."""
-    return Signal(kind=Kind.LOST, source="NoticeEnded", message=f"pod {name} was to be gone by now")
+    return Signal(kind=Kind.LOST, source="NoticeEnded", message=f"pod {name} should be gone by now")
 
 
 def worker_exit(pod: Json) -> tuple[int | None, str] | None:

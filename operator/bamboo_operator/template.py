@@ -82,7 +82,7 @@ def read_template(job: JobSpec) -> Reading:
     reading = Reading()
     whole = _well_formed(dict(job.worker.template), "worker.template", reading.problems)
     refuse = _Refusal(reading.problems)
-    refuse(whole, "worker.template", lambda k: k not in ("metadata", "spec"), "is no part of a pod template")
+    refuse(whole, "worker.template", lambda k: k not in ("metadata", "spec"), "is not part of a pod template")
     whole = {key: value for key, value in whole.items() if value is not None}
     metadata, spec = whole.setdefault("metadata", {}), whole.setdefault("spec", {})
     if spec.get("containers", ()) is None:

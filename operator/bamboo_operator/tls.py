@@ -47,7 +47,7 @@ class Certificate:
                     seen = now
                     logger.info("a new certificate is in use")
             except OSError as error:
-                logger.warning("cannot take up a new certificate: %s", error)
+                logger.warning("cannot load the new certificate: %s", error)
 
     def _stamp(self) -> tuple[float, float]:
         return self.chain.stat().st_mtime, self.key.stat().st_mtime

@@ -139,7 +139,9 @@ def _degraded(scene: Scene) -> Verdict:
     if idle := scene.idle:
         return idle
     if scene.facts.unattended:
-        return Verdict(True, "Unattended", "its workers train, and none that is lost is taken over: see Accepted")
+        return Verdict(
+            True, "Unattended", "the workers train, but lost workers are not taken over: see condition Accepted"
+        )
     if status is None and scene.was("Degraded"):
         return scene.held["Degraded"]
     if status is None or spec is None or not status.grid:
@@ -149,7 +151,9 @@ def _degraded(scene: Scene) -> Verdict:
     if missing > 0:
         told.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
     if scene.facts.problems or scene.facts.refused:
-        told.append("the workers go on by the last manifest that was accepted, not by the newest: see Accepted")
+        told.append(
+            "the workers continue with the last accepted manifest, not with the newest one: see condition Accepted"
+        )
     if not told:
         return Verdict(False, "AsDesired", "every stage has its own worker and its protection")
     unharmed = "Unprotected" if damage else "SpecNotFollowed"

@@ -117,7 +117,7 @@ class Lives:
         for key, (life, task) in self._lives.items():
             late = time.monotonic() - life.passed
             if not task.done() and late > STUCK_SECONDS:
-                return f"no pass over {key[0]}/{key[1]} for {late:.0f} s"
+                return f"no reconciliation of {key[0]}/{key[1]} for {late:.0f} s"
         return None
 
     async def stop(self) -> None:

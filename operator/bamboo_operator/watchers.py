@@ -38,9 +38,7 @@ class Watchers:
         self._without_jobs = {namespace: self._without_jobs.get(namespace, at) for namespace in without}
         if all(at - since <= LATE_SECONDS for since in self._without_jobs.values()):
             return None
-        return (
-            "BambooJobs are not watched: the API server did not serve them when this operator began (is the CRD there?)"
-        )
+        return "BambooJobs are not watched: there was no CRD of them when the operator started"
 
 
 def _namespace(name: str) -> str:

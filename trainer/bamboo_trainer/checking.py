@@ -14,7 +14,7 @@ EVERY: Final = 32  # steps; see docs/benchmarks.md
 KEPT: Final = 2  # versions: nobody lags by more than one
 CAUSES: Final = (
     "usual causes: a layer's factory or the optimizer uses random numbers of Python or numpy, the time, or the order "
-    "of a set; something is changed behind torch's back; the workers' hardware or images differ"
+    "of a set; tensors are changed without torch's knowledge; the workers' hardware or images differ"
 )
 
 
@@ -58,5 +58,5 @@ def _compare(engine: "Engine", index: int, version: int, worker: WorkerId, claim
     first = next((name for name, mine, theirs in pairs if mine != theirs), "the number of tensors")
     when = f"after {version} steps" if version else "as they were built"
     raise NotDeterministic(
-        f"{worker} and {engine.worker} hold stage {index} in other bits {when}; the first difference: {first}; {CAUSES}"
+        f"{worker} and {engine.worker} hold other bits of stage {index} {when}; first difference: {first}; {CAUSES}"
     )

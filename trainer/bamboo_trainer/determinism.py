@@ -75,7 +75,7 @@ class Looked:
             except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
-                logger.warning("%s was not looked at, since there is no memory for it", named_layer(layer, index))
+                logger.warning("%s was not checked, since there is not enough memory for it", named_layer(layer, index))
                 return
         if self.loss:
             loss = self.loss
@@ -130,7 +130,7 @@ def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:
     for name, first, second in zip(("inputs", "targets"), one, other, strict=True):
         if len(first) != len(second) or not all(map(same_bits, first, second)):
             asked = f"asked twice for samples {list(samples)[:8]}"
-            raise NotDeterministic(f"the dataset is not deterministic: {asked}, it returned other {name}; {CAUSES}")
+            raise NotDeterministic(f"the dataset is not deterministic: {asked}, it returned different {name}; {CAUSES}")
 
 
 def _forward_and_backward(

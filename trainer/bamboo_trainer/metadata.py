@@ -237,7 +237,7 @@ def azure_events(answer: Answer, node: str, now: datetime) -> Notice | None:
     return Notice(
         source=f"Azure{first.event_type}",
         said=" ".join(sorted(f"{e.event_id}:{e.event_status}" for e in found)),
-        message=f"is to go by Azure's event {first.event_type} {first.event_id}",
+        message=f"will be taken away by Azure's event {first.event_type} {first.event_id}",
         seconds=seconds[first.event_id],
         # NB: an event that is acknowledged begins for all its nodes
         events=tuple(e.event_id for e in found if e.event_status == "Scheduled" and len(e.resources) == 1),

@@ -258,7 +258,7 @@ class Watcher:
                 if source.binding:
                     self._deliver(told)
             case Withdrawn(notice):
-                logger.warning("%s is withdrawn; a worker that has been told to leave leaves", notice.source)
+                logger.warning("%s is withdrawn; a worker that has begun to leave still leaves", notice.source)
 
     def _complain(self, error: Exception) -> None:
         """Once: it may go on for as long as the job."""

@@ -103,7 +103,7 @@ def _check_names(
     if missing := sorted(expected - found):
         raise ValueError(f"the snapshot lacks {missing[0]} of this stage")
     if foreign := sorted(found - expected):
-        raise ValueError(f"the snapshot holds {foreign[0]}, which this stage has not")
+        raise ValueError(f"the snapshot holds {foreign[0]}, which this stage does not have")
 
 
 def _check_tensors(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -153,7 +153,7 @@ class Worker:
             self._fail(failure_reason(error), failure_message(error))
         except SystemExit as error:
             self.exit_code = exit_code(error)
-            logger.exception("the task's code ends this worker")
+            logger.exception("the task's code ended this worker")
             self.last = f"ended by sys.exit with code {self.exit_code} ({where(error)})"
         finally:
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
@@ -210,7 +210,7 @@ class Worker:
                 self.control.send(Bye())
                 self.exit_code = EXIT_DRAINED
             case Refused(reason=reason, message=text):
-                logger.warning("%s must go: %s: %s", self.worker, reason, text)
+                logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
                 self.exit_code = EXIT_FENCED
 
     def _begin(self, manifest: dict[str, object], secret: str) -> None:

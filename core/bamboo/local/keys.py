@@ -19,7 +19,7 @@ HELP = (
     f"  K kills it at once (SIGKILL), N gives it {NOTICE_SECONDS:.0f} s notice, as a cloud would",
     "q: asks whether to stop the job; then Q stops it, and what it trained is lost",
     "Ctrl-C: stops it without asking   ?: shows or hides this",
-    "green trains, cyan is spare, yellow is being filled, magenta leaves, red is lost",
+    "green: training, cyan: spare, yellow: receiving state, magenta: leaving, red: lost",
     "unprotected: no other worker holds that stage's state at the moment",
 )
 
@@ -55,8 +55,8 @@ class Keys:
         if not self.is_open(now):
             return ""
         if self.about is None:
-            return "Stop the job? Q stops it, any other key goes on"
-        return f"Take {self.about} away? K kills it, N gives it {NOTICE_SECONDS:.0f} s notice, any other key nothing"
+            return "Stop the job? Q stops it, any other key continues"
+        return f"Take {self.about} away? K kills it, N gives it {NOTICE_SECONDS:.0f} s notice, any other key cancels"
 
     def hints(self) -> tuple[str, ...]:
         """The line below the picture, or all of the help."""

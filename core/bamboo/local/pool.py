@@ -92,7 +92,7 @@ class Pool:
             await asyncio.wait_for(self._ready.wait(), READY_SECONDS)
         if not self._ready.is_set() or not self._running():
             await self.close()
-            raise PoolError(f"the launcher of workers did not start: {self.tail() or 'it said nothing'}")
+            raise PoolError(f"the launcher of workers did not start: {self.tail() or 'it printed nothing'}")
 
     def start(self, worker: WorkerId, gate: Sequence[int] = (), **arguments: str | None) -> None:
         """Forks a worker; PoolError if the launcher is gone. gate: the steps in which it asks before it goes on."""

@@ -18,7 +18,7 @@ def removals(path: str, text: str) -> tuple[float, ...]:
     rows = list(_rows(text))
     found = _drops(path, rows) if rows and _is_date(rows[0][1]) else _removed(path, rows)
     if not found:
-        raise ValueError(f"{path} takes no node away")
+        raise ValueError(f"{path} contains no removal of a node")
     return tuple(sorted(found))
 
 

@@ -142,14 +142,14 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  most memory: {_memory(*summary.memory)}")
     if summary.crashes:
         more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
-        lines.append(f"  ended by themselves: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
+        lines.append(f"  failed workers: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
     if summary.digests:
         lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
     if summary.output:
         log = f"the workers' log: {summary.output}/workers.log"
         lines.append(f"  weights, the workers' log and page.html: {summary.output}" if complete else f"  {log}")
     elif complete:
-        lines.append("  the weights were not kept: that is what --output is for")
+        lines.append("  the weights were not kept; --output DIR keeps them")
     elif summary.outcome is Outcome.FAILED and not summary.log_shown:
         lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")
     if summary.sample:

@@ -105,7 +105,7 @@ class Api:
             await self.call("GET", f"/apis/{GROUP}/{VERSION}")
         except ApiError as missing:
             if missing.status == 404:
-                return ApiError(404, "NoCrd", f"the cluster knows no {PLURAL}.{GROUP}: Bamboo is not installed there")
+                return ApiError(404, "NoCrd", f"the cluster has no {PLURAL}.{GROUP}: Bamboo is not installed there")
         if not name:
             return error
         return ApiError(404, "NotFound", f"there is no job {name} in namespace {namespace}")
@@ -306,7 +306,7 @@ def _refusal(answer: aiohttp.ClientResponse, found: Object) -> ApiError:
     if answer.status == 401:
         message = "the cluster does not accept the credentials of the kubeconfig; log in again"
     if answer.status == 403:
-        message = f"no rights: {message or 'the API server forbids it'}"
+        message = f"permission denied: {message or 'the API server forbids it'}"
     return ApiError(answer.status, reason, " ".join(message.split()))
 
 

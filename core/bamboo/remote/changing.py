@@ -187,7 +187,7 @@ async def _until_gone(session: Session, job: Job, seconds: float) -> None:
         if now.uid != job.uid:
             return  # another one was made
         if time.monotonic() > end:
-            raise Overdue(f"{job.name} was not gone within {seconds:.0f} s; does it have finalizers?")
+            raise Overdue(f"{job.name} was not deleted within {seconds:.0f} s; does it have finalizers?")
         await asyncio.sleep(GONE_INTERVAL)
 
 

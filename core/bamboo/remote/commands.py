@@ -49,7 +49,7 @@ def submit(
 def list_jobs(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="JOB", help="Only these.", autocompletion=flags.complete_jobs, show_default=False),
+        typer.Argument(metavar="JOB", help="Only these jobs.", autocompletion=flags.complete_jobs, show_default=False),
     ] = None,
     everywhere: flags.Everywhere = False,
     output: flags.Output = Form.TEXT,
@@ -117,7 +117,7 @@ def top(
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
 ) -> None:
-    """Show jobs, or one job's workers, again and again."""
+    """Show jobs, or one job's workers, and keep updating."""
     from bamboo.remote import showing
 
     target = targets_of([job])[0] if job else None
@@ -140,7 +140,7 @@ def events(
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Tell what has happened to a job and its workers' pods, oldest first."""
+    """Show what has happened to a job and its workers' pods, oldest first."""
     from bamboo.remote import showing
 
     target = targets_of([job])[0]
@@ -156,7 +156,7 @@ def logs(
     job: flags.JobName,
     workers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKER", help="Such as w3.", show_default="all workers"),
+        typer.Argument(metavar="WORKER", help="Names of workers, such as w3.", show_default="all workers"),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until they end; without WORKER, new ones too.")
@@ -174,7 +174,7 @@ def logs(
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Only of workers that have ended and whose pods are kept.")
     ] = False,
-    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="The worker's name before each line.")] = True,
+    prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Print the worker's name first.")] = True,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
@@ -195,16 +195,16 @@ def logs(
 def suspend(
     job: flags.JobName,
     yes: flags.Yes = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the workers are gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the workers are gone.")] = False,
     timeout: flags.Timeout = WAIT,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Stop a job and give its nodes back.
+    """Stop a job and release its nodes.
 
-    There are no checkpoints yet: `resume` starts it anew at step 0. What would be lost is said and asked first.
+    There are no checkpoints yet: `resume` starts it again at step 0. What would be lost is said and asked first.
     """
     from bamboo.remote import changing
 
@@ -219,14 +219,14 @@ def suspend(
 @app.command()
 def resume(
     job: flags.JobName,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it trains.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
     timeout: flags.Timeout = WAIT,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Start a suspended job anew, at step 0: there are no checkpoints yet."""
+    """Start a suspended job again, at step 0: there are no checkpoints yet."""
     from bamboo.remote import changing
 
     target = targets_of([job])[0]
@@ -247,14 +247,14 @@ def delete(
         ),
     ],
     yes: flags.Yes = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the workers are gone.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
     timeout: flags.Timeout = WAIT,
     namespace: flags.Namespace = None,
     context: flags.Context = None,
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:  # fmt: skip
-    """Delete jobs with their workers. A job that is not over is asked about first."""
+    """Delete jobs with their workers. For a job that is not over it asks first."""
     from bamboo.remote import changing
 
     targets = targets_of(jobs)
@@ -271,16 +271,14 @@ def preempt(
     worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help="This worker, such as w3.")] = None,
     stage: Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="The owner of this stage.")] = None,
     pipeline: Annotated[
-        int | None, typer.Option("--pipeline", metavar="N", min=0, help="Of --stage.", show_default="0")
+        int | None, typer.Option("--pipeline", metavar="N", min=0, help="Pipeline of --stage.", show_default="0")
     ] = None,
     anyone: Annotated[bool, typer.Option("--random", help="Any worker that trains.")] = False,
-    notice: Annotated[
-        bool, typer.Option("--notice/--kill", help="With the pod's time to leave, or without any.")
-    ] = True,
+    notice: Annotated[bool, typer.Option("--notice/--kill", help="With the pod's grace period, or without.")] = True,
     node: Annotated[
         bool, typer.Option("--node", help="The worker's whole node, with all of the job's workers.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until the job is protected again.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is protected again.")] = True,
     timeout: flags.Timeout = WAIT,
     yes: flags.Yes = False,
     namespace: flags.Namespace = None,
@@ -288,7 +286,7 @@ def preempt(
     kubeconfig: flags.Kubeconfig = None,
     quiet: flags.Quiet = False,
 ) -> None:
-    """Take a worker away, as a drill, and tell what came of it.
+    """Take a worker away, as a drill, and report what happened.
 
     --notice deletes its pod; the worker has the pod's grace period to leave between two steps. --kill deletes the pod
     by force: the worker counts as lost at once, and others take its stages over where they stand. --node taints the
@@ -318,7 +316,9 @@ def page(
     job: flags.JobName,
     port: Annotated[
         int,
-        typer.Option("--port", metavar="PORT", min=0, max=65535, help="Of this machine.", show_default="a free one"),
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port on this machine.", show_default="a free one"
+        ),
     ] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     service_account: Annotated[
@@ -331,7 +331,7 @@ def page(
     ] = "bamboo-page",
     operator_namespace: Annotated[
         str | None,
-        typer.Option("--operator-namespace", metavar="NAME", help="Where the operator is.", show_default="found"),
+        typer.Option("--operator-namespace", metavar="NAME", help="Namespace of the operator.", show_default="found"),
     ] = None,
     namespace: flags.Namespace = None,
     context: flags.Context = None,

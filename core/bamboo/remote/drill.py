@@ -148,14 +148,14 @@ async def _report(
         session.say(f"{_after(began)} every stage has a second copy again; a further loss costs no more than this one")
     if not victims.whole(job):
         degraded = job.condition("Degraded")
-        session.say(f"a replacement is still to come: {degraded.message if degraded else ''}")
+        session.say(f"a replacement is still missing: {degraded.message if degraded else ''}")
     return EXIT_OK
 
 
 def _takeover(job: Job, lost: Sequence[Worker]) -> str:
     last = job.last_takeover
     if last is None or last.victim not in {w.name for w in lost}:
-        return "its stages are run by others"
+        return "other workers run its stages"
     return words.takeover(job, last)
 
 
@@ -175,7 +175,7 @@ async def _until(
     while True:
         job = await session.patiently(looker.job)
         if job.uid != uid:
-            raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+            raise Gone(f"job {looker.name} was deleted, and another one of that name was created")
         if met(job) or job.ended:
             return job
         if time.monotonic() > end:

@@ -49,23 +49,25 @@ JobName = Annotated[
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", metavar="NAME", help="Of the job.", show_default="the context's"),
+    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
 ]
 Context = Annotated[
-    str | None, typer.Option("--context", metavar="NAME", help="Of the kubeconfig.", show_default="the current one")
+    str | None,
+    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
 ]
 Kubeconfig = Annotated[
     str | None,
-    typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster.", show_default="$KUBECONFIG"),
+    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
 ]
-Output = Annotated[Form, typer.Option("--output", "-o", help="In which form to print.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was asked for, and errors.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Output = Annotated[Form, typer.Option("--output", "-o", help="Output format.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
 Interval = Annotated[
-    float, typer.Option("--interval", parser=seconds, metavar="TIME", help="Between two looks.", show_default="2s")
+    float,
+    typer.Option("--interval", parser=seconds, metavar="TIME", help="Time between two updates.", show_default="2s"),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="How long to wait at most.")]
+Timeout = Annotated[float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Maximum time to wait.")]
 Load = Annotated[
     bool, typer.Option("--load/--no-load", help="Try the task on this machine first, as `bamboo validate --load` does.")
 ]

@@ -161,7 +161,7 @@ class Reader:
             self._tell(worker, f"its log cannot be read: {error}")
         except NoCluster as error:
             if query.get("follow"):
-                self._tell(worker, f"its log breaks off: {error}")
+                self._tell(worker, f"its log ended early: {error}")
             else:
                 raise
 

@@ -86,7 +86,7 @@ async def _operator(api: Api, namespace: str | None, watching: str) -> Object:
     if found is None and not namespace:
         places = ", ".join(sorted({pod["metadata"]["namespace"] for pod in running}))
         raise RemoteError(
-            f"several operators are running (in {places}), and it is not clear which one looks after namespace"
+            f"several operators are running (in {places}), and it is not clear which one manages namespace"
             f" {watching}; --operator-namespace names it"
         )
     return found or running[0]

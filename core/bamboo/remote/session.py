@@ -147,10 +147,10 @@ def confirm(consequence: str, *, yes: bool) -> None:
     if yes:
         return
     if not on_a_terminal():
-        raise UsageError(f"{consequence}; give --yes if that is meant")
+        raise UsageError(f"{consequence}; pass --yes to do it anyway")
     with _interruptible():
         try:
-            answer = input(f"{consequence}. Go on? [y/N] ")
+            answer = input(f"{consequence}. Continue? [y/N] ")
         except EOFError:
             answer = ""
         except KeyboardInterrupt:

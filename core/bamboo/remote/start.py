@@ -50,7 +50,7 @@ def on_cluster(
     if force and not apply:
         usage("--force: expected together with --apply")
     if dry_run and watch:
-        usage("--dry-run makes no job that could be watched; leave out one of --dry-run and --watch")
+        usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
     try:
         manifest = changing.read(file)
     except RemoteError as error:
@@ -78,7 +78,7 @@ def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> N
         say(f"warning: {warning}")
     if not load:
         return
-    say("trying the task on this machine (--no-load leaves that out)")
+    say("trying the task on this machine (--no-load skips this)")
     checked = check_task(manifest.document, module_folders(Path(file)))
     for line in checked.told:
         say(line)

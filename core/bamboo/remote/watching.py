@@ -141,7 +141,7 @@ async def _scene(looker: Looker, uid: str | None) -> Scene:
             raise
         raise Gone(f"job {looker.name} was deleted") from None
     if uid is not None and scene.job.uid != uid:
-        raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+        raise Gone(f"job {looker.name} was deleted, and another one of that name was created")
     return scene
 
 
@@ -166,7 +166,7 @@ async def until(
     while True:
         job = await session.patiently(looker.job)
         if uid is not None and job.uid != uid:
-            raise Gone(f"job {looker.name} was deleted, and another one of that name was made")
+            raise Gone(f"job {looker.name} was deleted, and another one of that name was created")
         uid = job.uid
         if met(job):
             return job

@@ -78,7 +78,7 @@ def protection(job: Job) -> str:
 
 def takeover(job: Job, taken: Takeover) -> str:
     return (
-        f"{job.short(taken.worker)} took {place((taken.pipeline, taken.stage))} over from {job.short(taken.victim)};"
+        f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"
         f" the stage stood still for {pause(taken.seconds)}"
     )
 
@@ -107,7 +107,9 @@ def suspending(job: Job) -> str | None:
     if job.checkpoint_step is None:
         return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(job.step, 'step')}"
     lost = job.step - job.checkpoint_step
-    return f"{job.name} will go on from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
+    return (
+        f"{job.name} will continue from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
+    )
 
 
 def deleting(job: Job) -> str | None:

@@ -93,7 +93,7 @@ function timeline({ marks }) {
   if (!changed("timeline", marks)) return;
   const most = Math.max(0, ...marks.map((mark) => (mark.takeover ? mark.takeover.pause : 0)));
   const left = marks.length - MOST_MARKS;
-  byId("timeline-note").textContent = marks.length ? (left > 0 ? `The newest ${MOST_MARKS} of ${marks.length}.` : "") : "No worker has been lost or told to go.";
+  byId("timeline-note").textContent = marks.length ? (left > 0 ? `The newest ${MOST_MARKS} of ${marks.length}.` : "") : "No worker has been lost or given notice.";
   show(byId("timeline-scroll"), marks.length > 0);
   byId("timeline-list").replaceChildren(...marks.slice(0, MOST_MARKS).map((mark) => el("li", { class: mark.kind }, icon(mark.kind), moment(mark.at), happening(mark, most))));
 }
@@ -162,7 +162,7 @@ function conditions({ conditions: all }) {
 function events({ events: all }) {
   if (!changed("events", all)) return;
   byId("events-body").replaceChildren(
-    ...(all.length ? all : [{ at: null, reason: "", message: "Nothing has been told yet." }]).map(({ at, reason, message, warning }) =>
+    ...(all.length ? all : [{ at: null, reason: "", message: "No events yet." }]).map(({ at, reason, message, warning }) =>
       el(
         "tr",
         { role: "row", class: warning && "warning" },
