@@ -266,7 +266,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("kind", LATE)
-def test_what_first_changes_later_is_refused_before_that_step_is_committed(kind: str) -> None:
+def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
     """Calls: two to compare, then three in each step."""
     act, named = LATE[kind]
     stages = chain(between(lambda: Late(act, 2 + 3 + 2)), [(0, 1), (1, 3)])

@@ -223,6 +223,23 @@ def test_paths_are_as_short_as_they_can_be(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert task_errors._shown(str(tmp_path / "a" / "b.py")) == "a/b.py"
     assert task_errors._shown("/elsewhere/b.py") == "/elsewhere/b.py"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert task_errors._shown("/elsewhere/b.py") == "/elsewhere/b.py"
+
+
+def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same() -> None:
+    class Mute(RuntimeError):
+        def __str__(self) -> str:
+            return self.detail  # type: ignore[attr-defined, no-any-return]
+
+    RAISED.append(Mute())
+    with pytest.raises(
+        TaskError, match=r"^layer 2 \(Falling\) raised Mute: str\(\) of it raises AttributeError \(.*in fall"
+    ):
+        train(small_task(layers=(*LAYERS[:2], Falling)))
 
 
 @pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (9, 9), (256 + 3, 3), (-1, 255), ("why", 1)])

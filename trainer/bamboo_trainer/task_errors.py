@@ -33,19 +33,27 @@ def ran_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in _message(error) for words in NO_MEMORY)
+
+
+def _message(error: BaseException) -> str:
+    """In one line. NB: an exception of the user's may be unable to say what it is."""
+    try:
+        return one_line(str(error))
+    except Exception as failed:
+        return f"str() of it raises {type(failed).__name__}"
 
 
 def told(error: BaseException) -> str:
     """Its type, its message and where it was raised, in one line."""
-    message, place = one_line(str(error)), where(error)
+    message, place = _message(error), where(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{text} ({place})" if place else text
 
 
 def complaint(error: ValueError) -> str:
     """The sentence of who did not like a value, and, if that was code of the user's own, where it is."""
-    message, frame = one_line(str(error)), _innermost(error)
+    message, frame = _message(error), _innermost(error)
     own = frame is None or Path(frame.filename).is_relative_to(MODELS)
     return message if own else f"{message} ({where(error)})"
 
@@ -112,5 +120,7 @@ def _is_installed(path: Path) -> bool:
 
 def _shown(file: str) -> str:
     """From the current folder, if it is in there."""
-    path, here = Path(file), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):  # it is elsewhere, or the folder has been removed
+        return file
