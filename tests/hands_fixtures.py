@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bamboo_operator import brain as brain_module
+from bamboo_operator import budget as budget_module
 from bamboo_operator import hands as hands_module
 from bamboo_operator.node_marks import NodeMark
 from hands_kit import Job, Place
@@ -23,8 +24,8 @@ async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., 
         **spec: Any,
     ) -> Job:  # fmt: skip
         made = Job(place, job(**spec), resumed, judged, marks)
-        monkeypatch.setattr(brain_module, "time", SimpleNamespace(monotonic=lambda: made.now))
-        monkeypatch.setattr(hands_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        for module in (brain_module, budget_module, hands_module):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
         thinking.append(asyncio.create_task(made.brain.run()))
         return made
 

@@ -146,3 +146,19 @@ async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Call
     await started.hands.work()
     refusals = [emit.message for emit in started.brain.story if emit.reason == "ClusterRefuses"]
     assert refusals == ["no PodDisruptionBudget for the workers: may not patch poddisruptionbudgets"]
+
+
+async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
+    """As of an API server that has just started, which forbids everything for a moment."""
+    place = Place()
+    started = await running(begin, place, **FOUR)
+    await started.passes()
+    assert place.budgets == [4]
+    place.no_budgets = True
+    fill(started)
+    await started.passes()
+    place.no_budgets = False
+    await started.passes()
+    assert place.budgets == [4], "it is not tried again in each pass"
+    await started.passes(seconds=61.0)
+    assert place.budgets == [4, 3]

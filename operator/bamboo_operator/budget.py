@@ -5,7 +5,8 @@ the job. The budget lets one worker go, and the next only when every stage is he
 pods, which the operator moves: a floor that it cannot move while it is away lets at most one more go.
 """
 
-import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,9 +17,8 @@ from bamboo.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_worker
 from bamboo_operator.api import ApiError
 from bamboo_operator.pods import JobMeta, about_workers
 
-logger = logging.getLogger(__name__)
-
 REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing
+RETRY_SECONDS = 60.0  # after that; NB: an API server that has just started forbids everything for a moment
 
 
 def least_healthy(status: Status, spec: JobSpec, placed: int) -> int | None:
@@ -70,10 +70,11 @@ class Budget:
         self._api, self._meta, self._tell = api, meta, tell
         self._least: int | None = None
         self._known = fresh
-        self._refused = False
+        self._refused, self._retry_at = False, -math.inf  # time.monotonic()
 
     async def keep(self, status: Status, spec: JobSpec, placed: int) -> None:
-        """Brings it up to date. Raises what is in API_ERRORS, but for what will be refused again: that is told once.
+        """Brings it up to date. Raises what is in API_ERRORS, but for what may be refused for ever: that is told once,
+        and tried again now and then.
 
         A coordinator that has just been restarted does not know who protects whom: then it stays as it is.
         """
@@ -82,10 +83,11 @@ class Budget:
 
     async def end(self, spec: JobSpec) -> None:
         """The job trains no more."""
+        self._retry_at = -math.inf
         await self._be(None, spec)
 
     async def _be(self, least: int | None, spec: JobSpec) -> None:
-        if self._refused or (self._known and least == self._least):
+        if time.monotonic() < self._retry_at or (self._known and least == self._least):
             return
         try:
             if least is None:
@@ -95,6 +97,8 @@ class Budget:
         except ApiError as error:
             if error.status not in REFUSED:
                 raise
-            self._refused = True
-            self._tell(Emit("ClusterRefuses", f"no PodDisruptionBudget for the workers: {error.message}", True))
-        self._least, self._known = least, True
+            if not self._refused:
+                self._tell(Emit("ClusterRefuses", f"no PodDisruptionBudget for the workers: {error.message}", True))
+            self._refused, self._known, self._retry_at = True, False, time.monotonic() + RETRY_SECONDS
+        else:
+            self._refused, self._known, self._least = False, True, least
