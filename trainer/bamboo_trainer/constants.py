@@ -5,12 +5,15 @@ A forward that is repeated elsewhere would see other values, or parameters that 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor, nn
 
 from bamboo_trainer.checksums import checksum
 from bamboo_trainer.task_errors import TaskError
 from bamboo_trainer.user_code import changed_buffer, new_parameter
+
+_Place = tuple[int, str]  # layer and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +25,32 @@ class _Known:
     sum: int | None
 
 
+class _Kind(StrEnum):
+    """As the message calls it."""
+
+    BUFFER = "buffer"
+    FROZEN = "frozen parameter"
+    TRAINED = "trained parameter"
+
+
 class Constants:
     """Of the layers of a stage, as they were when the stage was built or restored."""
 
     def __init__(self, layers: Mapping[int, nn.Module]) -> None:
         self._layers = layers
-        self._known: dict[tuple[int, str], _Known] = {}
-        self._trained: dict[tuple[int, str], nn.Parameter] = {}
+        self._known: dict[_Place, _Known] = {}
+        self._trained: dict[_Place, Tensor] = {}
         self.renew()
 
     def renew(self) -> None:
         """They are right as they are now."""
+        found = list(self._all())
+        self._trained = {place: tensor for place, tensor, kind in found if kind is _Kind.TRAINED}
         self._known = {
-            place: _Known(tensor, _changes(tensor), checksum(tensor) if is_buffer else None)
-            for place, tensor, is_buffer in self._all()
+            place: _Known(tensor, _changes(tensor), checksum(tensor) if kind is _Kind.BUFFER else None)
+            for place, tensor, kind in found
+            if kind is not _Kind.TRAINED
         }
-        self._trained = dict(self._all_trained())
 
     def check(self, bits: bool = False) -> None:
         """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
@@ -45,41 +58,38 @@ class Constants:
         So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch
         has seen a write. bits: look at those of all buffers, since a write through numpy or `.data` is not seen.
         """
-        for (index, name), parameter in self._all_trained():
-            if self._trained.get((index, name)) is not parameter:
-                raise new_parameter(self._layers[index], index, name)
         there = set()
-        for place, tensor, is_buffer in self._all():
+        for place, tensor, kind in self._all():
+            if kind is _Kind.TRAINED:
+                if self._trained.get(place) is not tensor:
+                    raise new_parameter(self._layers[place[0]], *place)
+                continue
             there.add(place)
-            known = self._known.get(place)
-            if known is None:
-                raise self._changed(place, is_buffer)
-            written = known.tensor is not tensor or known.changes != _changes(tensor)
-            if written and known.sum is None:
-                raise self._changed(place, is_buffer)
-            if (written or bits) and known.sum is not None and known.sum != checksum(tensor):
-                raise self._changed(place, is_buffer)
-            self._known[place] = _Known(tensor, _changes(tensor), known.sum)
+            self._check(place, tensor, kind, bits)
         for place in self._known.keys() - there:
-            raise self._changed(place, True)
+            raise self._changed(place, _Kind.BUFFER)
 
-    def _changed(self, place: tuple[int, str], is_buffer: bool) -> TaskError:
+    def _check(self, place: _Place, tensor: Tensor, kind: _Kind, bits: bool) -> None:
+        known = self._known.get(place)
+        if known is None:
+            raise self._changed(place, kind)
+        written = known.tensor is not tensor or known.changes != _changes(tensor)
+        if not written and (not bits or known.sum is None):
+            return
+        if known.sum is None or known.sum != checksum(tensor):
+            raise self._changed(place, kind)
+        self._known[place] = _Known(tensor, _changes(tensor), known.sum)
+
+    def _changed(self, place: _Place, kind: _Kind) -> TaskError:
         layer, name = place
-        return changed_buffer(self._layers[layer], layer, name, "buffer" if is_buffer else "frozen parameter")
+        return changed_buffer(self._layers[layer], layer, name, kind)
 
-    def _all(self) -> Iterator[tuple[tuple[int, str], Tensor, bool]]:
+    def _all(self) -> Iterator[tuple[_Place, Tensor, _Kind]]:
         for index, layer in self._layers.items():
             for name, buffer in layer.named_buffers():
-                yield (index, name), buffer, True
+                yield (index, name), buffer, _Kind.BUFFER
             for name, parameter in layer.named_parameters():
-                if not parameter.requires_grad:
-                    yield (index, name), parameter, False
-
-    def _all_trained(self) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
-        for index, layer in self._layers.items():
-            for name, parameter in layer.named_parameters():
-                if parameter.requires_grad:
-                    yield (index, name), parameter
+                yield (index, name), parameter, _Kind.TRAINED if parameter.requires_grad else _Kind.FROZEN
 
 
 def _changes(tensor: Tensor) -> int:
