@@ -212,3 +212,13 @@ def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:
 def test_exit_details() -> None:
     assert exit_detail(3) == "exited with code 3"
     assert exit_detail(-9) == "was killed by SIGKILL"
+    assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"
+
+
+def test_the_tail_of_a_huge_log_is_short(tmp_path: Path) -> None:
+    pool = Pool(lambda worker, code: None, tmp_path / "log")
+    assert pool.tail() == "", "there is no log yet"
+    (tmp_path / "log").write_text("a\nb\nc")
+    assert pool.tail(2) == "b\nc"
+    (tmp_path / "log").write_text("x" * (10 << 20) + "\nlast")
+    assert (len(pool.tail()) <= 64 << 10, pool.tail(1)) == (True, "last")

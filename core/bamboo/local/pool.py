@@ -19,6 +19,7 @@ LAUNCHER = "bamboo_trainer.launcher"
 READY_SECONDS = 120.0  # importing torch from a cold disk
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LINE_BYTES = 64 << 20
+TAIL_BYTES = 64 << 10  # of the log, which may be huge
 
 
 class PoolError(Exception):
@@ -147,9 +148,10 @@ class Pool:
         self._process = None
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines that the workers printed."""
-        with contextlib.suppress(OSError):
-            return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        """The last lines that the workers printed, as far as they are in the last TAIL_BYTES."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
+            log.seek(-min(TAIL_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
+            return "\n".join(log.read(TAIL_BYTES).decode(errors="replace").splitlines()[-lines:])
         return ""
 
     def _running(self) -> bool:
@@ -208,5 +210,6 @@ def exit_detail(code: int | None) -> str:
     if code is None:
         return "ended with its launcher"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        known = -code in signal.Signals.__members__.values()
+        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
     return f"exited with code {code}"
