@@ -12,7 +12,7 @@ def make() -> Dashboard:
     return build(
         "bamboo-cost",
         "Bamboo / Cost",
-        "Cost by the prices of the node pools, in their currency; jobs whose pools have no price cost nothing here.",
+        "Cost by the prices of the node pools, in their currency; jobs whose pools have no price are not included.",
         [("In this time", _sums()), ("Cost", _cost()), ("Use", _use())],
     )
 
@@ -40,7 +40,7 @@ def _sums() -> list[object]:
         ),
         number(
             "Saved, of the on-demand price",
-            "The same as a part of what they would have cost on demand.",
+            "The same as a share of what they would have cost on demand.",
             "percentunit",
             f"sum({_saved('$__range')}) / sum(increase(bamboo_job_on_demand_cost_total{{{J}}}[$__range]))",
         ),
@@ -52,12 +52,12 @@ def _sums() -> list[object]:
             f"1e6 * {cost} / {samples}",
         ),
         number(
-            "Goodput", "Useful part of the paid worker time, in the time shown.", "percentunit", f"{useful} / {paid}"
+            "Goodput", "Useful share of the paid worker time, in the time shown.", "percentunit", f"{useful} / {paid}"
         ),
         number("Paid worker hours", "Pods with a node, times time.", "h", f"{paid} / 3600"),
         number(
             "Spot",
-            "Part of the pods with a node that are on spot capacity.",
+            "Share of the pods with a node that are on spot capacity.",
             "percentunit",
             f'sum(bamboo_job_paid_pods{{{J}, capacity="Spot"}}) / sum(bamboo_job_paid_pods{{{J}}})',
         ),
@@ -96,7 +96,7 @@ def _cost() -> list[object]:
         ),
         graph(
             "Cost of a million samples",
-            "In the last hour; and over the whole job so far.",
+            "In the last hour, and over the whole job so far.",
             "none",
             Query(
                 f"1e6 * {BY_JOB} (increase(bamboo_job_cost_total{{{J}}}[1h]))"
@@ -107,7 +107,7 @@ def _cost() -> list[object]:
         ),
         graph(
             "Cost an hour of what was not useful",
-            "The rest of goodput, in money: standby, starting, waiting, pauses and what was repeated.",
+            "Paid time that is not in goodput, in money: standby, starting, waiting, pauses and repeated work.",
             "none",
             Query(
                 f"{BY_JOB} (bamboo_job_cost_per_hour{{{J}}})"
@@ -123,7 +123,7 @@ def _use() -> list[object]:
     return [
         graph(
             "Goodput by job",
-            "Useful part of the paid worker time.",
+            "Useful share of the paid worker time.",
             "percentunit",
             Query(
                 f"{BY_JOB} (rate(bamboo_job_useful_worker_seconds_total{{{J}}}[$__rate_interval]))"
@@ -141,13 +141,13 @@ def _use() -> list[object]:
         ),
         graph(
             "Jobs in a fallback pool",
-            "1 while a worker is in a pool that is used only when others do not deliver.",
+            "1 while a worker is in a pool that is used only when the pools before it have no nodes.",
             "none",
             Query(f'bamboo_job_condition{{{J}, condition="FallbackActive"}}', NAME),
         ),
         graph(
             "Workers that own no stage",
-            "Ready and paid for, on standby or being filled.",
+            "Ready and paid for, on standby or receiving state.",
             "none",
             Query(
                 f'sum by (namespace, job, state) (bamboo_job_workers{{{J}, state=~"standby|syncing|starting"}})',

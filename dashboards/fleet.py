@@ -12,7 +12,7 @@ def make() -> Dashboard:
     return build(
         "bamboo-fleet",
         "Bamboo / Fleet",
-        "All BambooJobs: what runs, what it costs, what was taken away; and the operator.",
+        "All BambooJobs: what runs, what it costs, what was preempted; and the operator.",
         [("Jobs", _jobs()), ("Disturbances", _disturbances()), ("Operator", _operator())],
         job=False,
     )
@@ -23,7 +23,7 @@ def _jobs() -> list[object]:
     return [
         number("Jobs that train", "Jobs in state Running or Degraded.", "none", f"sum({running})"),
         number(
-            "Jobs in trouble",
+            "Jobs with problems",
             "Jobs that have failed, whose manifest is not valid, or that train degraded.",
             "none",
             f'sum(bamboo_job_state{{{N}, state=~"Failed|Invalid|Degraded"}})',
@@ -49,14 +49,14 @@ def _jobs() -> list[object]:
         ),
         number(
             "Goodput",
-            "Useful part of the paid worker time in the last hour.",
+            "Useful share of the paid worker time in the last hour.",
             "percentunit",
             f"sum(increase(bamboo_job_useful_worker_seconds_total{{{N}}}[1h]))"
             f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{N}}}[1h]))",
         ),
         listing(
             "Jobs",
-            "Every job that the operator follows. Preemptions: in the time shown; cost: since the job began.",
+            "Every job that the operator manages. Preemptions: in the time shown; cost: since the job began.",
             f"max by (namespace, job, state) (bamboo_job_state{{{N}}}) == 1",
             [
                 ("Step", "none", f"max by (namespace, job) (bamboo_job_step{{{N}}})"),
@@ -107,7 +107,7 @@ def _disturbances() -> list[object]:
         ),
         graph(
             "Workers missing",
-            "Workers that a job asks for and that are not ready.",
+            "Workers that a job requests and that are not ready.",
             "none",
             Query(
                 f"{BY_JOB} (bamboo_job_wanted_workers{{{N}}}) - {BY_JOB} (bamboo_job_ready_workers{{{N}}})",
@@ -116,7 +116,7 @@ def _disturbances() -> list[object]:
         ),
         graph(
             "Unprotected stages",
-            "Stages whose state only one worker holds: its loss now would cost the job, or a pipeline.",
+            "Stages whose state only one worker holds: losing it now would end the job, or cost a pipeline.",
             "none",
             Query(f"{BY_JOB} (bamboo_job_unprotected_stages{{{N}}})", "{{namespace}}/{{job}}"),
         ),
@@ -142,15 +142,15 @@ def _operator() -> list[object]:
         ),
         graph(
             "Delay of events",
-            "lag: how late coordinators' ticks are, which is what an event waits for. "
-            "oldest pass: for how long the job that waited longest was not looked after.",
+            "lag: how late coordinators' ticks are; an event waits as long. "
+            "oldest pass: for how long the job that waited longest has not been handled.",
             "s",
             Query(p99("bamboo_operator_lag_seconds"), "lag, p99"),
             Query("max(bamboo_operator_oldest_pass_age_seconds)", "oldest pass"),
         ),
         graph(
             "Events",
-            "Events that coordinators took in, a second, by type.",
+            "Events that coordinators handled, per second, by type.",
             "ops",
             Query("sum by (event) (rate(bamboo_operator_events_total[$__rate_interval]))", "{{event}}"),
         ),
@@ -171,7 +171,7 @@ def _operator() -> list[object]:
         ),
         graph(
             "What the API server reported",
-            "Events of the watches, a second, by kind of object.",
+            "Events of the watches, per second, by kind of object.",
             "ops",
             Query("sum by (kind) (rate(bamboo_operator_watch_events_total[$__rate_interval]))", "{{kind}}"),
         ),
@@ -183,8 +183,8 @@ def _operator() -> list[object]:
             Query("sum(bamboo_operator_queued_events)", "waiting events"),
         ),
         graph(
-            "Callers sent away",
-            "Who knocked at the workers' port and was not let in, in an hour, by reason.",
+            "Refused callers",
+            "Connections to the workers' port that were refused, in an hour, by reason.",
             "none",
             Query("sum by (reason) (increase(bamboo_operator_refusals_total[1h]))", "{{reason}}"),
         ),
@@ -196,7 +196,7 @@ def _operator() -> list[object]:
         ),
         graph(
             "Processor",
-            "Cores that the operator uses. Above 0.8 of one, events wait: it is one thread.",
+            "Cores that the operator uses. Above 0.8, events wait: it is a single thread.",
             "none",
             Query(f"rate(process_cpu_seconds_total[$__rate_interval]) {OPERATOR}", "{{instance}}"),
         ),

@@ -12,7 +12,7 @@ def make() -> Dashboard:
     return build(
         "bamboo-job",
         "Bamboo / Job",
-        "One BambooJob: how far it is, who runs it, what its workers' time, network and memory go to.",
+        "One BambooJob: its progress, its workers, and how they use time, network and memory.",
         [
             ("Now", _now()),
             ("Progress", _progress()),
@@ -29,7 +29,7 @@ def _now() -> list[object]:
         words("State", "As in status.state.", Query(f"bamboo_job_state{{{J}}} == 1", "{{state}}"), width=4),
         number(
             "Progress",
-            "Committed steps of those that the job asks for.",
+            "Committed steps of those that the job requests.",
             "percentunit",
             f"bamboo_job_step{{{J}}} / bamboo_job_wanted_steps{{{J}}}",
         ),
@@ -43,7 +43,7 @@ def _now() -> list[object]:
         ),
         number(
             "Goodput",
-            "Useful part of the paid worker time in the last hour.",
+            "Useful share of the paid worker time in the last hour.",
             "percentunit",
             f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[1h]))"
             f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[1h]))",
@@ -57,7 +57,7 @@ def _now() -> list[object]:
         ),
         words(
             "Protected",
-            "yes: any one worker could be lost now, and no state with it. Else why not; RedundancyOff is meant so.",
+            "yes: any single worker could be lost without losing state. Else the reason; RedundancyOff is intended.",
             Query(f"max by (reason) (bamboo_job_protected{{{J}}}) == 1", "yes"),
             Query(f"max by (reason) (bamboo_job_protected{{{J}}}) == 0", "{{reason}}"),
             width=4,
@@ -87,7 +87,7 @@ def _progress() -> list[object]:
         graph("Loss", "Of the last committed step.", "none", Query(f"bamboo_job_loss{{{J}}}", "loss")),
         graph(
             "Duration of a step",
-            "usual: median of the last 20 steps, as the coordinator counts; p50 and p99: of all, from the workers.",
+            "usual: median of the last 20 steps, by the coordinator; p50 and p99: of all steps, by the workers.",
             "s",
             Query(f"bamboo_job_step_duration_seconds{{{J}}}", "usual"),
             Query(steps(0.5), "p50"),
@@ -114,14 +114,14 @@ def _workers() -> list[object]:
         ),
         graph(
             "Workers wanted and ready",
-            "A gap is filled as soon as nodes can be had.",
+            "Missing workers are added as soon as there are nodes.",
             "none",
             Query(f"bamboo_job_wanted_workers{{{J}}}", "wanted"),
             Query(f"bamboo_job_ready_workers{{{J}}}", "ready"),
         ),
         graph(
             "Pipelines",
-            "Those of the plan, and what is wrong with them.",
+            "Pipelines of the plan, wanted ones, and degraded ones.",
             "none",
             Query(f"bamboo_job_wanted_pipelines{{{J}}}", "wanted"),
             Query(f"bamboo_job_pipelines{{{J}}}", "in the plan"),
@@ -145,7 +145,7 @@ def _time() -> list[object]:
     return [
         graph(
             "Where the time goes",
-            "Share of all workers' time, by kind. What is missing to 100 % is the engine itself: frames, plans.",
+            "Share of all workers' time, by kind. The rest up to 100 % is the engine itself: frames, plans.",
             "percentunit",
             Query(f"sum by (kind) ({rate}}}[$__rate_interval])) / on () group_left () {workers}", "{{kind}}"),
             stacked=True,
@@ -162,14 +162,14 @@ def _time() -> list[object]:
         ),
         graph(
             "Redundant work",
-            "Seconds a second, all workers together.",
+            "Seconds per second, all workers together.",
             "s",
             Query(f'sum by (kind) ({rate}, kind=~"{REDUNDANT}|replica_update"}}[$__rate_interval]))', "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Idle time by worker",
-            "Seconds a second. A worker that idles more than others has too small a stage.",
+            "Seconds per second. A worker that is idle more than others has too small a stage.",
             "percentunit",
             Query(f'sum by (pod) ({rate}, kind="idle"}}[$__rate_interval]))', "{{pod}}"),
             most=1,
@@ -181,14 +181,14 @@ def _resources() -> list[object]:
     return [
         graph(
             "Sent by kind",
-            "All workers together. sync and state keep replicas in step; reduction joins pipelines.",
+            "All workers together. sync and state update replicas; reduction combines the pipelines' gradients.",
             "Bps",
             Query(f"sum by (kind) (rate(bamboo_worker_sent_bytes_total{{{J}}}[$__rate_interval]))", "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Sent again",
-            "What went out of the logs once more.",
+            "What workers sent again from their message logs.",
             "Bps",
             Query(
                 f"sum by (kind) (rate(bamboo_worker_resent_bytes_total{{{J}}}[$__rate_interval]))", "again: {{kind}}"
@@ -196,26 +196,26 @@ def _resources() -> list[object]:
         ),
         graph(
             "Memory by kind, worker with most",
-            "Of each kind the largest account that a worker gives now.",
+            "For each kind, the largest use by any worker now.",
             "bytes",
             Query(f"max by (kind) (bamboo_worker_memory_bytes{{{J}}})", "{{kind}}"),
         ),
         graph(
             "Memory by worker",
-            "Sum of a worker's account.",
+            "Sum of a worker's memory use over all kinds.",
             "bytes",
             Query(f"sum by (pod) (bamboo_worker_memory_bytes{{{J}}})", "{{pod}}"),
         ),
         graph(
             "Largest account so far",
-            "Of the worker that has needed most since the coordinator was made.",
+            "Of the worker that has needed most since the coordinator started.",
             "bytes",
             Query(f"bamboo_job_largest_memory_bytes{{{J}}}", "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Links that broke",
-            "Links between workers of the plan, in an hour. Some go with every preemption.",
+            "Links between workers of the plan, in an hour. Every preemption breaks some.",
             "none",
             Query(f"sum(increase(bamboo_worker_broken_links_total{{{J}}}[1h]))", "links"),
         ),

@@ -71,7 +71,7 @@ def _preemptions() -> list[object]:
         ),
         graph(
             "Signs by source",
-            "Notices and losses that the cluster showed, in an hour, by reason.",
+            "Notices and losses that were seen in the cluster, in an hour, by reason.",
             "none",
             Query(f"sum by (source) (increase(bamboo_job_signals_total{{{J}}}[1h]))", "{{source}}"),
             stacked=True,
@@ -102,14 +102,14 @@ def _takeovers() -> list[object]:
         ),
         graph(
             "Work of takeovers",
-            "Microbatches' passes, in an hour: repeated, or found done in advance (reused).",
+            "Passes of microbatches, in an hour: repeated, or already computed in advance (reused).",
             "none",
             Query(f"sum by (kind) (increase(bamboo_job_takeover_passes_total{{{J}}}[1h]))", "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Sent again",
-            "What workers sent once more from their logs.",
+            "What workers sent again from their message logs.",
             "Bps",
             Query(f"sum by (kind) (rate(bamboo_worker_resent_bytes_total{{{J}}}{rate}))", "{{kind}}"),
             stacked=True,
@@ -142,7 +142,7 @@ def _after() -> list[object]:
             ),
         ),
         graph(
-            "Workers that failed by themselves",
+            "Workers that failed",
             "Those that count for backoffLimit, in an hour.",
             "none",
             Query(f"sum by (namespace, job) (increase(bamboo_job_restarts_total{{{J}}}[1h]))", NAME),

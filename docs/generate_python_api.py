@@ -22,7 +22,7 @@ HEAD = """\
 
 <!-- Made by `make docs` from the docstrings and docs/generate_python_api.py; change those instead. -->
 
-What a model's author imports. [tutorial.md](tutorial.md) is the way in; [models.md](models.md) says what holds for
+What a model's author imports. [tutorial.md](tutorial.md) is the introduction; [models.md](models.md) has the rules for
 layers, datasets and optimizers beyond their signatures. What is not on this page may change without notice.
 """
 

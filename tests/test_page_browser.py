@@ -262,7 +262,7 @@ async def test_what_is_said_when_something_is_wrong() -> None:
         await tab.until(DRAWN)
         await tab.until("document.getElementById('trouble').hidden")
         found.append(503)
-        await tab.until("document.getElementById('trouble').innerText.includes('What is shown is as of then')")
+        await tab.until("document.getElementById('trouble').innerText.includes('The page shows the state at')")
         assert re.fullmatch(r"no connection since \d\d:\d\d:\d\d", await tab.text("#connection-text"))
         assert "role=alert" in await tab.value("'role=' + document.getElementById('trouble').getAttribute('role')")
         found.append(page(over=True))

@@ -31,15 +31,15 @@ Runs one worker of a BambooJob until the coordinator tells it to stop. Bamboo's 
   {ENV_TOKEN_FILE}   a file with the token that proves who this is; read again at every connection
   {ENV_HOST}         the address at which other workers reach this one (default 127.0.0.1)
   {ENV_ZONE}         the failure domain it is in (optional)
-  {ENV_CA}           PEM of the authority that signed a wss: coordinator's certificate (default: those of the system)
+  {ENV_CA}           PEM of the authority that signed a wss: coordinator's certificate (default: the system's)
   {ENV_GRACE}        seconds from SIGTERM to SIGKILL (default {GRACE_SECONDS})
-  {ENV_METRICS_PORT}  where it serves its own metrics, a port of that address (default: nowhere)
+  {ENV_METRICS_PORT}  port of that address for its own metrics (default: none)
   BAMBOO_DEVICE       cpu, cuda or cuda:N (default: a GPU if there is one)
-SIGTERM is taken as a notice: the worker hands its part over and leaves. So is what the node's cloud says, if asked:
+SIGTERM counts as a notice: the worker hands over its stages and ends. So do notices of the cloud, if these are set:
   {ENV_METADATA}              whose metadata endpoint is watched: aws, gcp, azure, auto or off (default off)
   {ENV_METADATA_URL}          the endpoint's address, http://HOST[:PORT], if it is not the usual one
   {ENV_METADATA_REBALANCE}    true: a rebalance recommendation of AWS is a notice, too (default: only logged)
-  {ENV_METADATA_ACKNOWLEDGE}  true: once the worker has left, Azure need not wait (default false)"""
+  {ENV_METADATA_ACKNOWLEDGE}  true: tell Azure not to wait once the worker has left (default false)"""
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ STYLES = {
     WorkerState.TRAINING: "green",
     WorkerState.LEAVING: "magenta",
 }
-STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "spare", WorkerState.SYNCING: "being filled",
+STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "spare", WorkerState.SYNCING: "receiving state",
           WorkerState.TRAINING: "training", WorkerState.LEAVING: "leaving"}  # fmt: skip
 PHASES = {"Pending": "waiting for workers", "Running": "training", "Saving": "writing the weights", "Over": "over"}
 

@@ -131,7 +131,7 @@ function failed(sentence) {
   const since = clock(lostSince / SECOND);
   connection("lost", `no connection since ${since}`);
   if (failures > 1 || page === null) {
-    trouble(`${sentence}, since ${since}. ${page ? "What is shown is as of then. " : ""}Trying again.`);
+    trouble(`${sentence}, since ${since}. ${page ? "The page shows the state at that time. " : ""}Trying again.`);
   }
   return Math.min(2 ** (failures - 1), LONGEST_PAUSE);
 }
@@ -190,5 +190,5 @@ if (byId("kept")) {
   setInterval(tick, SECOND);
   takeToken();
   if (token) ask();
-  else wantToken("This page needs the token that its URL was printed with.");
+  else wantToken("This page needs a token: open the complete URL that was printed, or paste the token here.");
 }

@@ -118,7 +118,7 @@ function memory({ memory: accounts }) {
   if (!changed("memory", accounts) || !show(byId("memory"), accounts.length > 0)) return;
   const used = Object.keys(accounts[0].kinds).filter((kind) => accounts.some((account) => account.kinds[kind]));
   const most = Math.max(...accounts.map((account) => account.total));
-  byId("memory-caption").textContent = "What each worker's memory is used for, the larger of two moments in a step";
+  byId("memory-caption").textContent = "Memory use of each worker, the larger of two measurements in a step";
   byId("memory-head").replaceChildren(
     el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), kind))),
   );
