@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from bamboo_operator.gates import gates
@@ -70,9 +71,7 @@ def _of(pod: Json) -> Iterator[Trouble]:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
             yield Trouble(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
             return
-    for image, reason, message in _stalled(pod):
-        yield Trouble(_WAITING[reason], _why(reason, message, image)[:500])
-        return
+    yield from islice(_stalled(pod), 1)
 
 
 def cannot_start(pod: Json) -> bool:
@@ -80,13 +79,13 @@ def cannot_start(pod: Json) -> bool:
     return any(True for _ in _stalled(pod))
 
 
-def _stalled(pod: Json) -> Iterator[tuple[Any, str, Any]]:
-    """Its containers that are kept from starting: image, reason and message."""
+def _stalled(pod: Json) -> Iterator[Trouble]:
+    """One for each container that is kept from starting."""
     status = pod.get("status") or {}
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        if (reason := str(waiting.get("reason"))) in _WAITING:
-            yield container.get("image"), reason, waiting.get("message")
+        if reason := _WAITING.get(str(waiting.get("reason"))):
+            yield Trouble(reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500])
 
 
 def _why(reason: str, message: Any, image: Any) -> str:
