@@ -35,7 +35,7 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     if set(alone) <= set(status.replicating):
         return Protection(False, "Replicating", f"{bare}; copies are being transferred")
     if len(status.workers) <= 1:
-        return Protection(False, "OnlyWorker", f"{bare}; no other worker is there to hold a copy")
+        return Protection(False, "OnlyWorker", f"{bare}; there is no other worker to hold a copy")
     return Protection(False, "WorkersMissing", f"{bare}; workers for the others' copies are missing")
 
 

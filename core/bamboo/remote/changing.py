@@ -159,7 +159,8 @@ async def resume(session: Session, name: Target, *, wait: bool, timeout: float) 
         return EXIT_OK
     await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"suspend": False}})
     from_step = job.checkpoint_step if job.checkpoints else None
-    session.say(f"{job.name} goes on " + (f"from its checkpoint at step {from_step}" if from_step else "from step 0"))
+    start = f"from its checkpoint at step {from_step}" if from_step else "from step 0"
+    session.say(f"{job.name} is resumed {start}")
     if wait:
         now = await until(session, looker, lambda now: now.holds("Running"), "did not start to train", timeout)
         session.say(f"{now.name} trains: {words.counts(now)}")
