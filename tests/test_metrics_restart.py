@@ -61,6 +61,7 @@ class Operated:
         self.life._telling.begin()
         self.life.meter.begin(resumed=bool(status))
         self._step = self._lost = 0
+        self._at = 0.0
         self._commit(step)  # as from the report of the first worker that comes back
 
     def _commit(self, step: int) -> None:
@@ -74,7 +75,8 @@ class Operated:
         status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2)
         brain: Any = SimpleNamespace(status=lambda: status, finish=None, record=None)
         hands: Any = SimpleNamespace(by_pool=lambda: {"spot": 1}, paid_for=lambda: {"spot": 1})
-        self.life._count(brain, hands, 60.0)
+        self._at += 60.0
+        self.life._count(brain, hands, self._at)
         self.life._brain = brain
         page = Page(Exporter.OPERATOR)
         job_page(page, self.life.look(), self.life.meter)

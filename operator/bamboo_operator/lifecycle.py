@@ -254,7 +254,7 @@ class Life:
     async def _tell(self, brain: Brain, hands: Hands) -> bool:
         """Write the status if it is worth it; whether that went well."""
         async with self._turn(self._tools.status_turns):
-            self._count(brain, hands)
+            self._count(brain, hands, time.monotonic())
             self._telling.note(troubles=hands.troubles(), plan=brain.plan())
             telling = self._telling.write(self._tools.api, brain.status(), hands.created)
             return await self._attempt("write the status", brain, telling)
@@ -292,10 +292,10 @@ class Life:
             return False
         return True
 
-    def _count(self, brain: Brain, hands: Hands) -> None:
+    def _count(self, brain: Brain, hands: Hands, at: float) -> None:
         """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
-        facts, paid, counted = self._telling.facts, dict(hands.paid_for()), time.monotonic()
-        seconds, self._counted = counted - self._counted, counted
+        facts, paid = self._telling.facts, dict(hands.paid_for())
+        seconds, self._counted = at - self._counted, at
         self.meter.paid += sum(paid.values()) * seconds
         per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
         pools, comparison = facts.spec.node_pools if facts.spec else (), facts.comparison
