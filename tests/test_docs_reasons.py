@@ -63,7 +63,6 @@ PASSED_ON = {
     "finish.reason": "Finish",
     "c.get('reason') or 'Unknown'": "a condition as it was written",
     "_exit_source(pod, code)": "ANSWERS",
-    "_WAITING[reason]": "TABLES",
     "failure_reason(error)": "ANSWERS",
     "f'Azure{first.event_type}'": "metadata.AZURE_SECONDS: the same as in cloud_marks",
 }

@@ -255,7 +255,7 @@ async def test_what_is_said_when_something_is_wrong() -> None:
     found: list[d.Document | int] = [page()]
     async with served(found) as url, browser() as tab:
         await tab.goto(url)
-        assert "needs the token" in await tab.text("#trouble")
+        assert "needs a token" in await tab.text("#trouble")
         assert await tab.value("document.activeElement.id") == "token"
         await tab.value("document.getElementById('token').value = 'secret'")
         await tab.value("document.querySelector('#ask button').click()")
