@@ -289,6 +289,10 @@ class Simulation:
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.gone)
 
     def sending(self, node: Node, peer: str, frame: Frame) -> bool:
+        if self.logging:
+            kind, *place = frame.address
+            size = sum(t.numel() for t in frame.tensors)
+            self.log(f"{node.name} sends {peer} {kind.name} {place} of epoch {frame.epoch}, {size} numbers")
         return self.strikes.frame(node, frame.address.kind.name)
 
     def ended(self, node: Node, code: int | None) -> None:

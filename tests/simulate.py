@@ -2,11 +2,15 @@
 
     python tests/simulate.py --seed 7 [--verbose] [--faults 0,2] [--shrink]
     python tests/simulate.py --seeds 0:100000 [--keep-going]
+    python tests/simulate.py --seeds 0:1000 --record FILE
 
 --elastic, --restarts: scenarios in which the number of pipelines may change, or the coordinator restarts.
+--record: a line per seed with a hash of its story (every frame that is sent, every instruction and message, with their
+times): a change that is to change no behaviour leaves the file as it was.
 """
 
 import argparse
+import hashlib
 import multiprocessing
 import os
 import sys
@@ -67,6 +71,33 @@ def one(arguments: argparse.Namespace) -> int:
     return 1 if result.problem else 0
 
 
+def story_hash(job: Scenario) -> str:
+    """Of everything that happens in that run, in order."""
+    told = hashlib.sha256()
+    Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
+    return told.hexdigest()[:16]
+
+
+def _hashes(task: tuple[range, bool, bool]) -> list[str]:
+    torch.set_num_threads(1)
+    seeds, restarts, elastic = task
+    return [f"{seed} {story_hash(scenario(seed, restarts=restarts, elastic=elastic))}\n" for seed in seeds]
+
+
+def record(arguments: argparse.Namespace) -> int:
+    with multiprocessing.Pool(arguments.processes) as pool, open(arguments.record, "w") as file:
+        for lines in pool.imap(_hashes, batches(arguments)):
+            file.writelines(lines)
+            file.flush()
+    return 0
+
+
+def batches(arguments: argparse.Namespace) -> list[tuple[range, bool, bool]]:
+    first, last = map(int, arguments.seeds.split(":"))
+    starts = range(first, last, BATCH)
+    return [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in starts]
+
+
 def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
     torch.set_num_threads(1)
     seeds, restarts, elastic = task
@@ -74,11 +105,9 @@ def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
 
 
 def many(arguments: argparse.Namespace) -> int:
-    first, last = map(int, arguments.seeds.split(":"))
-    tasks = [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in range(first, last, BATCH)]
     replay = partial(command, restarts=arguments.restarts, elastic=arguments.elastic)
     with multiprocessing.Pool(arguments.processes) as pool:
-        return tell(pool.imap_unordered(_batch, tasks), replay, arguments.keep_going)
+        return tell(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
 
 
 def main() -> int:
@@ -89,6 +118,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's story")
     parser.add_argument("--restarts", action="store_true")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
@@ -96,7 +126,9 @@ def main() -> int:
     torch.set_num_threads(1)
     if (arguments.seed is None) == (arguments.seeds is None):
         parser.error("give either --seed or --seeds")
-    return one(arguments) if arguments.seeds is None else many(arguments)
+    if arguments.seeds is None:
+        return one(arguments)
+    return record(arguments) if arguments.record else many(arguments)
 
 
 if __name__ == "__main__":
