@@ -16,10 +16,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from bamboo.grid import split_layers
 from bamboo.manifest import parse_manifest
-from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage import TrainingConfig
-from bamboo_trainer.user_code import build_layer, load_batch
+from bamboo_trainer.stage.stage import TrainingConfig
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.user_code import build_layer, load_batch
 
 
 def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: int = 0, every: int = 0) -> Any:

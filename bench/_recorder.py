@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bamboo.plan import Cell
-from bamboo_trainer import worker
+from bamboo_trainer.worker import agent
 
 
 class Done(NamedTuple):
@@ -88,4 +88,4 @@ def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "
     return run(worker, url, token, zone, observer=StepTimes(trace))
 
 
-run = worker.main
+run = agent.main

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from bamboo_trainer.checking import EVERY
+from bamboo_trainer.commit.state_comparison import EVERY
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
 
 
 def best(what: Callable[[], object], times: int = 5) -> float:

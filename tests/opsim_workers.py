@@ -14,8 +14,8 @@ from bamboo.plan import Cell, WorkerId
 from bamboo.protocol import Message
 from bamboo.server import Authenticate, Unauthorized, Unavailable
 from bamboo_operator.doors import Doors, JobKey
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.frames import Frame
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.transport.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
 from sim_checks import Checks

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from bamboo.events import Outcome, Takeover
 from bamboo.plan import Cell, Plan, plan_problems
 from bamboo.protocol import StepCommitted
-from bamboo_trainer.ledger import KEPT_STEPS
-from bamboo_trainer.schedule import needs
+from bamboo_trainer.commit.commit_log import KEPT_STEPS
+from bamboo_trainer.engine.schedule import needs
 from sim_holders import holders, usable
 from sim_stage import Oracle, Violation
 

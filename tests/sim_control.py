@@ -1,4 +1,4 @@
-"""The control channel of one simulated worker, with the manners of `bamboo_trainer.control` and `bamboo.server`.
+"""The control channel of one simulated worker, with the manners of `bamboo_trainer.worker.control` and `bamboo.server`.
 
 First in, first out, both ways. What is said while the channel is cut waits at the worker; the coordinator's end drops
 it. What was on its way when the channel was cut is lost (`lossy`), as with bytes in a broken socket, or arrives.

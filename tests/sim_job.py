@@ -29,8 +29,8 @@ from bamboo.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.plan import Cell, Plan
 from bamboo.protocol import Message
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.frames import Frame
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.transport.frames import Frame
 from sim_checks import Checks, Verdict, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel

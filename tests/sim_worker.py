@@ -1,6 +1,6 @@
 """One simulated worker: the real Engine between a simulated transport and a simulated control channel.
 
-It does what `bamboo_trainer.worker.Worker` does in its loop, in virtual time: take in what has arrived, do one piece of
+It does what `bamboo_trainer.worker.agent.Worker` does in its loop, in virtual time: take in what has arrived, do one piece of
 work, and so on; how long a piece takes is drawn at random.
 """
 
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from bamboo import protocol
 from bamboo.plan import Cell
 from bamboo.protocol import Message
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.frames import Frame
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.transport.frames import Frame
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network

@@ -15,12 +15,12 @@ from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWork
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell
 from bamboo.spec import Placement
-from bamboo_trainer.costs import layer_costs
-from bamboo_trainer.engine import Engine
+from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.sharing import settled
-from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.sharing import settled
 from memory_transport import MemoryNetwork
 
 

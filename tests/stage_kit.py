@@ -11,7 +11,7 @@ from torch import nn
 
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage import Stage, TrainingConfig, Work
+from bamboo_trainer.stage.stage import Stage, TrainingConfig, Work
 from bamboo_trainer.task import Parts, Task
 
 TEXT = bytes(range(32, 127)) * 60

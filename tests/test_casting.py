@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bamboo_trainer import stage as stage_module
-from bamboo_trainer.casting import autocast, autocast_and_keep, forget_casts, share_parameters
+from bamboo_trainer.stage import stage as stage_module
+from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, share_parameters
 from stage_kit import CONFIG, chain, microbatch, small_gpt
 
 BF16 = replace(CONFIG, precision="bf16")

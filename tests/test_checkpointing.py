@@ -11,10 +11,10 @@ from torch import nn
 
 from bamboo.events import Outcome
 from bamboo.plan import Cell
-from bamboo_trainer.casting import autocast_and_keep
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage import Stage, TaskError, Work
+from bamboo_trainer.stage.stage import Stage, TaskError, Work
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from simulation import Fault, Job
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task
 

@@ -12,7 +12,7 @@ from bamboo.events import ChannelClosed, Received, WorkerJoined
 from bamboo.memory import Memory
 from bamboo.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
 from bamboo.server import ChannelEvent, Server, token_check
-from bamboo_trainer.control import Control
+from bamboo_trainer.worker.control import Control
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

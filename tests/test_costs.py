@@ -15,13 +15,13 @@ from torch.nn import functional
 from bamboo.grid import split_layers
 from bamboo.manifest import parse_manifest
 from bamboo_trainer import reference
-from bamboo_trainer.costs import layer_costs, profile
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.operations import OPERATIONS_PER_BYTE
 from bamboo_trainer.task import Task
-from bamboo_trainer.task_errors import TaskError
-from bamboo_trainer.user_code import build_layer, run_layer
+from bamboo_trainer.tasks.costs import layer_costs, profile
+from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer, run_layer
 from manifest_kit import minimal
 from stage_kit import small_task
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.checking import EVERY, is_due
-from bamboo_trainer.checksums import CHUNK, checksum
+from bamboo_trainer.commit.state_comparison import EVERY, is_due
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.determinism import NotDeterministic
-from bamboo_trainer.stage import Stage
+from bamboo_trainer.stage.checksums import CHUNK, checksum
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
-from bamboo_trainer.user_code import TaskError
+from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.user_code import TaskError
 from simulation import Job
 from stage_kit import CONFIG, chain, microbatch, one_step, small_gpt, small_task
 from test_engine import manifest

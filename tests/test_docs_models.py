@@ -25,10 +25,10 @@ from bamboo.names import (
 from bamboo_operator.template import OWN_ENV, TOKEN_VOLUME
 from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.metadata import DEFAULT_URL
-from bamboo_trainer.placement import DEVICE_VARIABLE
 from bamboo_trainer.reference import train
-from bamboo_trainer.stage import TrainingConfig
+from bamboo_trainer.stage.placement import DEVICE_VARIABLE
+from bamboo_trainer.stage.stage import TrainingConfig
+from bamboo_trainer.worker.cloud_notices import DEFAULT_URL
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()

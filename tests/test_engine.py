@@ -11,14 +11,14 @@ import torch
 from bamboo.events import Outcome, SpecChanged
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell, WorkerId
-from bamboo_trainer import committing
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.frames import Frame, Kind
-from bamboo_trainer.ledger import Commit
+from bamboo_trainer.commit import committer
+from bamboo_trainer.commit.commit_log import Commit
+from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
-from bamboo_trainer.stage import TrainingConfig
+from bamboo_trainer.stage.stage import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
+from bamboo_trainer.transport.frames import Frame, Kind
 from simulation import Fault, Job
 
 STEPS = 4
@@ -172,7 +172,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
     job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
     missed: list[int] = []
     late: list[tuple[Engine, Frame]] = []
-    tell_commit, send = committing.tell_commit, Engine.send
+    tell_commit, send = committer.tell_commit, Engine.send
 
     def slow(engine: Engine, worker: WorkerId, frame: Frame) -> None:
         if worker == "w4" and frame.address.kind is Kind.STATE and len(missed) < 4:
@@ -191,7 +191,7 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
                 job.nodes[engine.worker].events.append(LinkUp("w4"))
         tell_commit(engine, step, commit, workers)
 
-    monkeypatch.setattr(committing, "tell_commit", lossy)
+    monkeypatch.setattr(committer, "tell_commit", lossy)
     monkeypatch.setattr(Engine, "send", slow)
     job.run()
     assert len(missed) == 4

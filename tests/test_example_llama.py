@@ -20,12 +20,12 @@ import paced
 from bamboo.manifest import load_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
 from bamboo_trainer import reference
-from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
-from bamboo_trainer.task_errors import TaskError
-from bamboo_trainer.user_code import build_layer
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS, CONTEXT, WIDTH, INNER, VOCABULARY, BLOCKS = 3, 8, 16, 24, 61, 3

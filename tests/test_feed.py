@@ -1,6 +1,6 @@
 """When an owner waits for a replica, and what it owes it."""
 
-from bamboo_trainer.feed import CLOSE_STEPS, PATIENCE_STEPS, Feed, Owed
+from bamboo_trainer.commit.replica_progress import CLOSE_STEPS, PATIENCE_STEPS, Feed, Owed
 
 
 def filled(at: int = 5) -> Feed:

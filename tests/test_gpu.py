@@ -8,7 +8,7 @@ import torch
 
 from bamboo.events import Outcome
 from bamboo.plan import Cell
-from bamboo_trainer.placement import use
+from bamboo_trainer.stage.placement import use
 from simulation import Fault, Job
 from test_engine import manifest
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.local.log import LogFollower
-from bamboo_trainer.logs import Printed
+from bamboo_trainer.worker.logs import Printed
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 

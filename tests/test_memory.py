@@ -16,14 +16,14 @@ from bamboo.memory import MOST, Memory
 from bamboo.plan import Cell
 from bamboo.protocol import Heartbeat, decode_from_worker, encode
 from bamboo.status import status
-from bamboo_trainer import redundancy
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.frames import Address, Frame, Kind
-from bamboo_trainer.memory import Meter, account
-from bamboo_trainer.message_log import MessageLog
-from bamboo_trainer.stage import Stage
+from bamboo_trainer.engine import redundant_work
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.memory_account import Meter, account
+from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
+from bamboo_trainer.transport.frames import Address, Frame, Kind
 from simulation import Fault, Job
 from stage_kit import CONFIG, small_gpt, small_task
 from world import World
@@ -129,7 +129,7 @@ def test_what_is_computed_in_advance_counts_as_redundant() -> None:
     def decide(job: Job) -> None:
         for engine in engines(job):
             run = engine.runs.get(Cell(0, 0))
-            while run and (run.step, run.done) == (3, 2 * M) and redundancy.turn(engine):
+            while run and (run.step, run.done) == (3, 2 * M) and redundant_work.turn(engine):
                 shadow = engine.shadows[Cell(0, 1)]
                 counted.append((len(shadow.work.contexts), len(shadow.gradients)))
                 expected = WEIGHTS + counted[-1][0] * context + counted[-1][1] * gradient

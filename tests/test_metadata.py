@@ -24,9 +24,9 @@ from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
 from bamboo_operator.pods import OperatorSettings
 from bamboo_trainer import __main__ as trainer_main
-from bamboo_trainer import metadata, metadata_watch
-from bamboo_trainer.metadata import Answer, Cloud, Notice, Unclear, Wanted, Withdrawn, news, wanted
-from bamboo_trainer.metadata_watch import Aws, Azure, Http, Pace, Watcher
+from bamboo_trainer.worker import cloud_notices, cloud_watch
+from bamboo_trainer.worker.cloud_notices import Answer, Cloud, Notice, Unclear, Wanted, Withdrawn, news, wanted
+from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, Pace, Watcher
 from metadata_kit import (
     ACTION,
     MAINTENANCE,
@@ -44,7 +44,7 @@ from processes import Processes
 NOW = datetime(2016, 9, 19, 18, 29, 0, tzinfo=UTC)
 LONG = 60.0  # seconds that no test waits to the end of
 FAST = Pace(aws=0.02, azure=0.02, gcp=0.02, answer=LONG, change=LONG, first=LONG)
-LOG = "bamboo_trainer.metadata_watch"
+LOG = "bamboo_trainer.worker.cloud_watch"
 
 
 def ok(body: object) -> Answer:
@@ -65,28 +65,28 @@ def ok(body: object) -> Answer:
     ],
 )
 def test_aws_says_when(body: dict[str, str], seconds: float) -> None:
-    notice = metadata.aws_action(ok(body), NOW)
+    notice = cloud_notices.aws_action(ok(body), NOW)
     assert notice
     assert (notice.source, notice.seconds) == ("AwsSpotInterruption", seconds)
     assert body["time"] in notice.message
 
 
 def test_aws_recommends() -> None:
-    notice = metadata.aws_rebalance(ok({"noticeTime": "2016-09-19T18:22:00Z"}), NOW)
+    notice = cloud_notices.aws_rebalance(ok({"noticeTime": "2016-09-19T18:22:00Z"}), NOW)
     assert notice
     assert (notice.source, notice.seconds) == ("AwsRebalanceRecommendation", 120.0)
-    assert metadata.aws_rebalance(Answer(status=404, body=""), NOW) is None
-    assert metadata.aws_action(Answer(status=404, body=""), NOW) is None
+    assert cloud_notices.aws_rebalance(Answer(status=404, body=""), NOW) is None
+    assert cloud_notices.aws_action(Answer(status=404, body=""), NOW) is None
 
 
 @pytest.mark.parametrize(
     ("read", "body", "seconds"),
     [
-        (metadata.gcp_preempted, "FALSE", None),
-        (metadata.gcp_preempted, "TRUE\n", 30.0),
-        (metadata.gcp_maintenance, "NONE", None),
-        (metadata.gcp_maintenance, "MIGRATE_ON_HOST_MAINTENANCE", None),
-        (metadata.gcp_maintenance, "TERMINATE_ON_HOST_MAINTENANCE", 60.0),
+        (cloud_notices.gcp_preempted, "FALSE", None),
+        (cloud_notices.gcp_preempted, "TRUE\n", 30.0),
+        (cloud_notices.gcp_maintenance, "NONE", None),
+        (cloud_notices.gcp_maintenance, "MIGRATE_ON_HOST_MAINTENANCE", None),
+        (cloud_notices.gcp_maintenance, "TERMINATE_ON_HOST_MAINTENANCE", 60.0),
     ],
 )
 def test_gcp_says_whether(read: Callable[..., Notice | None], body: str, seconds: float | None) -> None:
@@ -112,28 +112,28 @@ def test_gcp_says_whether(read: Callable[..., Notice | None], body: str, seconds
     ],
 )
 def test_azure_says_when(found: list[Any], expected: tuple[str, float] | None) -> None:
-    notice = metadata.azure_events(ok({"DocumentIncarnation": 2, "Events": found}), "vmss_3", NOW)
+    notice = cloud_notices.azure_events(ok({"DocumentIncarnation": 2, "Events": found}), "vmss_3", NOW)
     assert (notice and (notice.source, notice.seconds)) == expected
 
 
 def test_azure_is_told_of_events_that_concern_one_node_only() -> None:
     found = [event(EventId="a"), event("Preempt", "vmss_3", "vmss_4", EventId="b")]
     found.append(event(EventId="c", EventStatus="Started"))
-    notice = metadata.azure_events(ok({"Events": found}), "vmss_3", NOW)
+    notice = cloud_notices.azure_events(ok({"Events": found}), "vmss_3", NOW)
     assert notice
     assert notice.events == ("a",)
-    assert json.loads(metadata.azure_acknowledgement("a")) == {"StartRequests": [{"EventId": "a"}]}
+    assert json.loads(cloud_notices.azure_acknowledgement("a")) == {"StartRequests": [{"EventId": "a"}]}
 
 
 @pytest.mark.parametrize("body", ["", "no json", "[]", "{}", '{"action":1}', '{"Events":[{}]}', "\x00", "null"])
 @pytest.mark.parametrize(
     "read",
     [
-        metadata.aws_action,
-        metadata.aws_rebalance,
-        metadata.gcp_preempted,
-        metadata.gcp_maintenance,
-        lambda answer, now: metadata.azure_events(answer, "vmss_3", now),
+        cloud_notices.aws_action,
+        cloud_notices.aws_rebalance,
+        cloud_notices.gcp_preempted,
+        cloud_notices.gcp_maintenance,
+        lambda answer, now: cloud_notices.azure_events(answer, "vmss_3", now),
     ],
 )
 def test_garbage_says_nothing(read: Callable[..., Notice | None], body: str) -> None:
@@ -148,7 +148,7 @@ def test_garbage_says_nothing(read: Callable[..., Notice | None], body: str) -> 
 )
 def test_unknown_words_say_nothing(body: object) -> None:
     with pytest.raises(Unclear):
-        metadata.aws_action(ok(body), NOW)
+        cloud_notices.aws_action(ok(body), NOW)
 
 
 def test_news() -> None:
@@ -204,7 +204,7 @@ def test_a_wrong_wish_ends_with_a_sentence(
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_watch, "CLOSE_SECONDS", LONG)
+    monkeypatch.setattr(cloud_watch, "CLOSE_SECONDS", LONG)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -410,7 +410,7 @@ async def test_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_an_endless_answer_is_cut_off(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bamboo_trainer.metadata_watch.MAX_BYTES", 1000)
+    monkeypatch.setattr("bamboo_trainer.worker.cloud_watch.MAX_BYTES", 1000)
     async with Endpoint() as endpoint:
         endpoint.trouble = web.Response(status=200, text="x" * 2000)
         async with watching(endpoint, Cloud.AWS):

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bamboo.events import Outcome
-from bamboo_trainer import metas
-from bamboo_trainer.frames import Address, Again, Frame, Kind
-from bamboo_trainer.ledger import Commit, Ready
-from bamboo_trainer.metas import Refused
+from bamboo_trainer.commit.commit_log import Commit, Ready
+from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.frames import Address, Again, Frame, Kind
+from bamboo_trainer.transport.payloads import Refused
 from memory_transport import travelled
 from simulation import Job
 
@@ -53,18 +53,18 @@ MEANT = {
     Kind.READY: Ready(norm_squared=2.0, losses={0: 0.5}),
     Kind.COMMIT: Commit(**COMMIT),
     Kind.SYNC: [(2, Commit(**COMMIT))],
-    Kind.ANNOUNCE: metas.Announce(version=0, secured=1, digest="d"),
+    Kind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
     Kind.LOGGED: [((0, 1), 3)],
-    Kind.CHECK: metas.Check(sums=b"12345678"),
+    Kind.CHECK: payloads.Check(sums=b"12345678"),
 }
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_frame_of_each_kind_is_read(kind: Kind) -> None:
-    read = metas.read(RIGHT[kind])
+    read = payloads.read(RIGHT[kind])
     assert read.meta == MEANT.get(kind, read.meta)
-    assert metas.read(read) is read or metas.read(read) == read
-    assert metas.read(travelled(read)).meta == read.meta
+    assert payloads.read(read) is read or payloads.read(read) == read
+    assert payloads.read(travelled(read)).meta == read.meta
 
 
 WRONG = {
@@ -98,7 +98,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_frame_in_a_wrong_form_is_refused(name: str) -> None:
     with pytest.raises(Refused, match=r"."):
-        metas.read(WRONG[name])
+        payloads.read(WRONG[name])
 
 
 NUMBERS = st.integers(-3, 6) | st.sampled_from([-(2**31), 2**31 - 1])
@@ -181,7 +181,7 @@ def job(until: int) -> Job:
 
 def readable(frame: Frame) -> bool:
     try:
-        metas.read(frame)
+        payloads.read(frame)
     except Refused:
         return False
     return True

@@ -18,11 +18,11 @@ from bamboo.local.traces import merge_traces
 from bamboo.metrics import Exporter
 from bamboo.plan import Cell
 from bamboo.usage import KINDS, Kind
-from bamboo_trainer import metrics, trace
-from bamboo_trainer.frames import Address, Again, Frame
-from bamboo_trainer.frames import Kind as FrameKind
-from bamboo_trainer.tally import Tally
-from bamboo_trainer.worker import Place, Worker
+from bamboo_trainer.transport.frames import Address, Again, Frame
+from bamboo_trainer.transport.frames import Kind as FrameKind
+from bamboo_trainer.worker import metrics, trace
+from bamboo_trainer.worker.agent import Place, Worker
+from bamboo_trainer.worker.time_account import Tally
 from metrics_kit import check_page
 from prometheus_kit import promtool
 from simulation import Job

@@ -32,7 +32,7 @@ from bamboo_operator.doors import (
 )
 from bamboo_operator.farewell import Departures, farewell
 from bamboo_operator.tls import Certificate
-from bamboo_trainer.control import Control
+from bamboo_trainer.worker.control import Control
 from certificates import issue
 
 JOB = ("team", "job")

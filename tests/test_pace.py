@@ -3,7 +3,7 @@
 import pytest
 
 from bamboo.plan import Cell
-from bamboo_trainer.pace import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, Pace
+from bamboo_trainer.engine.bubble_budget import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, Pace
 
 SLOT = (Cell(0, 1), 3)
 STAGE, LAYER = 2, 5

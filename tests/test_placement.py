@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bamboo_trainer.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
-from bamboo_trainer.stage import Stage
+from bamboo_trainer.stage.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
+from bamboo_trainer.stage.stage import Stage
 from stage_kit import CONFIG, microbatch, small_gpt, small_task
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from bamboo_trainer.reader import MOST_AHEAD, Reader
 from bamboo_trainer.task import Parts
-from bamboo_trainer.task_errors import TaskError
+from bamboo_trainer.tasks.reader import MOST_AHEAD, Reader
+from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 
 SECONDS = 60.0

@@ -12,11 +12,11 @@ from torch import nn
 from bamboo.events import Outcome
 from bamboo.plan import Cell
 from bamboo_trainer.check import check
-from bamboo_trainer.sharing import merged, settled
-from bamboo_trainer.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
 from bamboo_trainer.task import Task
-from bamboo_trainer.task_errors import TaskError
-from bamboo_trainer.user_code import build_layer
+from bamboo_trainer.tasks.sharing import merged, settled
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from simulation import Fault, Job
 from stage_kit import one_step, small_task, state_of

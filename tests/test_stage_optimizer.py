@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.optimizing import ScheduledOptimizer
-from bamboo_trainer.stage import Stage, TaskError
+from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.stage.stage import Stage, TaskError
 from bamboo_trainer.task import Task
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo_trainer import reference, snapshot
-from bamboo_trainer.frames import Kind
-from bamboo_trainer.stage import Stage, TaskError
+from bamboo_trainer import reference
+from bamboo_trainer.stage import snapshot
+from bamboo_trainer.stage.stage import Stage, TaskError
 from bamboo_trainer.transport import wire
+from bamboo_trainer.transport.frames import Kind
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 from transport_kit import make_frame
 

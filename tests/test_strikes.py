@@ -14,9 +14,9 @@ from bamboo.local.pool import Pool
 from bamboo.local.preempt import Preemption, parse, steps_of
 from bamboo.local.strikes import Aim, Strikes
 from bamboo.plan import Cell
-from bamboo_trainer.gate import Gate
-from bamboo_trainer.launcher import Launcher
-from bamboo_trainer.trace import Silent
+from bamboo_trainer.worker.launcher import Launcher
+from bamboo_trainer.worker.strike_gate import Gate
+from bamboo_trainer.worker.trace import Silent
 
 SECONDS = 60.0  # that a test waits for something
 AIM = Aim(worker="w1", action=Preemption(pick=0.0, step=5), step=5, after=2)

@@ -9,8 +9,8 @@ from bamboo import coordinator, protocol
 from bamboo.events import Emit, Received, Tick
 from bamboo.plan import Cell
 from bamboo.state import State
-from bamboo_trainer.inside import Inside
-from bamboo_trainer.trace import Silent
+from bamboo_trainer.worker.trace import Silent
+from bamboo_trainer.worker.watchdog import Inside
 from world import World
 
 

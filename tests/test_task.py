@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.costs import layer_costs
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage import Stage, TaskError
+from bamboo_trainer.stage.stage import Stage, TaskError
+from bamboo_trainer.tasks.costs import layer_costs
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 
 

@@ -17,7 +17,7 @@ from bamboo.local.taskcheck import check_task
 from bamboo.manifest import parse_manifest
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
-from bamboo_trainer.estimate import measure
+from bamboo_trainer.stage.memory_estimate import measure
 from bamboo_trainer.task import Task
 from stage_kit import small_task
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from bamboo.protocol import Message, Report
-from bamboo_trainer.engine import Engine
-from bamboo_trainer.trace import Silent
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.worker.trace import Silent
 
 
 def test_a_worker_without_a_plan_answers_too() -> None:

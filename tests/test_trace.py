@@ -25,8 +25,8 @@ from bamboo.local.trace_summary import (
 )
 from bamboo.local.traces import merge_traces
 from bamboo.plan import Cell
-from bamboo_trainer.schedule import Instruction
-from bamboo_trainer.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
+from bamboo_trainer.engine.schedule import Instruction
+from bamboo_trainer.worker.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
 
 CELL = Cell(0, 1)
 JOB = """

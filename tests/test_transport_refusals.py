@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_trainer.frames import Kind
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
+from bamboo_trainer.transport.frames import Kind
 from transport_kit import SECRET, Net, dial, eventually, make_frame, our_threads
 
 

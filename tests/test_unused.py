@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bamboo.events import Outcome
 from bamboo.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.stage import Stage, TrainingConfig
-from bamboo_trainer.user_code import build_layer
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.tasks.user_code import build_layer
 from processes import run_with_faults
 from simulation import Fault, Job
 from sparse_tasks import OPTIMIZERS, build

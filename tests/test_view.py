@@ -17,7 +17,7 @@ from bamboo.local.traces import merge_traces
 from bamboo.local.view import PlainView, Quit, Take
 from bamboo.memory import Memory
 from bamboo.plan import Cell
-from bamboo_trainer.trace import TraceFile
+from bamboo_trainer.worker.trace import TraceFile
 
 TAKEOVER = Takeover(
     epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=False,

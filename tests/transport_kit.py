@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from bamboo_trainer.frames import Address, Frame, Kind
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
+from bamboo_trainer.transport.frames import Address, Frame, Kind
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"

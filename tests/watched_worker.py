@@ -2,8 +2,8 @@
 
 import os
 
-from bamboo_trainer import worker
-from bamboo_trainer.metadata import Cloud, Wanted
+from bamboo_trainer.worker import agent
+from bamboo_trainer.worker.cloud_notices import Cloud, Wanted
 
 ENVIRONMENT = "BAMBOO_TEST_METADATA"
 
@@ -11,4 +11,4 @@ ENVIRONMENT = "BAMBOO_TEST_METADATA"
 def main(**arguments: str) -> int:
     url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
     arguments.pop("trace", None)
-    return worker.main(**arguments, place=worker.Place(metadata=Wanted(cloud=Cloud.GCP, url=url)))
+    return agent.main(**arguments, place=agent.Place(metadata=Wanted(cloud=Cloud.GCP, url=url)))

@@ -21,7 +21,7 @@ from bamboo.names import (
     EXIT_USAGE,
     GRACE_SECONDS,
 )
-from bamboo_trainer.metadata import wanted
+from bamboo_trainer.worker.cloud_notices import wanted
 
 HELP = f"""usage: python -m bamboo_trainer
 
@@ -57,8 +57,8 @@ def main() -> int:
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
-    from bamboo_trainer.worker import Place  # torch takes seconds: not for --help
-    from bamboo_trainer.worker import main as run
+    from bamboo_trainer.worker.agent import Place  # torch takes seconds: not for --help
+    from bamboo_trainer.worker.agent import main as run
 
     place = Place(
         host=os.environ.get(ENV_HOST) or "127.0.0.1",

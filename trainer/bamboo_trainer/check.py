@@ -5,10 +5,10 @@ from typing import Any
 from bamboo.grid import layer_ranges
 from bamboo.manifest import parse_manifest
 from bamboo.memory import Memory
-from bamboo_trainer.costs import profile
-from bamboo_trainer.estimate import measure, worker_memory
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.sharing import settled
+from bamboo_trainer.stage.memory_estimate import measure, worker_memory
+from bamboo_trainer.tasks.costs import profile
+from bamboo_trainer.tasks.sharing import settled
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:

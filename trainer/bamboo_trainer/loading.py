@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.plan import MOST_LAYERS
-from bamboo_trainer.checkpointing import checkpointed_layers
-from bamboo_trainer.costs import stated_costs
 from bamboo_trainer.task import Task
-from bamboo_trainer.task_errors import TaskError, blamed, complaint, told
-from bamboo_trainer.user_code import dataset_length, layer_factory
+from bamboo_trainer.tasks.checkpointing import checkpointed_layers
+from bamboo_trainer.tasks.costs import stated_costs
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
+from bamboo_trainer.tasks.user_code import dataset_length, layer_factory
 
 
 def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:

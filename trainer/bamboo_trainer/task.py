@@ -40,10 +40,10 @@ class Task:
     learning_rate: the learning rate of a step, a pure function. A parameter group's rate is this times the group's
       multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is
-      tied without being named here (`bamboo_trainer.sharing`).
+      tied without being named here (`bamboo_trainer.tasks.sharing`).
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
       memory for activations, more computing, the same bits.
-    costs: what each layer costs, in any unit, if that is known better than it can be counted (`bamboo_trainer.costs`);
+    costs: what each layer costs, in any unit, if that is known better than it can be counted (`bamboo_trainer.tasks.costs`);
       the split into stages balances it.
     sample: an optional demonstration of the trained model as text, given all layers.
     """

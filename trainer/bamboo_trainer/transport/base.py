@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import Frame
+from bamboo_trainer.transport.frames import Frame
 
 
 @dataclass(frozen=True, slots=True)

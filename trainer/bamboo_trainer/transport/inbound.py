@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import Frame
 from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport.frames import Frame
 
 logger = logging.getLogger(__name__)
 

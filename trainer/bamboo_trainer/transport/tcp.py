@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import Frame, Kind
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
+from bamboo_trainer.transport.frames import Frame, Kind
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.outbound import Outbound
 from bamboo_trainer.transport.standing import Standing

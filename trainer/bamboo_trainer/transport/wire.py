@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.frames import BULK, STATES, Address, Frame, Kind
+from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, Kind
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = 1

@@ -1,0 +1,109 @@
+"""A cell's work on one step."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from bamboo.plan import Cell, Layout, WorkerId
+from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, program
+from bamboo_trainer.stage.stage import Stage, Work
+from bamboo_trainer.transport.frames import Address, Frame, Kind
+
+if TYPE_CHECKING:
+    from bamboo_trainer.engine.redundant_work import Shadow
+
+
+@dataclass(slots=True)
+class Catching:
+    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
+
+    arrived: float
+    applied: float
+    until: float
+    forwards: int = 0
+    backwards: int = 0
+    reused: int = 0  # forwards and backwards that had been computed in advance
+
+    def count(self, run: "Run", instruction: Instruction) -> None:
+        if run.is_ahead(instruction):
+            self.reused += 1
+        else:
+            self.forwards += isinstance(instruction, Forward)
+            self.backwards += isinstance(instruction, Backward)
+
+
+@dataclass(slots=True)
+class Run:
+    """predecessor: the live worker that ran the cell before and still owes its last gradients.
+
+    ahead: what was computed in advance, before this worker had to run the cell.
+    since: the step with which this worker began to run the cell. asked: the epoch in which
+    everybody was asked for help with a committed step; answers: the first step in each one's log, by cell.
+    """
+
+    cell: Cell
+    step: int = -1
+    layout: Layout | None = None
+    program: list[Instruction] = field(default_factory=list)
+    done: int = 0
+    work: Work | None = None
+    final: Tensor | None = None
+    inbox: dict[Address, Frame] = field(default_factory=dict)
+    consumed: set[Address] = field(default_factory=set)
+    predecessor: WorkerId | None = None
+    catching: Catching | None = None
+    finished: bool = False
+    since: int = 0
+    ahead: "Shadow | None" = None
+    asked: int | None = None
+    answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
+
+    def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int) -> None:
+        """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
+        self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
+        self.asked = None
+        active = layout is not None and self.cell.pipeline < layout.pipelines
+        self.program = program(self.cell, stages, layout, tied, lookahead) if layout and active else []
+        self.work = stage.begin()
+        self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
+        self.consumed.clear()
+
+    def accept(self, frame: Frame) -> None:
+        """Keep what is new; the first copy wins."""
+        address = frame.address
+        if address.step >= self.step and address not in self.consumed:
+            self.inbox.setdefault(address, frame)
+
+    def adopt(self, shadow: "Shadow") -> None:
+        """Go on from what was computed in advance for this very step."""
+        if shadow.step == self.step and shadow.layout == self.layout and self.program:
+            self.ahead, self.work = shadow, shadow.work
+
+    def is_ahead(self, instruction: Instruction) -> bool:
+        """Has it been computed in advance?"""
+        match instruction:
+            case Forward(m):
+                return self.ahead is not None and m in self.ahead.outputs
+            case Backward(m):
+                return self.ahead is not None and m in self.ahead.gradients
+            case _:
+                return False
+
+    def has_begun_ahead(self, instruction: Instruction) -> bool:
+        """Is a part of it computed in advance, so that it needs no input any more?"""
+        begun = isinstance(instruction, Forward) and self.ahead and instruction.microbatch in self.ahead.forwardings
+        return bool(begun) or self.is_ahead(instruction)
+
+    def drop(self, address: Address) -> None:
+        """The frame is no longer needed, whether it has arrived or not."""
+        self.consumed.add(address)
+        self.inbox.pop(address, None)
+
+    def take(self, address: Address) -> Frame:
+        self.consumed.add(address)
+        return self.inbox.pop(address)
+
+    @property
+    def next(self) -> Instruction | None:
+        return self.program[self.done] if self.done < len(self.program) else None

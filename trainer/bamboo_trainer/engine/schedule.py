@@ -1,0 +1,110 @@
+"""The schedule as data: what a cell does in a step, in which order, and what each instruction waits for.
+
+The order inside a cell is fixed, because it fixes the order of floating-point sums; between cells everything is free
+and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 2021). There two neighbours' warm-ups
+differ by one forward, so two microbatches share one way to the next stage and back, and each one costs the time of a
+way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
+three do, while others are computed: a way of up to half a forward and backward costs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bamboo.plan import Cell, Layout
+from bamboo_trainer.transport.frames import Address, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterGradients:
+    """Send each pipeline's owner of this stage the chunk that it reduces."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceGradients:
+    """Sum this cell's chunk over the pipelines, in pipeline order, and send the sum to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatherGradients:
+    """Put the reduced chunks together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeTied:
+    """Send the gradients of parameters that other stages hold too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumTied:
+    """Add the other stages' gradients of tied parameters, in stage order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReplicas:
+    """Send the final gradients to the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
+
+
+Instruction = (
+    Forward | Backward | ScatterGradients | ReduceGradients | GatherGradients | ExchangeTied | SumTied
+    | SyncReplicas | ReportReady
+)  # fmt: skip
+
+
+def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Forward | Backward]:
+    """Warm-up forwards, then backward and forward in turn, then the remaining backwards.
+
+    lookahead: by how many forwards more than in plain 1F1B each stage is ahead of the next one; 0 is plain, 1 eager.
+    The first stage keeps the activations of `stages + lookahead * (stages - 1)` microbatches, the last one of one.
+    """
+    after = stages - 1 - stage
+    warmup = min(len(microbatches), 1 + after * (1 + lookahead))
+    program: list[Forward | Backward] = [Forward(m) for m in microbatches[:warmup]]
+    for done, m in enumerate(microbatches[warmup:]):
+        program += [Backward(microbatches[done]), Forward(m)]
+    program += [Backward(m) for m in microbatches[len(microbatches) - warmup :]]
+    return program
+
+
+def program(cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int) -> list[Instruction]:
+    """The whole step of a cell."""
+    steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
+    if layout.pipelines > 1:
+        steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
+    if tied:
+        steps += [ExchangeTied(), SumTied()]
+    return [*steps, SyncReplicas(), ReportReady()]
+
+
+def needs(
+    instruction: Instruction, cell: Cell, stages: int, layout: Layout, step: int, tied_stages: Sequence[int]
+) -> list[Address]:
+    """The frames that must have arrived before the instruction can run. tied_stages: the other stages of its ties."""
+    d, s = cell
+    match instruction:
+        case Forward(m) if s > 0:
+            return [Address(Kind.ACTIVATION, d, s, step, m)]
+        case Backward(m) if s < stages - 1:
+            return [Address(Kind.GRADIENT, d, s, step, m)]
+        case ReduceGradients():
+            return [Address(Kind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+        case GatherGradients():
+            return [Address(Kind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+        case SumTied():
+            return [Address(Kind.TIED, d, s, step, 0, t) for t in tied_stages]
+        case _:
+            return []

@@ -1,0 +1,96 @@
+"""What no step may change: values of buffers and frozen parameters, and which parameters there are.
+
+A forward that is repeated elsewhere would see other values, or parameters that nobody trains.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torch import Tensor, nn
+
+from bamboo_trainer.stage.checksums import checksum
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import changed_buffer, new_parameter
+
+_Place = tuple[int, str]  # layer and name
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """changes: how often torch has seen it written to. sum: of its bits; None for a frozen parameter: it is large."""
+
+    tensor: Tensor
+    changes: int
+    sum: int | None
+
+
+class _Kind(StrEnum):
+    """As the message calls it."""
+
+    BUFFER = "buffer"
+    FROZEN = "frozen parameter"
+    TRAINED = "trained parameter"
+
+
+class Constants:
+    """Of the layers of a stage, as they were when the stage was built or restored."""
+
+    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
+        self._layers = layers
+        self._known: dict[_Place, _Known] = {}
+        self._trained: dict[_Place, Tensor] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """They are right as they are now."""
+        found = list(self._all())
+        self._trained = {place: tensor for place, tensor, kind in found if kind is _Kind.TRAINED}
+        self._known = {
+            place: _Known(tensor, _changes(tensor), checksum(tensor) if kind is _Kind.BUFFER else None)
+            for place, tensor, kind in found
+            if kind is not _Kind.TRAINED
+        }
+
+    def check(self, bits: bool = False) -> None:
+        """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
+
+        So it does for a trained parameter that was not there. Costs next to nothing: bits are looked at only if torch
+        has seen a write. bits: look at those of all buffers, since a write through numpy or `.data` is not seen.
+        """
+        there = set()
+        for place, tensor, kind in self._all():
+            if kind is _Kind.TRAINED:
+                if self._trained.get(place) is not tensor:
+                    raise new_parameter(self._layers[place[0]], *place)
+                continue
+            there.add(place)
+            self._check(place, tensor, kind, bits)
+        for place in self._known.keys() - there:
+            raise self._changed(place, _Kind.BUFFER)
+
+    def _check(self, place: _Place, tensor: Tensor, kind: _Kind, bits: bool) -> None:
+        known = self._known.get(place)
+        if known is None:
+            raise self._changed(place, kind)
+        written = known.tensor is not tensor or known.changes != _changes(tensor)
+        if not written and (not bits or known.sum is None):
+            return
+        if known.sum is None or known.sum != checksum(tensor):
+            raise self._changed(place, kind)
+        self._known[place] = _Known(tensor, _changes(tensor), known.sum)
+
+    def _changed(self, place: _Place, kind: _Kind) -> TaskError:
+        layer, name = place
+        return changed_buffer(self._layers[layer], layer, name, kind)
+
+    def _all(self) -> Iterator[tuple[_Place, Tensor, _Kind]]:
+        for index, layer in self._layers.items():
+            for name, buffer in layer.named_buffers():
+                yield (index, name), buffer, _Kind.BUFFER
+            for name, parameter in layer.named_parameters():
+                yield (index, name), parameter, _Kind.TRAINED if parameter.requires_grad else _Kind.FROZEN
+
+
+def _changes(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

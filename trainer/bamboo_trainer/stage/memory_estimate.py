@@ -1,0 +1,212 @@
+"""How much memory a job's workers will need: counted from its layers without data, before anything runs.
+
+A layer is built and run forward on tensors that have a form and no data, in a child process as `costs` does, and what
+autograd would keep is added up. A layer that cannot be run so is run for real, and so are all others then.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from bamboo.memory import Memory
+from bamboo.spec import JobSpec, RedundancyMode
+from bamboo_trainer.stage.saved_tensors import Holds, is_cast
+from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.checkpointing import checkpointed_layers
+from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.costs import layer_without_values
+from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.ties import tied_groups
+from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
+
+logger = logging.getLogger(__name__)
+
+EAGER = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
+KEPT_STEPS = 2  # of frames in the message log
+ADAM = 2  # tensors that an optimizer keeps for each parameter, if its step cannot be run without values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSize:
+    """Bytes, but for `parameters` and `tied`, which are elements. Of one microbatch: kept, inputs, outputs.
+
+    tied: of the parameters, those that are another layer's, too, which counts them. gradients: of those that are
+    trained. remembered: by the optimizer. kept: what the backward needs beside inputs and outputs. casts: of parameters
+    to the precision of the products, one for all microbatches.
+    """
+
+    parameters: int
+    tied: int
+    held: int
+    gradients: int
+    remembered: int
+    kept: int
+    casts: int
+    inputs: int
+    outputs: int
+
+
+def measure(task: Task, spec: JobSpec) -> tuple[LayerSize, ...]:
+    """Every layer's size. Raises TaskError for a layer, loss or optimizer that cannot be used."""
+    length = len(task.dataset)
+    inputs, targets = load_batch(task, [i % length for i in range(spec.training.micro_batch_size)])
+    counted, problem = lines_of_child(
+        msgspec.json.encode(size).decode() for size in _without_data(task, spec, (inputs, targets))
+    )
+    if not problem:
+        return tuple(msgspec.json.decode(line, type=LayerSize) for line in counted)
+    logger.info("the layers are run with data, since %s", problem)
+    with torch.random.fork_rng(devices=[]):
+        return tuple(_walk(task, spec, lambda index: build_layer(task, 0, index), (inputs, targets), nullcontext()))
+
+
+def _without_data(task: Task, spec: JobSpec, batch: tuple[Parts, Parts]) -> Iterator[LayerSize]:
+    """Raises whatever a layer raises because there are no data, or anyway."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        inputs, targets = (tuple(cast(Tensor, mode.from_tensor(p.detach())) for p in parts) for parts in batch)
+    yield from _walk(task, spec, lambda index: layer_without_values(task, index, mode), (inputs, targets), mode)
+
+
+def _walk(
+    task: Task,
+    spec: JobSpec,
+    build: Callable[[int], nn.Module],
+    batch: tuple[Parts, Parts],
+    within: AbstractContextManager[object],
+) -> Iterator[LayerSize]:
+    """One layer after the other, each on the outputs of the one before; `within` is entered around each."""
+    parts, last = batch[0], len(task.layers) - 1
+    checkpointed, groups = checkpointed_layers(task), tied_groups(task)
+    again = {name for name, (_, first) in groups.items() if name != first}
+    for index in range(last + 1):
+        layer = build(index)
+        with within:
+            inputs = tuple(p.detach().requires_grad_(p.is_floating_point() and index > 0) for p in parts)
+            own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
+            with _kept(own) as kept:
+                with autocast(torch.device("cpu"), spec.training.precision.value):
+                    parts = run_layer(layer, index, inputs)
+                if index == last:
+                    task_loss(task, parts, batch[1])
+            boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
+            remembered = _optimizer_bytes(task, index, layer)
+        yield LayerSize(
+            parameters=sum(p.numel() for p in layer.parameters()),
+            tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
+            held=sum(t.nbytes for t in (*layer.parameters(), *layer.buffers())),
+            gradients=sum(4 * p.numel() for p in layer.parameters() if p.requires_grad),
+            remembered=remembered,
+            kept=0 if index in checkpointed else kept.bytes(boundary),
+            casts=kept.cast_bytes(),
+            inputs=sum(p.nbytes for p in inputs),
+            outputs=sum(p.nbytes for p in parts),
+        )
+
+
+class _Kept:
+    """What autograd keeps: storages, each once. own: of parameters and buffers, which do not count."""
+
+    def __init__(self, own: set[int]) -> None:
+        self._own = own
+        self._tensors: dict[int, Tensor] = {}  # NB: held, as the number of a storage that is freed is used again
+        self._casts: dict[int, int] = {}
+
+    def add(self, tensor: Tensor, holds: Holds) -> None:
+        number = tensor.untyped_storage()._cdata
+        if number in self._own:
+            return
+        self._tensors[number] = tensor
+        if is_cast(tensor, holds):
+            self._casts[number] = tensor.untyped_storage().nbytes()
+
+    def bytes(self, boundary: set[int]) -> int:
+        counted = self._tensors.keys() - boundary - self._casts.keys()
+        return sum(self._tensors[number].untyped_storage().nbytes() for number in counted)
+
+    def cast_bytes(self) -> int:
+        return sum(self._casts.values())
+
+
+@contextmanager
+def _kept(own: set[int]) -> Iterator[_Kept]:
+    kept = _Kept(own)
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.add(tensor, lambda t: t.untyped_storage()._cdata in own)
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
+    """What the optimizer remembers of a layer after a step."""
+    trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
+    inner = ScheduledOptimizer(task, list(trained.items())).inner
+    if inner is None:
+        return 0
+    for parameter in trained.values():
+        parameter.grad = torch.zeros_like(parameter)
+    with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
+        inner.step()
+        remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return sum(t.nbytes for t in remembered)
+    return ADAM * sum(p.nbytes for p in trained.values())
+
+
+def worker_memory(
+    sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, *, taken_over: bool
+) -> tuple[int, Memory]:
+    """The stage whose worker needs most, and how much: in calm, or also while it runs its successor's stage."""
+    accounts = [_account(sizes, stages, spec, stage, taken_over) for stage in range(len(stages))]
+    most = max(range(len(stages)), key=lambda stage: accounts[stage].total)
+    return most, accounts[most]
+
+
+def _account(
+    sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, stage: int, taken_over: bool
+) -> Memory:
+    """Of a worker at its highest: the kinds are those of its account while it runs (`memory.account`)."""
+    depth, pipelines = len(stages), spec.topology.pipelines
+    redundant = spec.redundancy.mode is not RedundancyMode.NONE and depth > 1
+    after = (stage + 1) % depth
+    owned = [stage, after] if taken_over and depth > 1 else [stage]
+    kept = [(owned[-1] + 1) % depth] if redundant else []
+    kept = [s for s in kept if s not in owned]
+    microbatches = -(-spec.training.microbatches // pipelines)
+    eager = kept if spec.redundancy.mode in EAGER else []
+
+    def total(of: Callable[[LayerSize], int], *which: int) -> int:
+        return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
+
+    def contexts(s: int) -> int:
+        flying = min(microbatches, 1 + (depth - 1 - s) * (1 + spec.topology.lookahead))
+        first, end = stages[s]
+        between = sum(size.outputs for size in sizes[first : end - 1])  # layers of the stage
+        return flying * (sizes[first].inputs + between + total(lambda size: size.kept, s))
+
+    def logged(s: int) -> int:
+        first, end = stages[s]
+        boundary = (sizes[end - 1].outputs if s < depth - 1 else 0) + (sizes[first].inputs if s else 0)
+        shared = total(lambda size: size.gradients, s) if pipelines > 1 else 0
+        return KEPT_STEPS * (microbatches * boundary + shared)
+
+    return Memory(
+        parameters=total(lambda size: size.held + size.casts, *owned),
+        optimizer=total(lambda size: size.remembered, *owned),
+        replica=total(lambda size: size.held + size.remembered, *kept),
+        gradients=total(lambda size: size.gradients, *owned, *kept) * (1 if pipelines == 1 else 2),
+        log=sum(map(logged, owned)),
+        activations=sum(map(contexts, owned)),
+        redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
+    )

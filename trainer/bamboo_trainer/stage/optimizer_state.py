@@ -1,0 +1,129 @@
+"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step."""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.placement import to_host
+from bamboo_trainer.tasks.task_errors import TaskError
+
+Scalar = int | float | bool | None
+
+# Optimizers whose state starts as all zeros, so that it can be created before the first step.
+_ZERO_STATE = (
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.Adamax,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+)
+
+
+class OptimizerState:
+    """Names are "state:0.weight:exp_avg".
+
+    fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
+    comes with the first step.
+    """
+
+    def __init__(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer | None) -> None:
+        self._slots, self._optimizer = parameters.slots, optimizer
+        starts_at_zero = optimizer is not None and _starts_at_zero(optimizer)
+        # NB: Adagrad creates its state itself when it is built.
+        self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
+        if optimizer is not None and starts_at_zero:
+            self._create(parameters, optimizer)
+
+    def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+        """By a step that is then undone."""
+        saved = parameters.flat.clone()
+        parameters.bind(torch.zeros_like(parameters.flat))
+        optimizer.step()
+        parameters.unbind()
+        with torch.no_grad():
+            parameters.flat.copy_(saved)
+            for _, tensor in self.named():
+                tensor.zero_()
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """The state's tensors in fixed order; the tensors themselves."""
+        for name, value in self._values():
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def scalars(self) -> dict[str, Scalar]:
+        """The state's plain numbers."""
+        scalars: dict[str, Scalar] = {}
+        for name, value in self._values():
+            if isinstance(value, Tensor):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                key = name.rpartition(":")[2]
+                raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
+            scalars[name] = value
+        return scalars
+
+    def prefixes(self) -> tuple[str, ...]:
+        """What the name of any value that this optimizer could ever have starts with."""
+        return tuple(_prefix(slot.name) for slot in self._slots)
+
+    def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
+        """Forgets everything and takes copies of these; for a state that is not fixed."""
+        for slot in self._slots:
+            prefix = _prefix(slot.name)
+            device = slot.parameter.device
+            state = {
+                n.removeprefix(prefix): t.detach().to(device if t.dim() else "cpu", copy=True)
+                for n, t in given.items()
+                if n.startswith(prefix)
+            }
+            self._state.pop(slot.parameter, None)
+            if state:
+                self._state[slot.parameter] = state
+
+    def park(self) -> None:
+        """Move what is as large as the parameters to host memory."""
+        self._move(to_host)
+
+    def fetch(self, device: torch.device) -> None:
+        """Move it back to where the parameters are."""
+        self._move(lambda tensor: tensor.to(device))
+
+    def _move(self, moved: Callable[[Tensor], Tensor]) -> None:
+        for slot in self._slots:
+            state = self._state.get(slot.parameter, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim():  # NB: counters are where the optimizer wants them
+                    state[key] = moved(value)
+
+    def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+        for slot in self._slots:
+            prefix = _prefix(slot.name)
+            for name, value in scalars.items():
+                if name.startswith(prefix):
+                    self._state.setdefault(slot.parameter, {})[name.removeprefix(prefix)] = value
+
+    @property
+    def _state(self) -> MutableMapping[Any, Any]:
+        return {} if self._optimizer is None else self._optimizer.state
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        for slot in self._slots:
+            # NB: get, as an entry that reading leaves behind would look like a state to some optimizers.
+            state = self._state.get(slot.parameter, {})
+            for key in sorted(state):
+                yield f"{_prefix(slot.name)}{key}", state[key]
+
+
+def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer) is torch.optim.SGD:
+        return not any(group["dampening"] for group in optimizer.param_groups)
+    return type(optimizer) in _ZERO_STATE
+
+
+def _prefix(slot: str) -> str:
+    return f"state:{slot}:"

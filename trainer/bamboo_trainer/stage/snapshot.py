@@ -1,0 +1,116 @@
+"""A stage's whole state as named tensors and numbers: copied, taken over, or boiled down to a digest.
+
+meta: {"format", "version", "names": of the parts, "scalars": the optimizer's plain numbers by name}.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.stage.optimizer_state import OptimizerState
+from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import unsendable
+from bamboo_trainer.transport.wire import DTYPES
+
+SNAPSHOT_FORMAT = 1
+
+
+def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
+    """TaskError if a part of the state could never be sent to a replica."""
+    for name, tensor in _named(parameters, optimizer):
+        if wrong := unsendable(tensor, frozenset(DTYPES.values())):
+            raise TaskError(f"{name} is a tensor of {wrong}")
+
+
+def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) -> tuple[Parts, dict[str, Any]]:
+    named = list(_named(parameters, optimizer))
+    meta = {
+        "format": SNAPSHOT_FORMAT,
+        "version": version,
+        "names": [name for name, _ in named],
+        "scalars": optimizer.scalars(),
+    }
+    return tuple(t.detach().to("cpu", copy=True) for _, t in named), meta
+
+
+def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts, meta: Mapping[str, Any]) -> int:
+    """Returns the version; ValueError, with nothing changed, if it is not a snapshot of such a stage."""
+    names, scalars, version = _checked_meta(parts, meta)
+    given = dict(zip(names, parts, strict=True))
+    own = dict(_named(parameters, optimizer))
+    _check_names(given, scalars, own, optimizer)
+    _check_tensors(given, own)
+    with torch.no_grad():
+        if not optimizer.fixed:
+            optimizer.replace_tensors(given)
+        for name, tensor in _named(parameters, optimizer):
+            tensor.copy_(given[name])
+    optimizer.set_scalars(scalars)
+    return version
+
+
+def digest(parameters: FlatParameters, optimizer: OptimizerState) -> str:
+    """sha256; equal digests mean bit-equal state."""
+    sha = hashlib.sha256()
+    for name, tensor in _named(parameters, optimizer):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        data = tensor.detach().cpu().contiguous()
+        sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
+    sha.update(repr(sorted(optimizer.scalars().items())).encode())
+    return sha.hexdigest()
+
+
+def _named(parameters: FlatParameters, optimizer: OptimizerState) -> Iterator[tuple[str, Tensor]]:
+    """The whole state in fixed order; the tensors themselves."""
+    yield from parameters.named()
+    yield from optimizer.named()
+
+
+def _checked_meta(parts: Parts, meta: Mapping[str, Any]) -> tuple[list[str], dict[str, Any], int]:
+    if meta.get("format") != SNAPSHOT_FORMAT:
+        raise ValueError(f"unknown snapshot format {meta.get('format')!r}, expected {SNAPSHOT_FORMAT}")
+    names, scalars, version = meta.get("names"), meta.get("scalars"), meta.get("version")
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError("the snapshot's names must be a list of texts")
+    if len(set(names)) != len(names) or len(names) != len(parts):
+        raise ValueError(f"the snapshot names {len(set(names))} distinct parts and holds {len(parts)}")
+    if not isinstance(scalars, dict) or not all(isinstance(n, str) for n in scalars):
+        raise ValueError("the snapshot's scalars must be a mapping of texts")
+    if not all(value is None or isinstance(value, int | float) for value in scalars.values()):
+        raise ValueError("the snapshot's scalars must be numbers")
+    if both := sorted(scalars.keys() & set(names)):
+        raise ValueError(f"the snapshot holds {both[0]} twice")
+    if type(version) is not int or version < 0:
+        raise ValueError(f"the snapshot's version must be a number of steps, got {version!r}")
+    return list(names), scalars, version
+
+
+def _check_names(
+    given: Mapping[str, Tensor], scalars: Mapping[str, Any], own: Mapping[str, Tensor], optimizer: OptimizerState
+) -> None:
+    """Exactly this stage's names; if the optimizer has no fixed state, any that it could have."""
+    found, expected = given.keys() | scalars.keys(), own.keys() | optimizer.scalars().keys()
+    if not optimizer.fixed:
+        possible = optimizer.prefixes()
+        found = {n for n in found if not n.startswith(possible)}
+        expected = {n for n in expected if not n.startswith(possible)}
+    if missing := sorted(expected - found):
+        raise ValueError(f"the snapshot lacks {missing[0]} of this stage")
+    if foreign := sorted(found - expected):
+        raise ValueError(f"the snapshot holds {foreign[0]}, which this stage does not have")
+
+
+def _check_tensors(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    for name in own.keys() & given.keys():
+        part, tensor = given[name], own[name]
+        if part.shape != tensor.shape or part.dtype != tensor.dtype:
+            raise ValueError(
+                f"the snapshot's {name} is {part.dtype} {list(part.shape)}, "
+                f"expected {tensor.dtype} {list(tensor.shape)}"
+            )

@@ -1,0 +1,421 @@
+"""One stage of the model at one version, and the arithmetic on it. Knows no peers, no schedule, no clock.
+
+Every result is a pure function of (task, seed, version, step, microbatch): an owner, its shadow and a later
+replay get the same bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.data import microbatch_samples
+from bamboo_trainer.stage import snapshot
+from bamboo_trainer.stage.boundary import NO_GRADIENT, is_gradient
+from bamboo_trainer.stage.checksums import checksum
+from bamboo_trainer.stage.constants import Constants
+from bamboo_trainer.stage.optimizer_state import OptimizerState
+from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.placement import contexts_on_host, wait_for
+from bamboo_trainer.stage.saved_tensors import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
+from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.checkpointing import checkpointed_layers, recomputing
+from bamboo_trainer.tasks.determinism import Looked, compare_batches
+from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
+from bamboo_trainer.tasks.reader import Reader
+from bamboo_trainer.tasks.task_errors import TaskError, in_task
+from bamboo_trainer.tasks.ties import HAVE_IT, TiedSegment, stranger, tie, tied_groups, tied_segments
+from bamboo_trainer.tasks.user_code import (
+    build_layer,
+    call_layer,
+    forward_seed,
+    named_layer,
+    no_new_parameters,
+    run_layer,
+    seed_forward,
+    task_loss,
+    unchanged_buffers,
+)
+
+__all__ = ["Forwarding", "Stage", "TaskError", "TiedSegment", "TrainingConfig", "Work"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """microbatches: of a whole step, over all pipelines."""
+
+    seed: int
+    precision: str  # "fp32" | "bf16"
+    max_gradient_norm: float | None
+    microbatches: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f'precision must be "fp32" or "bf16", got {self.precision!r}')
+        if self.microbatches < 1 or self.micro_batch_size < 1:
+            raise ValueError("microbatches and micro_batch_size must be at least 1")
+        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be positive, got {self.max_gradient_norm}")
+
+    @property
+    def global_batch(self) -> int:
+        return self.microbatches * self.micro_batch_size
+
+    def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
+        return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One cell's work on one step: the gradient so far, what the backwards need, and the losses."""
+
+    gradient: Tensor  # flat fp32
+    marked: set[int] = field(default_factory=set)  # the parameters that it has marked as used, by number
+    contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Forwarding:
+    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
+
+    step: int
+    microbatch: int
+    leaves: Parts
+    parts: Parts
+    layer: int  # the next one
+    end: int
+    targets: Parts | None = None  # if they were read with the inputs
+    on_host: bool = False  # what the backward will need waits in host memory
+
+    @property
+    def done(self) -> bool:
+        return self.layer == self.end
+
+
+class Stage:
+    """The state of one stage and its forward, backward and optimizer step.
+
+    The boundary contract: outputs are all parts; gradients are those of the floating-point parts only, in
+    order (integer parts have none). A part that the loss does not depend on has NO_GRADIENT: zeros would reach the
+    parameters behind it. Saved contexts keep the inputs they were given (no copy): reuse a pooled buffer only after the
+    microbatch's backward.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        stage: int,
+        stages: Sequence[tuple[int, int]],
+        config: TrainingConfig,
+        device: torch.device | str = "cpu",
+        reader: Reader | None = None,
+    ) -> None:
+        self.version = 0
+        self._task, self._stage, self._config = task, stage, config
+        self._reader = reader or Reader(task, config.samples)
+        self._device = torch.device(device)
+        self._first, self._end = stages[stage]
+        self._last = stage == len(stages) - 1
+        self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
+        groups = tied_groups(task)
+        shared = tie(self._layers, groups, task, config.seed)
+        self._shared = frozenset(shared)
+        self._parameters = FlatParameters(self._layers, shared, self._device)
+        self._tied = tied_segments(self._parameters.slots, groups, stages)
+        self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
+        self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
+        self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
+        self._checkpointed = checkpointed_layers(task)
+        snapshot.check(self._parameters, self._optimizer_state)
+        self._constants = Constants(self._layers)
+        self._state_bytes: tuple[int, int] | None = None
+        self._digest: str | None = None
+        self.context: ContextSize | None = None  # once a forward has been run
+        self._parked = False
+
+    @property
+    def last(self) -> bool:
+        return self._last
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat gradient."""
+        return self._parameters.size
+
+    def begin(self) -> Work:
+        return Work(torch.zeros(self.size, dtype=torch.float32, device=self._device))
+
+    def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
+
+        Repeating it for a microbatch gives the same bits and replaces the saved context.
+        """
+        if self.context is None and self.version == 0:
+            self._look(step, microbatch, inputs)
+        return self._forward(work, step, microbatch, inputs)
+
+    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        run = self._run if self.context else self._run_first
+        return self.complete(work, run(step, microbatch, inputs))
+
+    def _look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
+        loss = None
+        if inputs is None or self.last:
+            (given, targets), again = self._reader.twice(self._stage, step, microbatch)
+            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
+            inputs = given if inputs is None else inputs
+            there = tuple(p.to(self._device) for p in targets)
+            loss = (lambda outputs: task_loss(self._task, outputs, there)) if self.last else None
+
+        def call(index: int, one: Any) -> Any:
+            return self._call(index, forward_seed(self._config.seed, step, microbatch, index), one)
+
+        with self._reader.quiet():
+            looked = Looked(self._task, self._config.seed, self._layers, self._shared, call, loss)
+            looked.check(tuple(p.to(self._device) for p in inputs))
+        forget_casts()
+
+    def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        forwarding = self.start(step, microbatch, inputs)
+        while not forwarding.done:
+            self.advance(forwarding)
+        return forwarding
+
+    def _run_first(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
+        """The first one is looked at more closely: does it change buffers, how large is its context, whose are the
+        parameters that it uses?
+        """
+        kept_casts = self._config.precision == "bf16" and self._autocast is not autocast
+        with no_new_parameters(self._layers), unchanged_buffers(self._layers):
+            try:
+                with saved_for_backward(self._parameters.holds) as saved:
+                    forwarding = self._run(step, microbatch, inputs)
+                self.context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
+            except TaskError:  # NB: some layers cannot be looked at; if the error is the task's own it comes again
+                forwarding = self._run(step, microbatch, inputs)
+                self.context = ContextSize()
+        foreign = stranger(forwarding.parts, (slot.parameter for slot in self._parameters.slots))
+        if foreign is not None:
+            raise TaskError(
+                f"layers {self._first} to {self._end - 1}{' or the loss' if self.last else ''} use a parameter "
+                f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
+                f"trained with it: {HAVE_IT}"
+            )
+        return forwarding
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
+        """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
+        assert (inputs is None) == (self._stage == 0)
+        targets = None
+        if inputs is None:
+            leaves, read = self._load(step, microbatch)
+            targets = read if self.last else None
+        else:
+            there = (p.detach().to(self._device) for p in inputs)
+            leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
+
+    def advance(self, forwarding: Forwarding) -> None:
+        """Run one more layer; after the last one of the model, the loss."""
+        index, f = forwarding.layer, forwarding
+        once = partial(self._call, index, forward_seed(self._config.seed, f.step, f.microbatch, index))
+        call = recomputing(once) if index in self._checkpointed else once
+        with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
+            f.parts = run_layer(self._layers[index], index, f.parts, call)
+            f.layer += 1
+            if f.done and self.last:
+                targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
+                f.parts = (task_loss(self._task, f.parts, targets),)
+
+    def _call(self, index: int, seed: int, given: Any) -> Any:
+        """A layer's forward, with all that its bits depend on."""
+        seed_forward(self._device, seed)
+        with self._autocast(self._device, self._config.precision):
+            return call_layer(self._layers[index], given)
+
+    def complete(self, work: Work, forwarding: Forwarding) -> Parts:
+        """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage.
+
+        They are sent and logged, so they must stay as they are when an optimizer step writes to the parameters.
+        """
+        assert forwarding.done
+        work.contexts[forwarding.microbatch] = (forwarding.leaves, forwarding.parts)
+        if self.last:
+            work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
+            return ()
+        outputs = (p.detach() for p in forwarding.parts)
+        return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
+        return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
+
+    def wait(self) -> None:
+        """Until what was started on the device is done."""
+        wait_for(self._device)
+
+    def park(self, parked: bool) -> None:
+        """Keep the optimizer's state in host memory, but for the steps; or no more."""
+        if parked and not self._parked:
+            self._optimizer_state.park()
+            self.wait()  # the copies are under way
+        elif self._parked and not parked:
+            self._optimizer_state.fetch(self._device)
+        self._parked = parked
+
+    def expect(self, step: int, microbatch: int) -> None:
+        """The forward of that microbatch comes soon: if it needs data, they are read in the background."""
+        if self._stage == 0 or self.last:
+            self._reader.expect(self._stage, step, microbatch)
+
+    def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
+        inputs, targets = self._reader.batch(self._stage, step, microbatch)
+        return tuple(p.to(self._device) for p in inputs), tuple(p.to(self._device) for p in targets)
+
+    def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+        """A forward and a backward for nothing but to have them run once."""
+        work = self.begin()
+        outputs = self._forward(work, step, microbatch, inputs)
+        zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
+        self.backward(work, step, microbatch, None if self.last else zeros)
+
+    @property
+    def first(self) -> int:
+        """The first layer's number."""
+        return self._first
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+        """Adds to work.gradient; returns the gradients of the floating-point inputs, () on stage 0.
+
+        `gradients` belong to the floating-point outputs; None on the last stage, which starts from
+        loss / microbatches. The saved context is used up.
+        """
+        assert (gradients is None) == self.last
+        leaves, outputs = work.contexts.pop(microbatch)
+        self._parameters.bind(work.gradient)
+        if gradients is None:
+            outputs, gradients = (outputs[0] / self._config.microbatches,), (torch.ones_like(outputs[0]),)
+        floating = [p for p in outputs if p.is_floating_point()]
+        if len(floating) != len(gradients):
+            raise ValueError(f"expected {len(floating)} gradients for stage {self._stage}, got {len(gradients)}")
+        given = [(p, g) for p, g in zip(floating, gradients, strict=True) if p.requires_grad and is_gradient(g)]
+        pairs = [(p, g.to(self._device)) for p, g in given]
+        if pairs:
+            layers = f"layers {self._first} to {self._end - 1}"
+            with in_task(f"the backward of {layers}, at step {step}, microbatch {microbatch},"), keep_casts():
+                torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
+            self._parameters.mark(work.gradient, work.marked)
+        if self._stage == 0:
+            return ()
+        return tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+
+    def norm_squared(self, gradient: Tensor) -> float:
+        """The sum of squares in fp64. A tied parameter counts on its lowest stage only."""
+        gradient = gradient.to(self._device)
+        elsewhere = {s.group for s in self._tied if s.stages[0] != self._stage}
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for slot in self._parameters.slots:
+            if slot.group is None or slot.group not in elsewhere:
+                total += slot.of(gradient).double().square().sum()
+        return float(total)
+
+    def apply(self, gradient: Tensor, norm: float) -> None:
+        """One optimizer step with the final gradient, which is not modified; `norm` is the global one.
+
+        A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
+        """
+        self._constants.check()
+        gradient = gradient.to(self._device)
+        used = self._parameters.used(gradient)
+        limit = self._config.max_gradient_norm
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        self._parameters.bind_used(gradient * scale, used)  # a copy: an optimizer may write to its gradients
+        if self._parked:
+            self._optimizer_state.fetch(self._device)
+        self._optimizer.step(self.version)
+        if self._parked:
+            self._optimizer_state.park()
+            self.wait()
+        self._parameters.unbind()
+        forget_casts()
+        if not self._optimizer_state.fixed:  # it begins for each parameter with the first step that uses it
+            snapshot.check(self._parameters, self._optimizer_state)
+            self._state_bytes = None
+        self._digest = None
+        self.version += 1
+
+    def learning_rate(self, step: int) -> float:
+        """The task's, which is the same on every stage."""
+        return self._optimizer.learning_rate(step)
+
+    def tied_segments(self) -> tuple[TiedSegment, ...]:
+        """The tied groups that other stages hold too."""
+        return self._tied
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of what the layers hold, and of what the optimizer remembers."""
+        if self._state_bytes is None:
+            held = new_bytes((tensor for _, tensor in self._parameters.named()), set())
+            self._state_bytes = held, sum(tensor.nbytes for _, tensor in self._optimizer_state.named())
+        return self._state_bytes
+
+    def snapshot(self) -> tuple[Parts, dict[str, Any]]:
+        """Copies of the whole state: one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.
+
+        Names are "parameter:0.weight", "constant:0.mask", "state:0.weight:exp_avg"; a tied parameter has its
+        group's first name.
+        """
+        return snapshot.take(self._parameters, self._optimizer_state, self.version)
+
+    def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
+        """Takes a snapshot's state over; ValueError, with nothing changed, if it does not fit this stage."""
+        self.version = snapshot.restore(self._parameters, self._optimizer_state, parts, meta)
+        self._state_bytes = self._digest = None
+        self._constants.renew()
+        forget_casts()
+        if self._parked:
+            self._optimizer_state.park()
+
+    def digest(self) -> str:
+        """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state.
+
+        It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
+        """
+        if self._digest is None:
+            self._digest = snapshot.digest(self._parameters, self._optimizer_state)
+        return self._digest
+
+    def checksums(self) -> dict[str, int]:
+        """Of parameters and buffers, by what they are called in a sentence; the same for all who hold the stage.
+
+        Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
+        """
+        self._constants.check(bits=True)
+        return {self._in_words(name): checksum(tensor) for name, tensor in self._parameters.named()}
+
+    def _in_words(self, name: str) -> str:
+        """A parameter or constant by its name in a snapshot. NB: a tied one has its first name, of any layer."""
+        kind, _, place = name.partition(":")
+        index, _, path = place.partition(".")
+        layer = self._layers.get(int(index))
+        return f"{kind} {path!r} of {named_layer(layer, int(index)) if layer else f'layer {index}'}"
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""
+        return {
+            f"layers.{index}.{name}": tensor.detach().to("cpu", copy=True)
+            for index, layer in self._layers.items()
+            for name, tensor in layer.state_dict().items()
+        }

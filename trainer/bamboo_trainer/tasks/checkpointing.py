@@ -1,0 +1,41 @@
+"""Layers that keep nothing but their inputs for the backward, and are run once more in it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.task_errors import TaskError
+
+
+def checkpointed_layers(task: Task) -> frozenset[int]:
+    """The layers that the task marks. Raises TaskError for what is no layer of it."""
+    expected = f"task.checkpointed must be a collection of layer numbers from 0 to {len(task.layers) - 1}"
+    try:
+        marked = list(task.checkpointed)
+    except TypeError:
+        raise TaskError(f"{expected}, got {task.checkpointed!r}") from None
+    for layer in marked:
+        if type(layer) is not int or not 0 <= layer < len(task.layers):
+            raise TaskError(f"{expected}, got {layer!r} in it")
+    return frozenset(marked)
+
+
+def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same call of a layer, repeated in the backward. Its graph stays the same, and so do the gradients' bits.
+
+    NB: the call seeds the generators and enters autocast by itself, so there is no state to keep for the repetition.
+    """
+
+    def checkpointed(given: Tensor | tuple[Tensor, ...]) -> Any:
+        single = isinstance(given, Tensor)
+
+        def again(*parts: Tensor) -> Any:
+            return call(parts[0] if single else parts)
+
+        parts = (given,) if isinstance(given, Tensor) else given
+        return checkpoint(again, *parts, use_reentrant=False, preserve_rng_state=False)
+
+    return checkpointed

@@ -1,0 +1,218 @@
+"""Is what the task does a pure function of what it is given? Looked at when a stage first runs, layer by layer.
+
+A worker that takes over repeats another one's work and must come to the same bits. What does not would train unsoundly,
+and nobody would see it. So each layer is built a second time, and one microbatch is run twice, forward and backward.
+That takes the time of two microbatches, once, and the memory of one more layer.
+"""
+
+import logging
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.mixed_precision import keep_casts
+from bamboo_trainer.tasks.task_errors import TaskError, in_task, ran_out_of_memory
+from bamboo_trainer.tasks.ties import forbid_training
+from bamboo_trainer.tasks.user_code import (
+    build_layer,
+    named_layer,
+    no_new_parameters,
+    run_layer,
+    same_bits,
+    unchanged_buffers,
+)
+
+Batch = tuple[Parts, Parts]  # inputs and targets
+
+logger = logging.getLogger(__name__)
+
+CAUSES: Final = (
+    "usual causes: random numbers of Python or numpy, or of a generator that is kept (torch's global one is seeded "
+    "before each layer), something kept from an earlier call, the time, the order of a set, "
+    "a GPU kernel that adds in any order"
+)
+
+
+class NotDeterministic(TaskError):
+    """The same work did not come to the same bits; the message names the first layer and tensor that differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What is looked at. call: (layer, inputs) -> its result, with all that its bits depend on but other calls.
+
+    shared: ids of parameters that have another layer's value, and so are not as they were built.
+    loss: of the last layer's outputs, on the last stage.
+    """
+
+    task: Task
+    seed: int
+    layers: dict[int, nn.Module]
+    shared: frozenset[int]
+    call: Callable[[int, Any], Any]
+    loss: Callable[[Parts], Tensor] | None
+
+    def check(self, inputs: Parts) -> None:
+        """Raises NotDeterministic, or TaskError for whatever else is wrong. inputs: of the first layer.
+
+        The layers must be as they were built.
+        """
+        parts = inputs
+        for index, layer in self.layers.items():
+            try:
+                self._built_twice(index, layer)
+                with no_new_parameters({index: layer}), unchanged_buffers({index: layer}):
+                    parts = self._run_twice(index, layer, parts)
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                logger.warning("%s was not checked, since there is not enough memory for it", named_layer(layer, index))
+                return
+        if self.loss:
+            loss = self.loss
+            self._compare("the loss", parts, lambda given: (loss(given),), [])
+
+    def _built_twice(self, index: int, layer: nn.Module) -> None:
+        second = build_layer(self.task, self.seed, index)
+        if second is layer:
+            return  # it is made once; whether it is shared is looked at elsewhere
+        forbid_training(second, index, {id(p) for own in self.layers.values() for p in own.parameters()})
+        own, other = _state(layer, self.shared), _state(second, frozenset())
+        for name, tensor in own.items():
+            if name not in other or not same_bits(tensor.detach().cpu(), other[name].detach().cpu()):
+                raise NotDeterministic(
+                    f"{named_layer(layer, index)} is not deterministic: built twice from the same seed, "
+                    f"{name} differs; {CAUSES}"
+                )
+
+    def _run_twice(self, index: int, layer: nn.Module, parts: Parts) -> Parts:
+        def run(given: Parts) -> Parts:
+            return run_layer(layer, index, given, lambda one: self.call(index, one))
+
+        trained = [(name, p) for name, p in layer.named_parameters() if p.requires_grad]
+        return self._compare(named_layer(layer, index), parts, run, trained)
+
+    def _compare(
+        self, who: str, parts: Parts, run: Callable[[Parts], Parts], trained: Sequence[tuple[str, Tensor]]
+    ) -> Parts:
+        """The outputs of two equal runs, without their graph."""
+        drawn = _Draws()
+        with drawn.watched():
+            first, gradients = _forward_and_backward(who, run, parts, trained)
+        with drawn.watched():
+            second, others = _forward_and_backward(who, run, parts, trained)
+        if source := drawn.each_time():
+            raise NotDeterministic(
+                f"{who} is not deterministic: it draws from {source}; "
+                "use torch's global generator, which is seeded before each layer"
+            )
+        names = [*(f"the gradient of parameter {name!r}" for name, _ in trained), *_gradients_of(parts)]
+        outputs = ["its output"] if len(first) == 1 else [f"output {i}" for i in range(len(first))]
+        for name, one, other in zip_longest([*outputs, *names], [*first, *gradients], [*second, *others]):
+            if not _same(one, other):
+                raise NotDeterministic(
+                    f"{who} is not deterministic: run twice on the same microbatch, {name} differs; {CAUSES}"
+                )
+        return first
+
+
+def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:
+    """NotDeterministic if the dataset did not give the same for the same samples."""
+    for name, first, second in zip(("inputs", "targets"), one, other, strict=True):
+        if len(first) != len(second) or not all(map(same_bits, first, second)):
+            asked = f"asked twice for samples {list(samples)[:8]}"
+            raise NotDeterministic(f"the dataset is not deterministic: {asked}, it returned different {name}; {CAUSES}")
+
+
+def _forward_and_backward(
+    who: str, run: Callable[[Parts], Parts], parts: Parts, trained: Sequence[tuple[str, Tensor]]
+) -> tuple[Parts, list[Tensor | None]]:
+    """Detached outputs; the gradients of trained parameters and of floating-point inputs, None for what is not used."""
+    leaves = tuple(p.detach().requires_grad_(p.is_floating_point()) for p in parts)
+    with torch.enable_grad():
+        outputs = run(leaves)
+    ends = [p for p in outputs if p.requires_grad]
+    wanted = [*(p for _, p in trained), *(p for p in leaves if p.requires_grad)]
+    gradients: Sequence[Tensor | None] = [None] * len(wanted)
+    if ends and wanted:
+        with in_task(f"the backward of {who}"), keep_casts():
+            gradients = torch.autograd.grad(ends, wanted, [_uneven(p) for p in ends], allow_unused=True)
+    return tuple(p.detach() for p in outputs), list(gradients)
+
+
+def _uneven(tensor: Tensor) -> Tensor:
+    """A gradient for it: from -1 to 1, since equal ones vanish behind a softmax or a norm."""
+    return torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype, device=tensor.device).reshape(tensor.shape)
+
+
+def _gradients_of(parts: Parts) -> list[str]:
+    return [f"the gradient of input {i}" for i, p in enumerate(parts) if p.is_floating_point()]
+
+
+def _state(layer: nn.Module, without: frozenset[int]) -> dict[str, Tensor]:
+    """Parameters and buffers by what they are called in a sentence."""
+    parameters = {f"parameter {name!r}": p for name, p in layer.named_parameters() if id(p) not in without}
+    return {**parameters, **{f"buffer {name!r}": b for name, b in layer.named_buffers()}}
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else same_bits(one, other)
+
+
+@dataclass(slots=True)
+class _Draws:
+    """Who drew random numbers that nobody seeded, in each of several runs.
+
+    It is told even if the numbers make no difference now: a layer that is left out one time in ten is left in twice.
+    """
+
+    runs: list[set[str]] = field(default_factory=list)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a run. Of this thread alone: the control channel draws numbers, too."""
+        found: set[str] = set()
+        seeded = False
+
+        def called(_frame: object, event: str, function: Any) -> None:
+            nonlocal seeded
+            if event != "c_call" or getattr(function, "__self__", None) is not _GLOBAL:
+                return
+            seeded = seeded or function.__name__ in ("seed", "setstate")
+            if not seeded and function.__name__ in ("random", "getrandbits"):
+                found.add("Python's random")
+
+        before, profiled = _numpy_state(), sys.getprofile() is not None
+        if not profiled:  # NB: whoever profiles a worker keeps the profiler; some cannot be set again
+            sys.setprofile(called)
+        try:
+            yield
+        finally:
+            if not profiled:
+                sys.setprofile(None)
+        if _numpy_state() != before:
+            found.add("numpy.random")
+        self.runs.append(found)
+
+    def each_time(self) -> str:
+        """NB: the state of numpy's generator stays the same from the second run on if each run seeds it."""
+        return " and ".join(sorted(set.intersection(*self.runs)))
+
+
+_GLOBAL: Final = getattr(random.random, "__self__", None)  # the generator behind the module's functions
+
+
+def _numpy_state() -> object:
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return None
+    return pickle.dumps(numpy.get_state(legacy=False))

@@ -1,0 +1,73 @@
+"""The task's data by step and microbatch, read ahead in the background while the worker computes.
+
+Not if the dataset draws from torch's generator: the background would draw from the very one that layers draw from. The
+first batch, which is read in the foreground, shows whether it does.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.user_code import dataset_length, load_batch
+
+MOST_AHEAD = 4  # batches; those that a change of plan has made useless go first
+
+Batch = tuple[Parts, Parts]  # inputs and targets
+Key = tuple[int, int, int]  # stage, step, microbatch
+
+
+class Reader:
+    """One for all stages of a worker. The dataset is called by one thread at a time."""
+
+    def __init__(self, task: Task, samples: Callable[[int, int, int], Sequence[int]]) -> None:
+        """samples: (step, microbatch, length of the dataset) -> which samples."""
+        self._task, self._samples = task, samples
+        self._calling = threading.Lock()
+        self._expected: dict[Key, Future[Batch]] = {}
+        self._draws: bool | None = None  # from torch's generator; None until the first batch
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data-reader")  # starts with its first job
+
+    def batch(self, stage: int, step: int, microbatch: int) -> Batch:
+        """Inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
+        expected = self._expected.pop((stage, step, microbatch), None)
+        if expected:
+            return expected.result()
+        before = torch.get_rng_state() if self._draws is None else None
+        batch = self._read(step, microbatch)
+        if before is not None:
+            self._draws = not torch.equal(before, torch.get_rng_state())
+        return batch
+
+    def expect(self, stage: int, step: int, microbatch: int) -> None:
+        """The stage will ask for that one soon. What goes wrong with it is raised when it does."""
+        key = (stage, step, microbatch)
+        if self._draws is not False or key in self._expected:
+            return
+        while len(self._expected) >= MOST_AHEAD:
+            self._expected.pop(next(iter(self._expected))).cancel()
+        self._expected[key] = self._threads.submit(self._read, step, microbatch)
+
+    def twice(self, stage: int, step: int, microbatch: int) -> tuple[Batch, Batch]:
+        """The same microbatch, read two times; the next `batch` returns the first of them."""
+        first, second = (self.batch(stage, step, microbatch) for _ in range(2))
+        kept: Future[Batch] = Future()
+        kept.set_result(first)
+        self._expected[stage, step, microbatch] = kept
+        return first, second
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While nothing is read in the background."""
+        with self._calling:
+            yield
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, step: int, microbatch: int) -> Batch:
+        with self._calling:
+            return load_batch(self._task, self._samples(step, microbatch, dataset_length(self._task)))

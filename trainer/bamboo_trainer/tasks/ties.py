@@ -1,0 +1,142 @@
+"""Tied parameters: several names, one value. On each stage that holds any of them they are one object."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from bamboo_trainer.stage.parameters import Slot
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer, named_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedSegment:
+    """A tied group's place in this stage's flat gradient, its mark included; its gradient is the sum over `stages`."""
+
+    group: int
+    offset: int
+    size: int
+    stages: tuple[int, ...]
+
+
+def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
+    """Of every tied name its group's number and first name. Raises TaskError for names that cannot be."""
+    groups: dict[str, tuple[int, str]] = {}
+    for number, names in enumerate(task.tied):
+        if len(set(names)) < 2:
+            raise TaskError(f"tied group {number} names {len(set(names))} parameters, expected at least two")
+        for name in names:
+            layer, _, parameter = name.partition(".")
+            if not layer.isdecimal() or int(layer) >= len(task.layers) or not parameter:
+                raise TaskError(f'tied name {name!r} is not "<layer index>.<parameter name>" of this task')
+            if name in groups:
+                raise TaskError(f"tied name {name!r} appears twice")
+            groups[name] = (number, names[0])
+    return groups
+
+
+def tie(
+    layers: Mapping[int, nn.Module], groups: Mapping[str, tuple[int, str]], task: Task, seed: int
+) -> dict[int, tuple[int, str]]:
+    """Makes the tied parameters one object per group, with the value of the group's first name.
+
+    Returns each shared object's group and first name, by its id.
+    """
+    shared: dict[int, nn.Parameter] = {}
+    for name, (group, first) in groups.items():
+        index, path = _split(name)
+        if index not in layers:
+            continue
+        mine = _parameter(layers[index], index, path)
+        if group not in shared:
+            first_index, first_path = _split(first)
+            source = layers[first_index] if first_index in layers else build_layer(task, seed, first_index)
+            shared[group] = _parameter(source, first_index, first_path)
+        one = shared[group]
+        if mine.shape != one.shape or mine.requires_grad != one.requires_grad:
+            raise TaskError(f"tied parameters {first} {list(one.shape)} and {name} {list(mine.shape)} differ")
+        for module in layers[index].modules():
+            for leaf, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                if parameter is mine:
+                    setattr(module, leaf, one)
+    firsts = dict(groups.values())
+    return {id(parameter): (group, firsts[group]) for group, parameter in shared.items()}
+
+
+def tied_segments(
+    slots: Iterable[Slot], groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
+) -> tuple[TiedSegment, ...]:
+    """Where a stage with these slots keeps the groups that other stages hold too."""
+    holders: dict[int, set[int]] = {}
+    for name, (group, _) in groups.items():
+        layer, _ = _split(name)
+        stage = next(s for s, (first, end) in enumerate(stages) if first <= layer < end)
+        holders.setdefault(group, set()).add(stage)
+    return tuple(
+        TiedSegment(
+            group=slot.group,
+            offset=slot.offset,
+            size=slot.size,
+            stages=tuple(sorted(holders[slot.group])),
+        )
+        for slot in slots
+        if slot.group is not None and len(holders[slot.group]) > 1
+    )
+
+
+def _split(name: str) -> tuple[int, str]:
+    index, _, path = name.partition(".")
+    return int(index), path
+
+
+def _parameter(layer: nn.Module, index: int, path: str) -> nn.Parameter:
+    try:
+        return layer.get_parameter(path)
+    except AttributeError:
+        raise TaskError(f"tied parameter {index}.{path}: layer {index} has no parameter {path!r}") from None
+
+
+def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ()) -> None:
+    """For a layer that is made beside those of the stages, and that the task's code may have kept.
+
+    A backward that reaches one of its parameters, however late, raises TaskError. trained: ids of those that are a
+    stage's all the same.
+    """
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad and id(parameter) not in trained:
+            what = f"parameter {name!r} of {named_layer(layer, index)}"
+            parameter.register_post_accumulate_grad_hook(_refuse(what))  # type: ignore[no-untyped-call]
+
+
+def _refuse(what: str) -> Callable[[Tensor], None]:
+    """A hook. NB: it holds nothing of the layer, which would then not be freed at once."""
+
+    def reached(_: Tensor) -> None:
+        raise TaskError(
+            f"a layer or the loss uses {what} without having it (Module.named_parameters), and not the one that is "
+            f"trained; {HAVE_IT}"
+        )
+
+    return reached
+
+
+HAVE_IT: Final = "let each layer that uses it have it as an attribute, and Bamboo ties them"
+
+
+def stranger(outputs: Iterable[Tensor], own: Iterable[nn.Parameter]) -> nn.Parameter | None:
+    """A parameter that a backward from these outputs would reach, and that is not one of these."""
+    known = {id(parameter) for parameter in own}
+    nodes: list[Any] = [part.grad_fn for part in outputs if part.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)  # of the graph's leaves
+        if isinstance(variable, nn.Parameter) and id(variable) not in known:
+            return variable
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        nodes += new
+    return None

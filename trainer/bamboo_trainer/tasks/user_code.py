@@ -1,0 +1,258 @@
+"""Calls into the user's task: each answer is checked, and what is wrong becomes one sentence, a TaskError.
+
+Running out of memory is nobody's mistake, and a TaskOutOfMemory.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bamboo_trainer.data import pure_seed
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
+from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS
+
+PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
+_AS_IT_IS: Final = nullcontext()
+
+
+def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManager[object] = _AS_IT_IS) -> nn.Module:
+    """One layer; its values are a pure function of (seed, layer). Leaves the global generator as it was.
+
+    within: entered around the factory.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(pure_seed("init", seed, layer))
+        factory = layer_factory(task, layer)
+        with in_task(f"the factory of layer {layer}"), within:
+            module = factory()
+    if not isinstance(module, nn.Module):
+        raise TaskError(f"the factory of layer {layer} returned {type(module).__name__}, expected a torch.nn.Module")
+    for name, parameter in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(parameter):
+            raise TaskError(
+                f"{layer}.{name} has no shape yet: a lazy module learns it in its first forward, and the layers are "
+                "split and copied before that; give the module its sizes"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise TaskError(f"parameter {layer}.{name} is {parameter.dtype}, expected torch.float32")
+    return module
+
+
+def layer_factory(task: Task, layer: int) -> Callable[[], nn.Module]:
+    """What makes that layer; TaskError if it is the layer itself, or nothing that can be called."""
+    factory = task.layers[layer]
+    if isinstance(factory, nn.Module):
+        raise TaskError(
+            f"layers[{layer}] is a module ({type(factory).__name__}), expected a function without arguments that makes "
+            "one, such as `lambda: nn.Linear(8, 8)`: each worker makes only the layers that it holds"
+        )
+    if not callable(factory):
+        raise TaskError(f"layers[{layer}] is of type {type(factory).__name__}, expected a function that makes a module")
+    return factory
+
+
+def call_layer(task_layer: nn.Module, given: Any) -> Any:
+    """Calls it with what the layer before it returned. A tuple is unpacked if the forward takes several arguments."""
+    if not isinstance(given, tuple):
+        return task_layer(given)
+    takes_several = _TAKE_SEVERAL.get(task_layer)
+    if takes_several is None:
+        takes_several = _TAKE_SEVERAL[task_layer] = _takes_several(task_layer.forward)
+    return task_layer(*given) if takes_several else task_layer(given)
+
+
+_TAKE_SEVERAL: Final[WeakKeyDictionary[nn.Module, bool]] = WeakKeyDictionary()  # to ask takes longer than small layers
+
+
+def _takes_several(forward: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return False  # it does not say
+    places = [p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD]
+    return len(places) > 1 or inspect.Parameter.VAR_POSITIONAL in places
+
+
+def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[Any], Any] | None = None) -> Parts:
+    """Gives the layer its one tensor, or its several ones as `call_layer` does; what it raises becomes a TaskError.
+
+    So does what it may not do wherever the model is split: write to its inputs, return what cannot be sent.
+    call: calls it in another way than just so.
+    """
+    call, before = call or partial(call_layer, task_layer), _versions(parts)
+    try:
+        result = call(parts[0] if len(parts) == 1 else parts)
+    except TaskError:
+        raise
+    except Exception as error:
+        if not ran_out_of_memory(error) and _would_write(call, parts):
+            raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
+        raise blamed(named_layer(task_layer, layer), error) from error
+    if _versions(parts) != before:
+        raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}")
+    result = (result,) if isinstance(result, Tensor) else result
+    if not isinstance(result, tuple) or not result or not all(isinstance(p, Tensor) for p in result):
+        raise TaskError(
+            f"{named_layer(task_layer, layer)} must return a tensor or a tuple of tensors, not {type(result).__name__}"
+        )
+    for part in result:
+        if wrong := unsendable(part, PASSED):
+            raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
+    return result
+
+
+def named_layer(task_layer: nn.Module, layer: int) -> str:
+    return f"layer {layer} ({type(task_layer).__name__})"
+
+
+_WRITES: Final = (
+    "writes to its inputs, which a layer may not do: others still need them "
+    "(let torch's own layers have inplace=False, or write to a copy)"
+)
+
+
+def _versions(parts: Parts) -> list[int]:
+    """Numbers that grow when somebody writes to these tensors."""
+    return [0 if part.is_inference() else part._version for part in parts]
+
+
+def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
+    """Did the call fail because it may not write to a stage's inputs? Copies, which are no leaves, it may."""
+    copies = tuple(part.clone() for part in parts)
+    before = _versions(copies)
+    with suppress(Exception):  # its first error is the one that is told
+        call(copies[0] if len(copies) == 1 else copies)
+    return _versions(copies) != before
+
+
+def dataset_length(task: Task) -> int:
+    """At least 1. Raises TaskError."""
+    with in_task("the dataset, asked for its length,"):
+        length = len(task.dataset)
+    if length < 1:
+        raise TaskError("the dataset is empty")
+    return length
+
+
+def unsendable(tensor: Tensor, dtypes: Collection[torch.dtype]) -> str:
+    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
+    if tensor.dtype not in dtypes:
+        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
+    if tensor.layout is not torch.strided:
+        return f"layout {tensor.layout}, expected torch.strided"
+    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
+
+
+def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
+    """What the global generator is seeded with right before a layer's forward (dropout)."""
+    return pure_seed("forward", seed, step, microbatch, layer)
+
+
+def seed_forward(device: torch.device, seed: int) -> None:
+    """Set the state of the generators that a forward on that device may draw from.
+
+    NB: `torch.manual_seed` does the same and much more; it takes longer than a small layer.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
+    """The loss in fp32, checked to be a scalar that depends on the model."""
+    outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
+    with in_task("the loss"):
+        loss = task.loss(outputs, targets)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise TaskError("the loss must be a scalar tensor")
+    if not loss.requires_grad:
+        raise TaskError("the loss does not depend on any parameter or input that requires a gradient")
+    return loss.reshape(())
+
+
+def load_batch(task: Task, indices: Sequence[int]) -> tuple[Parts, Parts]:
+    """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer."""
+    with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
+        batch = task.dataset.batch(indices)
+    if not isinstance(batch, tuple) or len(batch) != 2 or not all(_is_parts(parts) for parts in batch):
+        raise TaskError(
+            f"the dataset returned {_form(batch)} for samples {list(indices)[:8]}, "
+            "expected (inputs, targets), two tuples of tensors"
+        )
+    return batch
+
+
+def _is_parts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value)
+
+
+def _form(value: object) -> str:
+    """Its type, and those of what is in it."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
+    return type(value).__name__
+
+
+@contextmanager
+def no_new_parameters(layers: Mapping[int, nn.Module]) -> Iterator[None]:
+    """Around a forward: TaskError if one of these layers made a parameter in it, which nobody would train or copy."""
+    before = {index: dict(layer.named_parameters()) for index, layer in layers.items()}
+    yield
+    for index, layer in layers.items():
+        for name, parameter in layer.named_parameters():
+            if before[index].get(name) is not parameter:
+                raise new_parameter(layer, index, name)
+
+
+def new_parameter(task_layer: nn.Module, layer: int, name: str) -> TaskError:
+    """The error to raise."""
+    return TaskError(
+        f"{named_layer(task_layer, layer)} makes its parameter {name!r} in the forward, after the layers were "
+        "split and given to the optimizer; make it in the constructor"
+    )
+
+
+@contextmanager
+def unchanged_buffers(layers: Mapping[int, nn.Module]) -> Iterator[None]:
+    """Around a forward: TaskError if it changed a buffer of these layers, by layer number."""
+    before = _buffer_copies(layers)
+    yield
+    after = _buffer_copies(layers)
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old is None or new is None or not same_bits(old, new):
+            layer, _, buffer = name.partition(".")
+            raise changed_buffer(layers[int(layer)], int(layer), buffer)
+
+
+def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "buffer") -> TaskError:
+    """The error to raise. kind: what it is, if not a buffer."""
+    return TaskError(
+        f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
+        "so a repeated forward would differ "
+        "(instead of BatchNorm use LayerNorm, GroupNorm, or BatchNorm with track_running_stats=False)"
+    )
+
+
+def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{index}.{name}": buffer.detach().clone()
+        for index, layer in layers.items()
+        for name, buffer in layer.named_buffers()
+    }
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Of tensors on the same device; numbers that are none are equal if their bits are."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))

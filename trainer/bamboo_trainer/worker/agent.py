@@ -1,0 +1,366 @@
+"""One worker: the control channel, the transport and the engine put together, in one process."""
+
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from bamboo.manifest import parse_manifest
+from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
+from bamboo.protocol import (
+    Bye,
+    Heartbeat,
+    Hello,
+    Message,
+    NoticeReceived,
+    Profile,
+    ProfileRequest,
+    Refused,
+    ReportRequest,
+    Save,
+    Saved,
+    SendPlan,
+    Stop,
+    ToWorker,
+    Welcome,
+    WorkerFailed,
+    WorkerReady,
+)
+from bamboo.spec import JobSpec, Placement
+from bamboo_trainer.engine.engine import Engine, Observer
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage.placement import DeviceError, choose_device, use
+from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.costs import profile
+from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.reader import Reader
+from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
+from bamboo_trainer.transport.base import Event
+from bamboo_trainer.transport.tcp import TcpTransport
+from bamboo_trainer.worker import logs
+from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, Notice, Wanted
+from bamboo_trainer.worker.cloud_watch import Watcher
+from bamboo_trainer.worker.control import Control
+from bamboo_trainer.worker.time_account import Tally
+from bamboo_trainer.worker.trace import Silent, TraceFile
+from bamboo_trainer.worker.watchdog import Inside
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
+FLUSH_SECONDS = 2.0
+
+
+class ClosingObserver(Observer, Protocol):
+    def close(self) -> None: ...
+
+
+class Inbox:
+    """The one place where a worker blocks: what other threads say, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._items: deque[Event | ToWorker | NoticeReceived] = deque()
+        self._news = threading.Condition()
+
+    def put(self, item: Event | ToWorker | NoticeReceived) -> None:
+        with self._news:
+            self._items.append(item)
+            self._news.notify()
+
+    def take(self, seconds: float) -> list[Event | ToWorker | NoticeReceived]:
+        """All that is there; waits for something for at most that long."""
+        with self._news:
+            if not self._items and seconds > 0:
+                self._news.wait(seconds)
+            items = []
+            while self._items:  # one by one: the signal handler may add while we take
+                items.append(self._items.popleft())
+            return items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker runs.
+
+    host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
+    signed the coordinator's certificate; "" for those that this machine trusts. metadata: the cloud's endpoint that is
+    watched for notices, if any. metrics_port: of that address, where the worker serves its own metrics. shared_log:
+    other workers write to the same file.
+    """
+
+    host: str = "127.0.0.1"
+    grace: float = GRACE_SECONDS
+    authority: str = ""
+    metadata: Wanted | None = None
+    metrics_port: int | None = None
+    shared_log: bool = True
+
+
+HERE = Place()
+
+
+class Worker:
+    """The agent around the engine. run() returns the process's exit code."""
+
+    def __init__(
+        self, worker: str, url: str, token: Callable[[], str], zone: str, observer: ClosingObserver, place: Place
+    ) -> None:
+        host = place.host
+        self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
+        self.inside = Inside(observer, time.monotonic)
+        self.grace = place.grace
+        self.inbox = Inbox()
+        self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
+        self.control = Control(url, token, self._hello, self._heartbeat, self._heard, place.authority)
+        self.plan_arrived: dict[int, float] = {}  # by epoch
+        self.engine: Engine | None = None
+        self.task: Task | None = None
+        self.spec: JobSpec | None = None
+        self.reader: Reader | None = None
+        self.terminated = False  # by a first SIGTERM
+        self.leave_by = math.inf  # the earliest deadline of all notices
+        self.doing = "starting"
+        self.device = ""
+        self.to_save: list[Save] = []
+        self.exit_code: int | None = None
+        self.last = ""  # line of the log: why it ends
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._on_term)
+        self.control.start()
+        try:
+            while self.exit_code is None:
+                self._turn()
+        except DeviceError as error:
+            self._fail("DeviceUnavailable", str(error))
+        except Exception as error:
+            logger.exception("the worker failed")
+            self._fail(failure_reason(error), failure_message(error))
+        except SystemExit as error:
+            self.exit_code = exit_code(error)
+            logger.exception("the task's code ended this worker")
+            self.last = f"ended by sys.exit with code {self.exit_code} ({where(error)})"
+        finally:
+            self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
+            self.control.close(FLUSH_SECONDS)
+            self.observer.close()
+            if self.reader:
+                self.reader.close()
+            if self.last:  # NB: the last line of a pod's log is what Kubernetes tells of its end
+                logger.error(self.last)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def _turn(self) -> None:
+        busy = self.engine.turn() if self.engine else False
+        for request in list(self.to_save):
+            if self.engine and (stage := self.engine.trained(request.stage)):
+                self.to_save.remove(request)
+                self._save(stage, request)
+        items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
+        if self.engine:  # NB: only after a long wait does it matter for what
+            self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
+        for item in items:
+            if isinstance(item, Message):
+                self._obey(item)
+            elif self.engine:
+                self.engine.handle(item)
+
+    def _heard(self, message: ToWorker) -> None:
+        """In the control channel's thread."""
+        if isinstance(message, SendPlan):
+            self.plan_arrived[message.plan.epoch] = time.monotonic()
+        self.inbox.put(message)
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Welcome(manifest=manifest, secret=secret):
+                self._begin(manifest, secret)
+            case ProfileRequest():
+                assert self.task is not None
+                assert self.spec is not None
+                self.control.send(Profile(costs=profile(self.task, self.spec)))
+            case ReportRequest():
+                if self.engine:
+                    self.engine.report()
+            case SendPlan(plan=plan):
+                if self.engine:
+                    self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
+            case Save():
+                self.to_save.append(message)
+            case NoticeReceived(seconds=seconds):
+                self.leave_by = min(self.leave_by, time.monotonic() + seconds)
+                self.control.send(message)
+            case Stop():
+                self.control.send(Bye())
+                self.exit_code = EXIT_DRAINED
+            case Refused(reason=reason, message=text):
+                logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
+                self.exit_code = EXIT_FENCED
+
+    def _begin(self, manifest: dict[str, object], secret: str) -> None:
+        if self.engine:  # the channel was cut, or the coordinator restarted
+            self.control.send(WorkerReady())
+            if self.leave_by < math.inf:
+                self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
+            self.engine.report()
+            return
+        spec = self.spec = parse_manifest(manifest)
+        training = spec.training
+        task = self.task = settled(load_task(spec.task.entrypoint, spec.task.config), training.seed)
+        config = TrainingConfig(
+            seed=training.seed,
+            precision=training.precision.value,
+            max_gradient_norm=training.max_gradient_norm,
+            microbatches=training.microbatches,
+            micro_batch_size=training.micro_batch_size,
+        )
+        reader = self.reader = Reader(task, config.samples)
+        device = choose_device(self.worker)
+        use(device)
+        self.device = str(device)
+        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
+        self.engine = Engine(
+            worker=self.worker,
+            steps=training.steps,
+            build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
+            transport=self.transport,
+            tell=self.control.send,
+            observer=self.inside,
+            clock=time.monotonic,
+            lookahead=spec.topology.lookahead,
+            on_host=spec.redundancy.placement is Placement.HOST,
+        )
+        self.control.send(WorkerReady())
+
+    def _save(self, stage: Stage, request: Save) -> None:
+        """The file is there as a whole or not at all."""
+        file = Path(request.path) / f"stage-{request.stage:03d}.safetensors"
+        partial = file.with_name(f".{file.name}.{self.worker}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(stage.state_tensors(), str(partial))
+            partial.replace(file)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            self._fail("SaveFailed", f"cannot write {file}: {error}")
+            return
+        self.control.send(Saved(stage=request.stage))
+
+    def _fail(self, reason: str, message: str) -> None:
+        self.control.send(WorkerFailed(reason=reason, message=message))
+        self.exit_code, self.last = EXIT_FAILED, f"{reason}: {message}"
+
+    def _hello(self) -> Hello:
+        plan = self.engine.newest_plan if self.engine else None
+        return Hello(
+            worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        """In the control channel's thread."""
+        if self.engine is None:
+            return Heartbeat(step=0, doing="starting")
+        memory = self.engine.meter.due(time.monotonic())
+        inside, busy = self.inside.now()
+        doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
+        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy)
+
+    def _on_term(self, *_: object) -> None:
+        """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""
+        if self.terminated:
+            os._exit(128 + signal.SIGTERM)
+        self.terminated = True
+        self.inbox.put(NoticeReceived(seconds=self.grace))
+
+    def notice(self, notice: Notice) -> None:
+        """From any thread. What several notices mean is for the coordinator to decide."""
+        self.inbox.put(NoticeReceived(seconds=notice.seconds))
+
+
+def failure_reason(error: Exception) -> str:
+    """Of an error that ends the worker: the task's, memory, or a bug."""
+    if ran_out_of_memory(error):
+        return "OutOfMemory"
+    if isinstance(error, NotDeterministic):
+        return "NotDeterministic"
+    return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
+
+
+def failure_message(error: Exception) -> str:
+    """One line, with the place."""
+    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
+
+
+def exit_code(error: SystemExit) -> int:
+    """As Python's own: what is no number is said, and 1."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    logger.error("%s", error.code)
+    return EXIT_FAILED
+
+
+def _read_token(path: Path) -> str:
+    """Raises OSError, also while the file is being written."""
+    token = path.read_bytes().decode(errors="replace").strip()
+    if not token.isascii() or not token:
+        raise OSError(f"there is no token in {path}")
+    return token
+
+
+def main(
+    worker: str,
+    url: str,
+    token: str | Path,
+    zone: str = "",
+    trace: str | None = None,
+    observer: ClosingObserver | None = None,
+    place: Place = HERE,
+) -> int:
+    """Run one worker in this process until it is told to stop; returns its exit code.
+
+    token: or the file that always holds the newest one.
+    """
+    torch.set_num_threads(1)
+    if observer is None:
+        observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Tally() if place.metrics_port else Silent()
+    newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
+    agent = Worker(worker, url, newest, zone, observer, place)
+    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=place.shared_log)
+    try:
+        if place.metrics_port and isinstance(observer, Tally):
+            from bamboo_trainer.worker.metrics import serve  # NB: nobody else needs it
+
+            serve(agent, observer, place.host, place.metrics_port)
+        return _run(agent, place)
+    finally:
+        logs.end()
+
+
+def _run(agent: Worker, place: Place) -> int:
+    """With an eye on the cloud's notices, if that is wanted."""
+    if place.metadata is None:
+        return agent.run()
+    watcher = Watcher(place.metadata, agent.notice)
+    watcher.start()
+    code = None
+    try:
+        code = agent.run()
+    finally:
+        watcher.close(left=code == EXIT_DRAINED)
+    return code

@@ -1,0 +1,335 @@
+"""The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
+
+    python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
+
+One thread, one loop. JSON lines on stdin:
+
+    {"op": "start", "worker": W, "url": .., "token": .., "zone": .., "trace": .., "main": "module:function"}
+    {"op": "call", "id": I, "function": "module:function", "arguments": {..}}
+    {"op": "proceed", "worker": W}
+    {"op": "close"}
+
+and on stdout: {"event": "ready"} first, then started (worker, pid), exited (worker, code; negative: a signal),
+result (id, value | error), error (message), asks (worker, step): a worker that was started with "gate": [STEP, ..]
+is about to begin a forward or backward of one of these steps, and waits for proceed. With close, when stdin ends or
+when SIGTERM comes, every child is killed and reaped. If stdin ends without close, who started the launcher has died:
+then the launcher removes the scratch folder.
+Children belong to the launcher's process group and die with the launcher, even if it is killed.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+MODULES = (
+    "torch",
+    "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
+    "aiohttp",
+    "safetensors.torch",
+    "bamboo_trainer.worker.agent",
+    "bamboo_trainer.worker.strike_gate",
+)
+WORKER_MAIN = "bamboo_trainer.worker.agent:main"
+GATED_MAIN = "bamboo_trainer.worker.strike_gate:main"
+PR_SET_PDEATHSIG = 1
+CHUNK = 1 << 16
+
+
+class Unresolved(ValueError):
+    """A name that leads to no function; the text is a sentence for the user."""
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Raises Unresolved if "module:function" names nothing callable."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever a module raises while it is imported
+        raise Unresolved(f"cannot import {name}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise Unresolved(f"{name} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call in progress: the child's answer so far; `pipe` is -1 once it is complete."""
+
+    id: Any
+    pipe: int
+    answer: bytearray = field(default_factory=bytearray)
+
+
+class Launcher:
+    """scratch: removed if who started this process dies."""
+
+    def __init__(self, commands: int, events: int, scratch: str | None = None) -> None:
+        self._commands = commands
+        self._events = events
+        self._scratch = scratch
+        self._abandoned = False
+        self._partial = b""
+        self._workers: dict[int, str] = {}
+        self._calls: dict[int, _Call] = {}
+        self._gates: dict[str, socket.socket] = {}  # to the workers that ask before they go on
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._waker = os.pipe()
+
+    def run(self) -> None:
+        """Until stdin ends or SIGTERM comes; leaves no child."""
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        self._selector.register(self._commands, selectors.EVENT_READ, self._read_commands)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
+        try:
+            self._tell(event="ready")
+            while not self._stopping:
+                for key, _ in self._selector.select():
+                    key.data()
+        except BrokenPipeError:
+            self._abandoned = True
+        finally:
+            self._kill_all()
+            if self._abandoned and self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)  # NB: what is left is for the next run to remove
+
+    def _on_term(self, *_: object) -> None:
+        self._stopping = True
+
+    def _tell(self, **event: Any) -> None:
+        line = memoryview(json.dumps(event).encode() + b"\n")
+        while line:
+            line = line[os.write(self._events, line) :]
+
+    def _read_commands(self) -> None:
+        data = os.read(self._commands, CHUNK)
+        if not data:
+            self._stopping = self._abandoned = True
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            try:
+                self._obey(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                self._tell(event="error", message=f"bad command {line[:200]!r}: {error!r}")
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command["op"]:
+            case "start":
+                self._start(command)
+            case "call":
+                self._call(command["id"], command["function"], command["arguments"])
+            case "proceed":
+                self._proceed(command["worker"])
+            case "close":
+                self._stopping = True
+            case other:
+                raise ValueError(f"there is no op {other!r}")
+
+    def _start(self, command: dict[str, Any]) -> None:
+        worker, steps = command["worker"], command.get("gate")
+        main = command.get("main") or (GATED_MAIN if steps else WORKER_MAIN)
+        arguments = {k: command[k] for k in ("worker", "url", "token", "zone")}
+        arguments["trace"] = command.get("trace")
+        try:
+            theirs = self._open_gate(worker) if steps else None
+            with theirs or contextlib.nullcontext():
+                if theirs:
+                    arguments |= {"gate": theirs.fileno(), "steps": steps}
+                pid = self._fork(lambda: int(resolve(main)(**arguments)))
+        except OSError as error:
+            self._close_gate(worker)
+            print(f"launcher: cannot start {worker}: {error.strerror}", file=sys.stderr)
+            self._tell(event="exited", worker=worker, code=1)
+            return
+        self._workers[pid] = worker
+        self._tell(event="started", worker=worker, pid=pid)
+
+    def _open_gate(self, worker: str) -> socket.socket:
+        """The worker's end. NB: opened before the fork, so that the worker closes all ends that are ours."""
+        ours, theirs = socket.socketpair()
+        self._gates[worker] = ours
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
+        return theirs
+
+    def _read_question(self, worker: str, gate: socket.socket) -> None:
+        """NB: a worker asks one thing at a time, so what has come is one short line."""
+        if self._gates.get(worker) is not gate:
+            return  # closed since the selector told of it: the worker's end was heard of at the same time
+        try:
+            data = gate.recv(CHUNK)
+        except ConnectionResetError:  # it was killed before it read the answer
+            data = b""
+        if data:
+            self._tell(event="asks", worker=worker, step=int(data))
+        else:
+            self._close_gate(worker)
+
+    def _proceed(self, worker: str) -> None:
+        if (gate := self._gates.get(worker)) is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                gate.send(b"\n")
+
+    def _close_gate(self, worker: str) -> None:
+        if (gate := self._gates.pop(worker, None)) is not None:
+            self._selector.unregister(gate)
+            gate.close()
+
+    def _call(self, id: Any, function: str, arguments: dict[str, Any]) -> None:
+        ours, theirs = os.pipe()
+
+        def answer() -> int:
+            try:
+                result = {"value": resolve(function)(**arguments)}
+                text = json.dumps(result)
+            except Unresolved as error:
+                text = json.dumps({"error": str(error)})
+            except Exception as error:
+                traceback.print_exc()
+                text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            with os.fdopen(theirs, "wb") as pipe:
+                pipe.write(text.encode())
+            return 0
+
+        pid = self._fork(answer)
+        os.close(theirs)
+        call = _Call(id, ours)
+        self._calls[pid] = call
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_answer(call))
+
+    def _read_answer(self, call: _Call) -> None:
+        data = os.read(call.pipe, CHUNK)
+        call.answer += data
+        if data:
+            return
+        self._selector.unregister(call.pipe)
+        os.close(call.pipe)
+        call.pipe = -1  # NB: the number may be used again before the child is reaped
+        try:
+            result = json.loads(call.answer)
+        except ValueError:
+            result = {"error": "the function's process ended without an answer"}
+        self._tell(event="result", id=call.id, **result)
+
+    def _fork(self, body: Callable[[], int]) -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        launcher = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child must not run the launcher's handler
+        try:
+            if (pid := os.fork()) == 0:
+                self._become_child(launcher, body)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return pid
+
+    def _become_child(self, launcher: int, body: Callable[[], int]) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+            self._selector.close()
+            for pipe in (self._commands, self._events, self._woken, self._waker):
+                os.close(pipe)
+            for call in self._calls.values():
+                if call.pipe >= 0:
+                    os.close(call.pipe)
+            for gate in self._gates.values():
+                gate.close()
+            code = body()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Unresolved as error:
+            print(f"launcher: {error}", file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code & 0xFF)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, CHUNK)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._calls.pop(pid, None)
+            if (worker := self._workers.pop(pid, None)) is not None:
+                self._close_gate(worker)
+                self._tell(event="exited", worker=worker, code=os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        for pid in (*self._workers, *self._calls):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)  # NB: a thread pool would not survive the fork
+    gc.collect()
+    gc.freeze()
+
+
+def _own_channel() -> tuple[int, int]:
+    """Moves the command and event pipes away from 0 and 1, so that nothing that prints can disturb them."""
+    commands, events = os.dup(0), os.dup(1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fork server for local workers; speaks JSON lines.")
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--folder", dest="folders", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--scratch", metavar="FOLDER", help="removed if the process that reads stdout dies")
+    parser.add_argument("--bare", action="store_true", help="import only the modules named by --import")
+    options = parser.parse_args()
+    commands, events = _own_channel()
+    _preload([*(() if options.bare else MODULES), *options.modules])
+    sys.path[:0] = options.folders  # NB: not before, or a user's file named like one of torch's modules would be taken
+    Launcher(commands, events, options.scratch).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A worker's own metrics, on a port of its pod. Read from the engine's plain numbers when somebody asks."""
+
+import logging
+import socket
+import threading
+from collections import Counter
+from http.server import HTTPServer
+from importlib.metadata import version
+from socketserver import TCPServer
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import MetricsHandler
+
+from bamboo import metrics_table as table
+from bamboo.metrics import Exporter, Page, PageCollector
+from bamboo_trainer.transport.frames import Kind
+from bamboo_trainer.worker.time_account import Tally
+
+if TYPE_CHECKING:
+    from bamboo_trainer.worker.agent import Worker
+
+logger = logging.getLogger(__name__)
+
+CALLER_SECONDS = 5.0  # for a request to be made and an answer to be taken
+SENT_KINDS = {
+    Kind.ACTIVATION: "activation",
+    Kind.GRADIENT: "gradient",
+    Kind.CONTRIBUTION: "reduction",
+    Kind.RESULT: "reduction",
+    Kind.TIED: "tied",
+    Kind.SYNC: "sync",
+    Kind.STATE: "state",
+}  # everything else is control
+
+
+def fill(page: Page, worker: "Worker", tally: Tally) -> None:
+    """In the thread that is scraped: what it reads is a number, or is copied at once."""
+    engine, transport = worker.engine, worker.transport
+    for what, seconds in tally.seconds().items():
+        page.add(table.WORKER_TIME, seconds, what.value)
+    _bytes(page, transport.sent, transport.resent)
+    page.add(table.WORKER_BROKEN_LINKS, transport.broken)
+    if engine is None:
+        return
+    page.add(table.WORKER_INFO, 1, worker.worker, worker.device, version("bamboo-trainer"))
+    page.add(table.WORKER_STEP, engine.step)
+    page.add_histogram(table.WORKER_STEP_DURATION, engine.step_seconds)
+    held = Counter(holding.owned for holding in tuple(engine.holdings.values()))
+    page.add(table.WORKER_STAGES, held[True], "owner")
+    page.add(table.WORKER_STAGES, held[False], "replica")
+    if (memory := engine.meter.latest) is not None:
+        for kind, size in memory.by_kind().items():
+            page.add(table.WORKER_MEMORY, size, kind)
+
+
+def _bytes(page: Page, sent: list[int], resent: list[int]) -> None:
+    """sent, resent: bytes by the number of the frame's kind."""
+    for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
+        sums = dict.fromkeys([*SENT_KINDS.values(), "control"], 0)
+        for number in Kind:
+            sums[SENT_KINDS.get(number, "control")] += numbers[number]
+        for kind, size in sums.items():
+            page.add(metric, size, kind)
+
+
+def serve(worker: "Worker", tally: Tally, host: str, port: int) -> None:
+    """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
+    registry = CollectorRegistry()
+    registry.register(PageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))
+    ProcessCollector(registry=registry)
+
+    class Handler(MetricsHandler):
+        timeout = CALLER_SECONDS
+
+    Handler.registry = registry
+
+    class Server(HTTPServer):  # NB: one caller at a time, so that callers cannot pile up threads beside the training
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            """Without asking a name server who we are, which may take long."""
+            TCPServer.server_bind(self)
+            self.server_name, self.server_port = host, port
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        logger.warning("no metrics: cannot listen on port %d of %s: %s", port, host, error.strerror)
+        return
+    threading.Thread(target=server.serve_forever, name="worker-metrics", daemon=True).start()

@@ -1,0 +1,63 @@
+"""A worker that asks before each forward and backward of chosen steps, so that it can be ended at a chosen place.
+
+`bamboo run --preempt at:STEP` strikes in the middle of a step, however fast the machine is: the worker says to the
+launcher that it is about to begin an instruction and waits, and the local runner lets it go on or ends it right there.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+from bamboo.plan import Cell
+from bamboo_trainer.worker.agent import ClosingObserver
+from bamboo_trainer.worker.agent import main as run_worker
+from bamboo_trainer.worker.trace import Silent, TraceFile
+
+logger = logging.getLogger(__name__)
+
+GATED = ("Forward", "Backward")
+ANSWER_SECONDS = 60.0
+
+
+class Gate:
+    """An observer of the engine that asks first and then passes on what it is told. Without an answer it goes on."""
+
+    def __init__(self, observer: ClosingObserver, channel: socket.socket, steps: Collection[int]) -> None:
+        """channel: to the launcher; a line out, a line back."""
+        self._observer, self._channel, self._steps = observer, channel, frozenset(steps)
+        channel.settimeout(ANSWER_SECONDS)
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        if step in self._steps and name in GATED:
+            self._ask(step)
+        self._observer.started(name, cell, step, microbatch)
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self._observer.finished(name, cell, step, microbatch)
+
+    def event(self, name: str, **facts: object) -> None:
+        self._observer.event(name, **facts)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._observer.close()
+
+    def _ask(self, step: int) -> None:
+        try:
+            self._channel.sendall(b"%d\n" % step)
+            answered = bool(self._channel.recv(1))
+        except OSError as error:
+            logger.warning("nobody answered before step %d went on: %s", step, error)
+            answered = False
+        if not answered:  # NB: a late answer must not be taken for the next question's
+            self._steps = frozenset()
+
+
+def main(
+    worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: Collection[int]
+) -> int:  # fmt: skip
+    """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
+    observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
+    return run_worker(worker, url, token, zone, observer=Gate(observer, socket.socket(fileno=gate), steps))

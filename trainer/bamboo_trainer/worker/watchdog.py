@@ -1,0 +1,49 @@
+"""Which instruction the engine's thread is inside, and since when: read by the thread that sends heartbeats.
+
+A dataset that hangs, or a kernel that never ends, holds up the engine's thread and not the heartbeats.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bamboo.plan import Cell
+from bamboo_trainer.engine.engine import Observer
+
+FIRST_CALLS = ("Rehearsal",)  # what they take says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    name: str
+    cell: Cell
+    step: int
+    microbatch: int
+    at: float
+
+    def __str__(self) -> str:
+        where = f"stage {self.cell.stage} of pipeline {self.cell.pipeline}"
+        return f"inside {self.name} for {where}, step {self.step}, microbatch {self.microbatch}"
+
+
+class Inside:
+    """An observer that remembers what has begun and not ended, and passes on what it is told."""
+
+    def __init__(self, observer: Observer, clock: Callable[[], float]) -> None:
+        self._observer, self._clock = observer, clock
+        self._begun: Begun | None = None
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self._begun = None if name in FIRST_CALLS else Begun(name, cell, step, microbatch, self._clock())
+        self._observer.started(name, cell, step, microbatch)
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self._begun = None
+        self._observer.finished(name, cell, step, microbatch)
+
+    def event(self, name: str, **facts: object) -> None:
+        self._observer.event(name, **facts)
+
+    def now(self) -> tuple[str, float]:
+        """In words, and for how many seconds; nothing and 0 if it is inside none. From any thread."""
+        begun = self._begun
+        return (str(begun), max(0.0, self._clock() - begun.at)) if begun else ("", 0.0)
