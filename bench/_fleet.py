@@ -132,7 +132,7 @@ class Fleet:
         return token
 
     async def _write(self, pod: Json, phase: str, state: Json, address: str) -> None:
-        """state: of its container. NB: the API server drops a first one that is to replace what is there."""
+        """state: of its container. The API server drops a first one that is to replace what is there."""
         running = str(phase == "Running")
         container = {
             "name": TRAINER_CONTAINER, "image": "none", "imageID": "none", "ready": phase == "Running",

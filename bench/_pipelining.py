@@ -17,9 +17,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from bamboo.grid import split_layers
 from bamboo.manifest import parse_manifest
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import TrainingConfig
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
+from bamboo_trainer.training import TrainingConfig
 
 
 def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: int = 0, every: int = 0) -> Any:

@@ -16,7 +16,8 @@ import torch
 
 from bamboo_trainer.commit.state_comparison import EVERY
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.training import TrainingConfig
 
 
 def best(what: Callable[[], object], times: int = 5) -> float:

@@ -12,7 +12,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": ("Parts", "Build", "Task", "Dataset"),
     "bamboo_trainer.data": ("TensorDataset", "TextDataset"),
     "bamboo_trainer.reference": ("train",),
-    "bamboo_trainer.stage.stage": ("TrainingConfig",),
+    "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
     "bamboo_trainer.models.gpt": ("build",),
     "bamboo_trainer.models.mlp": ("build",),

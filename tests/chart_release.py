@@ -116,7 +116,7 @@ def until_none(left: Callable[[], list[str]], seconds: float = 120) -> None:
 def labelled(api: Client, selector: str) -> list[str]:
     """KIND NAMESPACE/NAME of all objects with that label, whatever the server has.
 
-    NB: kinds, and with the last one their group, may go between two of the questions.
+    Kinds, and with the last one their group, may go between two of the questions.
     """
     versions = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in api.get("/apis")["groups"])]
     found = []

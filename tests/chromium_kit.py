@@ -109,7 +109,7 @@ class Tab:
         found = await self.call("Page.navigate", url=url)
         assert "errorText" not in found, found
         async with asyncio.timeout(ANSWER_SECONDS):
-            while found["loaderId"] not in self._loads:  # NB: the page before may load late
+            while found["loaderId"] not in self._loads:  # the page before may load late
                 self._loaded.clear()
                 await self._loaded.wait()
 

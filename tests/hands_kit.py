@@ -74,7 +74,7 @@ class Place:
         self.cluster.pod_event("DELETED", self.pods.pop(name))
 
     def open_gate(self, name: str) -> None:
-        """NB: the condition stays until the scheduler has judged the pod."""
+        """The condition stays until the scheduler has judged the pod."""
         del self.pods[name]["spec"]["schedulingGates"]
         self.cluster.pod_event("MODIFIED", self.pods[name])
 

@@ -53,7 +53,7 @@ class Store:
         return ["--root", str(self.folder / "storage"), "--runroot", str(RUN_FOLDER / "storage")]
 
     def podman(self, *arguments: str) -> list[str]:
-        """The command line. NB: crun, podman's usual runtime, does not know cgroup v1."""
+        """The command line. Crun, podman's usual runtime, does not know cgroup v1."""
         return ["podman", *self.flags, "--tmpdir", str(RUN_FOLDER / "libpod"), "--runtime", "runc",
                 "--cgroup-manager", "cgroupfs", *arguments]  # fmt: skip
 

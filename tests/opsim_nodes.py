@@ -50,7 +50,7 @@ class Nodes:
             self._soon(0.0, 0.3, self._terminate, pod)
 
     def deleted(self, pod: Object) -> None:
-        """NB: without its node hearing of it before, perhaps."""
+        """Without its node hearing of it before, perhaps."""
         self._pods.pop(pod["metadata"]["uid"], None)
         self._soon(0.0, 2.0, self._kill, pod["metadata"]["uid"])
 

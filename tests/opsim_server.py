@@ -45,7 +45,7 @@ class Watch:
         self.listening = False
 
     def changed(self, kind: str | None, thing: Object) -> None:
-        """NB: what is made anew under its name has a queue of its own."""
+        """What is made anew under its name has a queue of its own."""
         if not self.listening:
             return
         uid, when = thing["metadata"]["uid"], self._loop.time() + 10 ** self._rng.uniform(-3, -0.3)
@@ -63,7 +63,7 @@ class Watch:
             self._loop.call_later(seconds, self.list, self._connection)
 
     def list(self, connection: int | None = None) -> None:
-        """NB: what was told before, and not handled yet, still is."""
+        """What was told before, and not handled yet, still is."""
         if not self.listening and connection in (None, self._connection):
             self.listening = True
             for thing in self.objects.values():
@@ -133,7 +133,7 @@ class Server:
         return thing
 
     def _revision(self, method: str, name: str | None, body: Object | None, query: Mapping[str, str]) -> Object:
-        """NB: of jobs that are gone some may be left, as long as the garbage collector takes its time."""
+        """Of jobs that are gone some may be left, as long as the garbage collector takes its time."""
         if method == "GET":
             uid = query["labelSelector"].partition("=")[2]
             return {"items": [r for r in self.revisions.values() if r["metadata"]["labels"][LABEL_JOB_UID] == uid]}

@@ -71,7 +71,7 @@ class User:
     # the job
 
     def _edit(self, change: Callable[[Object], None]) -> None:
-        """NB: what changes nothing makes no generation."""
+        """What changes nothing makes no generation."""
         if not self._there():
             return
         job = self._world.job
@@ -123,7 +123,7 @@ class User:
         self._loop.call_later(0.5, self._finalize, job, self._loop.time() + FOREGROUND_SECONDS, act.seconds / 10)
 
     def _finalize(self, job: Object, until: float, later: float) -> None:
-        """NB: of a node that hangs somebody takes the pods away in the end."""
+        """Of a node that hangs somebody takes the pods away in the end."""
         left = self._world.pods_of(job)
         for pod in left if self._loop.time() > until else ():
             self._world.server.remove("pods", pod)
@@ -215,11 +215,11 @@ class User:
     def _is_free(self, pod: Object) -> bool:
         """Does it hold nothing that anybody needs?"""
         node, brain = self._world.workers.nodes.get(pod["metadata"]["uid"]), self._world.brain
-        trained = node is not None and node.engine is not None and node.engine.plan is not None
+        trained = node is not None and node.engine is not None and node.engine.components is not None
         return brain is not None and pod["metadata"]["name"] not in brain.state.workers and not trained
 
     def _may(self) -> bool:
-        """NB: whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
+        """Whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
         brain = self._world.brain
         safe = brain is not None and brain.state.phase == "Running" and not brain.status().unprotected
         if brain is not None and safe:

@@ -214,7 +214,7 @@ class World:
     # the operator
 
     def start_operator(self) -> None:
-        """NB: as kopf does it: pods and nodes are known before the first job."""
+        """As kopf does it: pods and nodes are known before the first job."""
         self.log("the operator starts")
         api, doors = Client(self.server), Doors()
         settings = OperatorSettings(coordinator_url="", image="trainer")
@@ -244,7 +244,7 @@ class World:
             self.lives.job_event(kind, job)
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
-        """NB: as in the handlers of bamboo_operator.watch."""
+        """As in the handlers of bamboo_operator.watch."""
         if self.lives is None:
             return
         if kind != "DELETED":

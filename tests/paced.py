@@ -45,7 +45,7 @@ def build(config: Mapping[str, Any]) -> Task:
 def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0) -> dict[str, Any]:
     """The same job, slow from that step on. Its workers need this folder in PYTHONPATH.
 
-    NB: a step is known by its samples, so the dataset must hold more than the steps before `since` read.
+    A step is known by its samples, so the dataset must hold more than the steps before `since` read.
     """
     spec = manifest["spec"]
     task, training = spec["task"], spec["training"]

@@ -8,7 +8,6 @@ from bamboo.events import Outcome, Takeover
 from bamboo.plan import Cell, Plan, plan_problems
 from bamboo.protocol import StepCommitted
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
-from bamboo_trainer.engine.schedule import needs
 from sim_holders import holders, usable
 from sim_stage import Oracle, Violation
 
@@ -63,17 +62,17 @@ class Checks:
     def one_plan(self, nodes: Iterable["Node"]) -> None:
         """No two of these workers obey different plans of the same epoch."""
         plans: dict[int, Plan] = {}
-        for plan in [n.engine.plan for n in nodes if n.engine and n.engine.plan]:
+        for plan in [n.engine.components.plan.current for n in nodes if n.engine and n.engine.components]:
             if plans.setdefault(plan.epoch, plan) != plan:
                 raise Violation(f"two different plans of epoch {plan.epoch} are obeyed")
 
     def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
         """No two workers that are alive and belong to the job know different commits of a step."""
-        ledger = node.engine.ledger if node.engine else None
-        if ledger is None or self.newest.get(node.name) == ledger.newest:
+        log = node.engine.components.committer.log if node.engine and node.engine.components else None
+        if log is None or self.newest.get(node.name) == log.newest:
             return
-        self.newest[node.name] = ledger.newest
-        for step, commit in ledger.commits.items():
+        self.newest[node.name] = log.newest
+        for step, commit in log.commits.items():
             known = self.commits.setdefault(step, {})
             known[node.name] = commit
             other = next((w for w, c in known.items() if c != commit and living(w)), None)
@@ -84,48 +83,52 @@ class Checks:
         expected = (self.oracle.losses[said.step], self.oracle.norms[said.step])
         if said.microbatches == self.oracle.arithmetic.microbatches and (said.loss, said.gradient_norm) != expected:
             raise Violation(f"step {said.step} has loss and norm {said.loss, said.gradient_norm}, not {expected}")
-        if said.learning_rate not in (None, 1 / (1 + said.step)):  # NB: a new root's state may be on its way
+        if said.learning_rate not in (None, 1 / (1 + said.step)):  # a new root's state may be on its way
             raise Violation(f"step {said.step} has the learning rate {said.learning_rate}")
         if said.microbatches != self.oracle.arithmetic.microbatches:
             raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
 
     def told(self, node: "Node") -> None:
         """A takeover is reported at the latest when the step's last instruction is done: the cell may then move on."""
-        for run in node.engine.runs.values() if node.engine else ():
-            if run.program and run.next is None and run.catching:
+        parts = node.engine.components if node.engine else None
+        for run in parts.executor.cells.values() if parts else ():
+            if run.program and run.next is None and run.takeover:
                 raise Violation(f"{node.name} has taken over {run.cell}, finished step {run.step}, and not said so")
 
     def followed(self, node: "Node") -> None:
         """Who has the gradients of a step knows the commit before it, without which it could not use them."""
-        engine = node.engine
-        for stage, holding in engine.holdings.items() if engine else ():
-            lacked = holding.version not in engine.ledger.commits if engine else False
-            if holding.stage and lacked and holding.version + 1 in holding.reduced:
-                raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {holding.version}")
+        parts = node.engine.components if node.engine else None
+        for stage, state in parts.states.by_stage.items() if parts else ():
+            lacked = parts is not None and state.version not in parts.committer.log.commits
+            if state.stage and lacked and state.version + 1 in state.final:
+                raise Violation(f"{node.name} has gradients for stage {stage}, not the commit of {state.version}")
 
     def settled(self, nodes: Sequence["Node"], steps: int) -> None:
         """Once a job is complete and all is quiet, every replica holds what its owner holds, and the owner knows it."""
-        owners = {n.name: n.engine for n in nodes if n.alive and not n.frozen and n.engine and n.engine.plan}
-        for name, engine in owners.items():
-            for (cell, worker), known in engine.feeds.items():
+        engines = {n.name: n.engine.components for n in nodes if n.alive and not n.frozen and n.engine}
+        owners = {name: parts for name, parts in engines.items() if parts}
+        for name, owner in owners.items():
+            for (cell, worker), known in owner.replicator.progress.items():
                 replica = owners.get(worker)
-                if replica is None or replica.plan != engine.plan or replica.pending or engine.pending:
+                if replica is None or replica.plan.current != owner.plan.current:
                     continue
-                version = replica.holdings[cell.stage].version
-                if version != steps or not known.synced:
+                if replica.plan.pending or owner.plan.pending:
+                    continue
+                state = replica.states.by_stage[cell.stage]
+                if state.version != steps or not known.synced:
                     raise Violation(
-                        f"all is quiet, and {worker} holds version {version} of stage {cell.stage}, not {steps}: "
-                        f"{known}; it knows commits {sorted(replica.ledger.commits)} and has gradients of "
-                        f"{sorted(replica.holdings[cell.stage].reduced)}; its owner is {name}"
+                        f"all is quiet, and {worker} holds version {state.version} of stage {cell.stage}, not {steps}: "
+                        f"{known}; it knows commits {sorted(replica.committer.log.commits)} and has gradients of "
+                        f"{sorted(state.final)}; its owner is {name}"
                     )
 
     def bounded(self, node: "Node") -> None:
-        engine = node.engine
-        if engine is None or engine.plan is None:
+        parts = node.engine.components if node.engine else None
+        if parts is None:
             return
-        if len(engine.ledger.commits) > KEPT_STEPS + 1 and not engine.holdings:
-            raise Violation(f"{node.name}, which holds nothing, keeps {len(engine.ledger.commits)} commits")
-        steps = {address.step for frames in engine.log._frames.values() for address in frames}
+        if len(parts.committer.log.commits) > KEPT_STEPS + 1 and not parts.states.by_stage:
+            raise Violation(f"{node.name}, which holds nothing, keeps {len(parts.committer.log.commits)} commits")
+        steps = {address.step for frames in parts.outbox.log._frames.values() for address in frames}
         if steps and max(steps) - min(steps) >= LOGGED_STEPS:
             raise Violation(f"the log of {node.name} holds steps {sorted(steps)}")
 
@@ -198,27 +201,23 @@ def waiting(job: "Simulation") -> str:
 
 
 def _node(job: "Simulation", node: "Node") -> str:
-    engine = node.engine
+    parts = node.engine.components if node.engine else None
     flags = f"{'frozen ' * node.frozen}{'' if node.channel.open else 'no channel '}"
-    if engine is None or engine.plan is None:
+    if parts is None:
         return f"{node.name}: {flags}no plan"
     held = {
-        s: f"v{h.version}{'o' * h.owned}{'u' * (not usable(node, s, job.commit))}+{sorted(h.reduced)}"
-        for s, h in engine.holdings.items()
+        s: f"v{h.version}{'o' * h.owned}{'u' * (not usable(node, s, job.commit))}+{sorted(h.final)}"
+        for s, h in parts.states.by_stage.items()
     }
-    parts = [
-        f"{node.name}: {flags}epoch {engine.plan.epoch}, pending {engine.pending.epoch if engine.pending else 0},"
-        f" required {engine.required_epoch}, newest {engine.ledger.newest}, held {held}"
+    plan, pending = parts.plan.current, parts.plan.pending
+    told = [
+        f"{node.name}: {flags}epoch {plan.epoch}, pending {pending.epoch if pending else 0},"
+        f" outdated {parts.plan.is_outdated}, newest {parts.committer.log.newest}, held {held}"
     ]
-    if engine.unheard:
-        parts.append(f"unheard {sorted(engine.unheard)}")
-    for cell, run in engine.runs.items():
-        missing: list[Any] = []
-        if run.next and run.layout and engine.holdings[cell.stage].stage:
-            tied = engine.tied_stages(cell.stage)
-            wanted = needs(run.next, cell, len(engine.plan.stages), run.layout, run.step, tied)
-            missing = [(a.kind.name, *a[1:]) for a in wanted if a not in run.inbox]
-        owed = f", waits for {run.predecessor}" if run.predecessor else ""
-        parts.append(f"{tuple(cell)} step {run.step} {run.next} lacks {missing}{owed}")
-    parts += [f"{tuple(c)}->{w} {feed}" for (c, w), feed in engine.feeds.items() if not feed.synced or feed.acked < 0]
-    return "; ".join(parts)
+    if parts.committer.awaited_reports:
+        told.append(f"awaits reports of {sorted(parts.committer.awaited_reports)}")
+    told += [f"{tuple(run.cell)} step {run.step} {run.next}" for run in parts.executor.cells.values()]
+    told.append(f"waits for {parts.executor.waits_for()}")
+    progress = parts.replicator.progress.items()
+    told += [f"{tuple(c)}->{w} {known}" for (c, w), known in progress if not known.synced or known.acked < 0]
+    return "; ".join(told)

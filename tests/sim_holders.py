@@ -9,17 +9,17 @@ from sim_worker import Node
 
 def newest_commit(nodes: Iterable[Node]) -> int:
     """The newest step that any worker knows to be committed; -1: none."""
-    return max((n.engine.ledger.newest for n in nodes if n.engine), default=-1)
+    return max((n.engine.step - 1 for n in nodes if n.engine), default=-1)
 
 
 def usable(node: Node, stage: int, commit: int) -> bool:
     """Does that worker hold a state from which the job can go on for sure, without repeating a committed step?"""
-    if not node.alive or node.frozen or node.engine is None:
+    if not node.alive or node.frozen or node.engine is None or node.engine.components is None:
         return False
-    holding = node.engine.holdings.get(stage)
-    if holding is None or holding.stage is None:
+    states = node.engine.components.states
+    if states.here(stage) is None:
         return False
-    return holding.version > commit or (holding.version == commit and commit in holding.reduced)
+    return states.version(stage) > commit or (states.version(stage) == commit and states.has_final(stage, commit))
 
 
 def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], stage: int, commit: int) -> list[WorkerId]:

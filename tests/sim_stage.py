@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from bamboo.grid import split_microbatches
+from bamboo_trainer.stage.parameters import TiedSegment
 from bamboo_trainer.stage.saved_tensors import ContextSize
-from bamboo_trainer.stage.stage import TiedSegment, Work
+from bamboo_trainer.stage.work import Work
 
 FACTOR = 31
 PRIME = 262_139  # times 3 pipelines times 6 tied stages: below 2**24

@@ -15,12 +15,15 @@ from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWork
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell
 from bamboo.spec import Placement
+from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.training import TrainingConfig
 from memory_transport import MemoryNetwork
 
 
@@ -52,10 +55,21 @@ class Fault:
 
 @dataclass
 class Node:
+    """inside: once it has a plan."""
+
     name: str
     engine: Engine
     events: deque[Any] = field(default_factory=deque)
     alive: bool = True
+
+    @property
+    def inside(self) -> Components:
+        assert self.engine.components is not None
+        return self.engine.components
+
+    @property
+    def states(self) -> dict[int, StageState]:
+        return self.inside.states.by_stage
 
 
 class Watch:
@@ -135,8 +149,9 @@ class Job:
         ]
         for node in self.nodes.values():
             if node.alive:
-                runs = {c: (r.step, r.done, r.next) for c, r in node.engine.runs.items()}
-                lines.append(f"{node.name} epoch {node.engine.plan.epoch if node.engine.plan else 0} {runs}")
+                parts = node.engine.components
+                steps = {c: (s.step, s.done, s.next) for c, s in parts.executor.cells.items()} if parts else {}
+                lines.append(f"{node.name} epoch {parts.plan.current.epoch if parts else 0} {steps}")
         return "\n".join(lines)
 
     def kill(self, name: str) -> None:

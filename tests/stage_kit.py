@@ -11,8 +11,10 @@ from torch import nn
 
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
-from bamboo_trainer.stage.stage import Stage, TrainingConfig, Work
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.training import TrainingConfig
 
 TEXT = bytes(range(32, 127)) * 60
 CONFIG = TrainingConfig(seed=3, precision="fp32", max_gradient_norm=0.5, microbatches=3, micro_batch_size=2)

@@ -12,9 +12,11 @@ from torch import nn
 from bamboo.events import Outcome
 from bamboo.plan import Cell
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage, TaskError, Work
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
+from bamboo_trainer.tasks.task_errors import TaskError
 from simulation import Fault, Job
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task
 

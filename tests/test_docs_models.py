@@ -27,7 +27,7 @@ from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.stage.placement import DEVICE_VARIABLE
-from bamboo_trainer.stage.stage import TrainingConfig
+from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.cloud_notices import DEFAULT_URL
 
 ROOT = Path(__file__).parents[1]

@@ -66,7 +66,7 @@ PASSED_ON = {
     "failure_reason(error)": "ANSWERS",
     "f'Azure{first.event_type}'": "metadata.AZURE_SECONDS: the same as in cloud_marks",
 }
-# NB: these calls have nothing to do with reasons
+# These calls have nothing to do with reasons.
 OTHERS = {
     ("core/bamboo/fields.py", "_refuse"),
     ("operator/bamboo_operator/template.py", "refuse"),

@@ -1,7 +1,6 @@
 """Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import torch
 from bamboo.events import Outcome, SpecChanged
 from bamboo.manifest import parse_manifest
 from bamboo.plan import Cell, WorkerId
-from bamboo_trainer.commit import committer
-from bamboo_trainer.commit.commit_log import Commit
-from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
-from bamboo_trainer.stage.stage import TrainingConfig
+from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
 from bamboo_trainer.transport.frames import Frame, Kind
+from memory_transport import MemoryTransport
 from simulation import Fault, Job
 
 STEPS = 4
@@ -75,7 +72,7 @@ def assert_same(job: Job, stages: int, pipelines: int) -> None:
 def owned_weights(job: Job) -> dict[str, torch.Tensor]:
     held: dict[str, torch.Tensor] = {}
     for node in job.nodes.values():
-        for holding in node.engine.holdings.values():
+        for holding in node.states.values():
             if holding.stage and holding.owned:  # a replica may still be one step behind
                 held |= holding.stage.state_tensors()
     return held
@@ -171,28 +168,24 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
     """Its state takes some steps to come, and its link to the root breaks: the root then repeats the last commits."""
     job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
     missed: list[int] = []
-    late: list[tuple[Engine, Frame]] = []
-    tell_commit, send = committer.tell_commit, Engine.send
+    late: list[tuple[MemoryTransport, Frame]] = []
+    send = MemoryTransport.send
 
-    def slow(engine: Engine, worker: WorkerId, frame: Frame) -> None:
-        if worker == "w4" and frame.address.kind is Kind.STATE and len(missed) < 4:
-            late.append((engine, frame))
-        else:
-            send(engine, worker, frame)
-
-    def lossy(engine: Engine, step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
-        if "w4" in workers and late and len(missed) < 4:
-            missed.append(step)
-            workers = [w for w in workers if w != "w4"]
+    def lossy(self: MemoryTransport, peer: WorkerId, frame: Frame) -> None:
+        kind = frame.address.kind
+        if peer == "w4" and kind is Kind.STATE and len(missed) < 4:
+            late.append((self, frame))
+        elif peer == "w4" and kind is Kind.COMMIT and late and len(missed) < 4:
+            missed.append(frame.address.step)
             if len(missed) == 4:
-                for giver, frame in late:
-                    send(giver, "w4", frame)
-                job.nodes["w4"].events.append(LinkUp(engine.worker))
-                job.nodes[engine.worker].events.append(LinkUp("w4"))
-        tell_commit(engine, step, commit, workers)
+                for giver, state in late:
+                    send(giver, "w4", state)
+                job.nodes["w4"].events.append(LinkUp(self.worker))
+                job.nodes[self.worker].events.append(LinkUp("w4"))
+        else:
+            send(self, peer, frame)
 
-    monkeypatch.setattr(committer, "tell_commit", lossy)
-    monkeypatch.setattr(Engine, "send", slow)
+    monkeypatch.setattr(MemoryTransport, "send", lossy)
     job.run()
     assert len(missed) == 4
     assert job.finish is not None

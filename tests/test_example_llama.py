@@ -21,11 +21,12 @@ from bamboo.manifest import load_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS, CONTEXT, WIDTH, INNER, VOCABULARY, BLOCKS = 3, 8, 16, 24, 61, 3

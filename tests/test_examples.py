@@ -18,8 +18,8 @@ from bamboo_operator.pods import template_problems
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import TrainingConfig
 from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

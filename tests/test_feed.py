@@ -1,43 +1,43 @@
 """When an owner waits for a replica, and what it owes it."""
 
-from bamboo_trainer.commit.replica_progress import CLOSE_STEPS, PATIENCE_STEPS, Feed, Owed
+from bamboo_trainer.commit.replica_progress import CLOSE_STEPS, PATIENCE_STEPS, Owed, ReplicaProgress
 
 
-def filled(at: int = 5) -> Feed:
+def filled(at: int = 5) -> ReplicaProgress:
     """A replica that has been given version `at`, and holds it."""
-    feed = Feed()
-    assert feed.announced(-1, at, True) is Owed.STATE
-    assert feed.announced(at, at + 4, True) is Owed.NOTHING
-    return feed
+    progress = ReplicaProgress()
+    assert progress.announced(-1, at, True) is Owed.STATE
+    assert progress.announced(at, at + 4, True) is Owed.NOTHING
+    return progress
 
 
 def test_a_replica_without_a_state_holds_nobody_back() -> None:
-    feed = Feed()
-    feed.announced(-1, 5, True)
-    assert not any(feed.holds_back(step, strict) for step in range(5, 100) for strict in (False, True))
+    progress = ReplicaProgress()
+    progress.announced(-1, 5, True)
+    assert not any(progress.holds_back(step, strict) for step in range(5, 100) for strict in (False, True))
 
 
 def test_one_that_lags_far_behind_is_waited_for_when_it_is_close_or_late() -> None:
-    feed = filled()
-    assert not feed.holds_back(5 + CLOSE_STEPS + 1, False)
-    assert feed.holds_back(5 + CLOSE_STEPS, False)
-    assert not feed.holds_back(5 + 4 + PATIENCE_STEPS - 1, False)
-    assert feed.holds_back(5 + 4 + PATIENCE_STEPS, False)
-    assert not feed.holds_back(5, False), "it holds what this step takes"
+    progress = filled()
+    assert not progress.holds_back(5 + CLOSE_STEPS + 1, False)
+    assert progress.holds_back(5 + CLOSE_STEPS, False)
+    assert not progress.holds_back(5 + 4 + PATIENCE_STEPS - 1, False)
+    assert progress.holds_back(5 + 4 + PATIENCE_STEPS, False)
+    assert not progress.holds_back(5, False), "it holds what this step takes"
 
 
 def test_one_whose_state_is_on_its_way_again_holds_nobody_back() -> None:
-    feed = filled()
-    assert feed.relinked(7) is Owed.STATE
-    assert not any(feed.holds_back(step, False) for step in range(7, 100))
-    assert feed.announced(7, 9, True) is Owed.NOTHING
-    assert feed.holds_back(9, False)
+    progress = filled()
+    assert progress.relinked(7) is Owed.STATE
+    assert not any(progress.holds_back(step, False) for step in range(7, 100))
+    assert progress.announced(7, 9, True) is Owed.NOTHING
+    assert progress.holds_back(9, False)
 
 
 def test_one_that_is_level_is_counted_once_and_waited_for_from_then_on() -> None:
-    feed = filled()
-    feed.announced(9, 9, True)
-    assert [feed.caught_up(9), feed.caught_up(9)] == [True, False]
-    assert feed.holds_back(10, False)
-    assert not feed.holds_back(9, False)
-    assert feed.holds_back(9, True), "it has not got this step's gradients"
+    progress = filled()
+    progress.announced(9, 9, True)
+    assert [progress.caught_up(9), progress.caught_up(9)] == [True, False]
+    assert progress.holds_back(10, False)
+    assert not progress.holds_back(9, False)
+    assert progress.holds_back(9, True), "it has not got this step's gradients"

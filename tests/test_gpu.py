@@ -39,7 +39,7 @@ def test_trains_as_on_the_cpu(pipelines: int) -> None:
     here = Job(document(pipelines=pipelines)).run()
     assert there.finish is not None
     assert there.finish.outcome is Outcome.COMPLETE
-    # NB: dropout draws other numbers on a GPU
+    # Dropout draws other numbers on a GPU.
     torch.testing.assert_close(list(there.state.losses.values()), list(here.state.losses.values()), rtol=0.1, atol=0.1)
 
 

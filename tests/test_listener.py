@@ -203,7 +203,7 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) 
 async def test_an_answer_that_is_not_followed_by_another_request_is_the_last() -> None:
     async with port(idle=0.3) as place:
         reader, writer = await place.connect()
-        writer.write(3 * b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # NB: at once, so that none can come too late
+        writer.write(3 * b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # at once, so that none can come too late
         assert (await ended(reader)).count(b"HTTP/1.1 200") == 3
         writer.close()
         assert place.refused == [], "that is how connections usually end"

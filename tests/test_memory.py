@@ -17,9 +17,8 @@ from bamboo.plan import Cell
 from bamboo.protocol import Heartbeat, decode_from_worker, encode
 from bamboo.status import status
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.engine import redundant_work
-from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.engine.memory_account import Meter, account
+from bamboo_trainer.engine.components import Components
+from bamboo_trainer.engine.memory_account import Meter
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
@@ -73,8 +72,8 @@ def manifest(stages: int = 2, pipelines: int = 1, mode: str = "LazyForward", ste
     }
 
 
-def engines(job: Job) -> Iterator[Engine]:
-    yield from (node.engine for node in job.nodes.values() if node.alive and node.engine.plan)
+def engines(job: Job) -> Iterator[Components]:
+    yield from (node.inside for node in job.nodes.values() if node.alive and node.engine.components)
 
 
 def replace_kinds(memory: Memory, **kinds: int) -> Memory:
@@ -90,8 +89,8 @@ def watched() -> Seen:
 
     def decide(job: Job) -> None:
         for engine in engines(job):
-            for run in engine.runs.values():
-                seen[run.cell.stage, run.step, run.done] = account(engine)
+            for run in engine.executor.cells.values():
+                seen[run.cell.stage, run.step, run.done] = engine.memory()
 
     Job(manifest(), decide=decide).run()
     return seen
@@ -128,12 +127,12 @@ def test_what_is_computed_in_advance_counts_as_redundant() -> None:
 
     def decide(job: Job) -> None:
         for engine in engines(job):
-            run = engine.runs.get(Cell(0, 0))
-            while run and (run.step, run.done) == (3, 2 * M) and redundant_work.turn(engine):
-                shadow = engine.shadows[Cell(0, 1)]
+            run = engine.executor.cells.get(Cell(0, 0))
+            while run and (run.step, run.done) == (3, 2 * M) and engine.redundant.turn(run):
+                shadow = engine.redundant.shadows[Cell(0, 1)]
                 counted.append((len(shadow.work.contexts), len(shadow.gradients)))
                 expected = WEIGHTS + counted[-1][0] * context + counted[-1][1] * gradient
-                assert account(engine) == replace_kinds(STATE, log=2 * M * TENSOR, redundant=expected)
+                assert engine.memory() == replace_kinds(STATE, log=2 * M * TENSOR, redundant=expected)
 
     Job(manifest(mode="EagerBackward"), decide=decide).run()
     assert counted[:3] == [(0, 1), (1, 1), (0, 2)]
@@ -162,7 +161,9 @@ def test_a_worker_that_runs_nothing_tells_what_it_keeps() -> None:
         if job.state.step == 2:
             job.capacity = 3
             job.kill("w3")
-        if "w2" in job.nodes and not (engine := job.nodes["w2"].engine).runs and engine.meter.latest:
+        if "w2" not in job.nodes or not (engine := job.nodes["w2"].engine).meter.latest:
+            return
+        if not job.nodes["w2"].inside.executor.cells:
             told.append(engine.meter.latest)
 
     told: list[Memory] = []
@@ -177,16 +178,17 @@ def test_the_log_is_bounded_and_its_bytes_are_those_of_the_account(stages: int, 
 
     def decide(job: Job) -> None:
         for engine in engines(job):
-            frames = [f for logged in engine.log._frames.values() for f in logged.values()]
-            assert {f.address.step for f in frames} <= {engine.ledger.newest, engine.ledger.newest + 1}
+            frames = [f for logged in engine.outbox.log._frames.values() for f in logged.values()]
+            assert {f.address.step for f in frames} <= {engine.step - 1, engine.step}
             held = storages([t for f in frames for t in f.tensors])
-            assert engine.log.storages == held
-            gradients = [run.work.gradient for run in engine.runs.values() if run.work]
-            gradients += [run.final for run in engine.runs.values() if run.final is not None]
-            gradients += [g for h in engine.holdings.values() for g in h.reduced.values()]
+            assert engine.outbox.log.storages == held
+            cells = engine.executor.cells.values()
+            gradients = [run.work.gradient for run in cells if run.work]
+            gradients += [run.final for run in cells if run.final is not None]
+            gradients += [g for state in engine.states.by_stage.values() for g in state.final.values()]
             elsewhere = storages(gradients)
-            assert account(engine).log == sum(size for at, size in held.items() if at not in elsewhere)
-            most.append(account(engine).log)
+            assert engine.memory().log == sum(size for at, size in held.items() if at not in elsewhere)
+            most.append(engine.memory().log)
 
     most: list[int] = []
     fault = Fault("Backward", Cell(pipelines - 1, 1), 2, M * (pipelines - 1))

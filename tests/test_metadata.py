@@ -347,7 +347,7 @@ async def test_azure_may_take_long_for_its_first_answer(
     async def name(_: Azure) -> str:
         return "vmss_3"
 
-    monkeypatch.setattr(Azure, "name", name)  # NB: it has the short time to be answered in
+    monkeypatch.setattr(Azure, "name", name)  # it has the short time to be answered in
     pace = Pace(azure=LONG, answer=0.3, first=LONG)
     async with AzureEndpoint() as azure:
         azure.slow_first = 2 * pace.answer

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bamboo.events import Outcome
+from bamboo.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived
@@ -20,14 +21,14 @@ from memory_transport import travelled
 from simulation import Job
 
 COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
-READY = {"norm_squared": 2.0, "losses": {0: 0.5}}
+READY = {"cell": [0, 1], "norm_squared": 2.0, "losses": {0: 0.5}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 
 
-def frame(kind: Kind, meta: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
-    return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, meta=meta)
+def frame(kind: Kind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
+    return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, payload=payload)
 
 
 RIGHT = {
@@ -50,7 +51,7 @@ RIGHT = {
 }
 MEANT = {
     Kind.GRADIENT: Again(),
-    Kind.READY: Ready(norm_squared=2.0, losses={0: 0.5}),
+    Kind.READY: Ready(cell=Cell(0, 1), norm_squared=2.0, losses={0: 0.5}),
     Kind.COMMIT: Commit(**COMMIT),
     Kind.SYNC: [(2, Commit(**COMMIT))],
     Kind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
@@ -62,9 +63,9 @@ MEANT = {
 @pytest.mark.parametrize("kind", Kind)
 def test_a_frame_of_each_kind_is_read(kind: Kind) -> None:
     read = payloads.read(RIGHT[kind])
-    assert read.meta == MEANT.get(kind, read.meta)
+    assert read.payload == MEANT.get(kind, read.payload)
     assert payloads.read(read) is read or payloads.read(read) == read
-    assert payloads.read(travelled(read)).meta == read.meta
+    assert payloads.read(travelled(read)).payload == read.payload
 
 
 WRONG = {
@@ -142,7 +143,7 @@ FRAMES = st.builds(
     address=ADDRESSES,
     epoch=st.integers(0, 2) | NUMBERS,
     tensors=st.lists(TENSORS, max_size=2).map(tuple),
-    meta=METAS,
+    payload=METAS,
 )
 
 
@@ -222,8 +223,8 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         engine.handle(Arrived("w1", WRONG["half a commit"]))
     (record,) = caplog.records
-    assert record.getMessage().startswith("refused a COMMIT of w1: meta: Object missing required field `loss`")
-    assert engine.ledger.newest == 0
+    assert record.getMessage().startswith("refused a COMMIT of w1: payload: Object missing required field `loss`")
+    assert engine.step == 1
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:
     """w0 holds a replica of stage 1."""
     told = job(until=1)
-    holding = told.nodes["w0"].engine.holdings[1]
+    holding = told.nodes["w0"].states[1]
     assert holding.stage is not None
     digest = holding.stage.digest()
     with caplog.at_level(logging.WARNING):

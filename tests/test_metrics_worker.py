@@ -117,7 +117,7 @@ def test_a_worker_serves_its_engines_numbers(agent: Worker, port: int) -> None:
     check_page(Exporter.WORKER, scrape(port), complete=False)  # nothing has begun yet
     job = Job(MANIFEST)
     job.run()
-    roots = [node for node in job.nodes.values() if Cell(0, 0) in node.engine.runs]
+    roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.device = roots[0].engine, "cpu"
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)
@@ -139,7 +139,7 @@ def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: Worker) -
     once = agent.transport.sent[FrameKind.ACTIVATION]
     assert once > 0
     assert sum(agent.transport.resent) == 0
-    again = Frame(address=address, epoch=1, meta=Again())
+    again = Frame(address=address, epoch=1, payload=Again())
     agent.transport.send("w1", again)
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
     agent.transport.send("stranger", again)

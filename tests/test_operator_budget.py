@@ -41,7 +41,7 @@ def workers(**states: WorkerState) -> Any:
     ],
 )
 def test_the_floor(status: dict[str, Any], spec: dict[str, Any], placed: int, least: int | None) -> None:
-    told = replace(said(**status), grid=status["grid"])  # NB: said() takes an empty grid for none given
+    told = replace(said(**status), grid=status["grid"])  # said() takes an empty grid for none given
     assert least_healthy(told, job(**spec), placed) == least
 
 

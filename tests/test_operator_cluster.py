@@ -101,7 +101,7 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
         except aiohttp.WSServerHandshakeError as error:
             said = f"{error.status} {(error.headers or {}).get(REFUSED_HEADER)}"
     async with asyncio.timeout(30):
-        while any(one.fileno() != -1 for one in made):  # NB: a connection that outlives its loop warns some test later
+        while any(one.fileno() != -1 for one in made):  # a connection that outlives its loop warns some test later
             await asyncio.sleep(0.01)
     return said
 

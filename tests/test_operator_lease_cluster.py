@@ -114,7 +114,7 @@ def test_the_first_ends_when_it_is_evicted_though_no_kubelet_tells_it(
 ) -> None:
     """A kubelet hangs: the pod is being deleted, its process lives and has the workers' channels.
 
-    NB: the pod has a node, for the garbage collector soon declares those failed that are deleted and have none.
+    The pod has a node, for the garbage collector soon declares those failed that are deleted and have none.
     """
     pod = stand_in(installed, namespace, operator.identity, nodeName=ELSEWHERE)
     installed.api.wait(pod, lambda found: found["status"].get("phase") == "Running")

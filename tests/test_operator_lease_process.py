@@ -85,7 +85,7 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     stop = asyncio.Event()
     async with api_server(tmp_path, "other") as asked:
-        port = unused_tcp_port_factory()  # NB: chosen before, it could be the API server's too
+        port = unused_tcp_port_factory()  # chosen before, it could be the API server's too
         operating = asyncio.create_task(operate(options(port), stop))
         assert await readiness(port, operating) == (503, "waiting for the lease held by other\n")
         await asyncio.sleep(0.1)

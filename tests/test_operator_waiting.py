@@ -39,7 +39,7 @@ async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Call
     await begin(first).passes()
     place = copied(first)
     resumed = begin(place)
-    place.take("tiny-w0")  # NB: the coordinator is made, and its loop has not begun
+    place.take("tiny-w0")  # the coordinator is made, and its loop has not begun
     await resumed.passes()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
     assert (resumed.hands.adding, resumed.brain.state.requested) == (0, 2)

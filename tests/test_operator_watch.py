@@ -227,7 +227,7 @@ async def test_an_answer_says_nothing_of_a_later_listing() -> None:
     things.missed.seen(None, "a")
     await until(lambda: things.asked == ["b"])
     del things.there["b"]
-    things.missed.seen(None, "a")  # NB: listed again, without b, before the answer is here
+    things.missed.seen(None, "a")  # listed again, without b, before the answer is here
     answer.set()
     await until(lambda: "b" not in things.known)
     await things.missed.stop()

@@ -76,7 +76,7 @@ async def test_exits_are_told_at_once_with_their_codes(pool: Any) -> None:
     start(pool, "w1", 0, code=3)
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w1", 3)
     await until(lambda: pool.pid("w0"))
-    pool.signal("w0", signal.SIGKILL)  # NB: from here on nothing but its end wakes the launcher
+    pool.signal("w0", signal.SIGKILL)  # from here on nothing but its end wakes the launcher
     assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGKILL)
     assert pool.alive == ()
     pool.signal("w0", signal.SIGKILL)  # no complaint

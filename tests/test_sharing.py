@@ -12,11 +12,12 @@ from torch import nn
 from bamboo.events import Outcome
 from bamboo.plan import Cell
 from bamboo_trainer.check import check
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.sharing import merged, settled
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from simulation import Fault, Job
 from stage_kit import one_step, small_task, state_of
@@ -74,7 +75,7 @@ def test_jobs_train_what_plain_pytorch_trains(sharing: str, stages: int, pipelin
     expected = plainly(build({"sharing": sharing}))
     calm = Job(manifest(sharing, stages, pipelines)).run()
     for node in calm.nodes.values():
-        for holding in node.engine.holdings.values():
+        for holding in node.states.values():
             if holding.stage and holding.owned:
                 for name, tensor in holding.stage.state_tensors().items():
                     torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)

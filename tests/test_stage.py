@@ -12,10 +12,11 @@ from torch import nn
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import mlp
-from bamboo_trainer.stage.boundary import is_gradient
-from bamboo_trainer.stage.stage import Stage, TaskError
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import is_gradient
 from bamboo_trainer.tasks import user_code
 from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task, state_of
 
 

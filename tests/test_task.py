@@ -8,8 +8,9 @@ from torch import nn
 
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage, TaskError
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 
 

@@ -65,8 +65,8 @@ def test_tensors_arrive_bit_equal(net: Net, name: str, kind: Kind) -> None:
 def test_meta_arrives(net: Net) -> None:
     a, _, _, b_in = net.pair()
     meta = {"norm": 1.25, "cells": [[0, 1], [2, 3]], "digest": b"\x00\xff", "none": None, "text": "ü"}
-    a.send("b", make_frame(kind=Kind.READY, meta=meta))
-    assert b_in.wait(Arrived)[0].frame.meta == meta
+    a.send("b", make_frame(kind=Kind.READY, payload=meta))
+    assert b_in.wait(Arrived)[0].frame.payload == meta
 
 
 def test_a_worker_can_send_to_itself(net: Net) -> None:
@@ -148,7 +148,7 @@ def test_a_frame_may_be_larger_than_any_stage() -> None:
     """A billion parameters with AdamW's state; the memory is only reserved, not used."""
     size = 12_000_000_000
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
-    raw, *body = wire.encode_frame(make_frame(torch.empty(size, dtype=torch.uint8), kind=Kind.STATE, meta=names))
+    raw, *body = wire.encode_frame(make_frame(torch.empty(size, dtype=torch.uint8), kind=Kind.STATE, payload=names))
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert (header.body_length, sum(map(len, body)), specs[0].shape, meta) == (size, size, (size,), names)
@@ -159,7 +159,7 @@ def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:
     with pytest.raises(ValueError, match="uint32"):
         a.send("b", make_frame(torch.zeros(2, dtype=torch.uint32)))
     with pytest.raises(ValueError, match="too large"):
-        a.send("b", make_frame(meta="x" * (wire.MAX_META + 1)))
+        a.send("b", make_frame(payload="x" * (wire.MAX_META + 1)))
     with pytest.raises(ValueError, match="epoch"):
         a.send("b", Frame(address=Address(Kind.COMMIT, 2**40, 0, 0), epoch=1))
     a.send("b", make_frame())

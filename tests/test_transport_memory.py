@@ -15,12 +15,12 @@ def test_frames_arrive_in_order_when_pumped() -> None:
         end.peers({"a": ("", 0), "b": ("", 0)})
     tensor = torch.ones(2)
     for index in range(3):
-        ends[0].send("b", make_frame(tensor, microbatch=index, meta=(1, 2)))
+        ends[0].send("b", make_frame(tensor, microbatch=index, payload=(1, 2)))
     assert b_in.events == []
     assert network.pump() == 3
     frames = [event.frame for event in b_in.of(Arrived)]
     assert [frame.address.microbatch for frame in frames] == [0, 1, 2]
-    assert frames[0].meta == [1, 2]  # as over TCP
+    assert frames[0].payload == [1, 2]  # as over TCP
     frames[0].tensors[0].zero_()
     assert tensor.sum() == 2
 

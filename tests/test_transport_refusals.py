@@ -148,7 +148,7 @@ def test_a_frame_cut_short_is_not_delivered(net: Net) -> None:
     assert b_in.wait(LinkDown) == b_in.events
 
 
-VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), meta={"a": 1})))
+VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), payload={"a": 1})))
 
 
 @settings(deadline=None)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from bamboo.events import Outcome
 from bamboo.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
 from processes import run_with_faults
 from simulation import Fault, Job
 from sparse_tasks import OPTIMIZERS, build
@@ -121,7 +122,7 @@ def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optim
     expected, _ = plainly(optimizer, replace(CONFIG, max_gradient_norm=1.0))
     job = undisturbed(stages, pipelines, optimizer)
     for node in job.nodes.values():
-        for holding in node.engine.holdings.values():
+        for holding in node.states.values():
             if holding.stage and holding.owned:
                 for name, tensor in holding.stage.state_tensors().items():
                     torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
@@ -164,7 +165,7 @@ def test_owners_and_replicas_end_with_the_same_bits() -> None:
     job = undisturbed(4, 1)
     versions: dict[tuple[int, int], set[str]] = {}
     for node in job.nodes.values():
-        for index, holding in node.engine.holdings.items():
+        for index, holding in node.states.items():
             assert holding.stage is not None
             versions.setdefault((index, holding.version), set()).add(holding.stage.digest())
     assert all(len(digests) == 1 for digests in versions.values())

@@ -43,8 +43,8 @@ class Inbox:
             return self.of(kind)
 
 
-def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch: int = 0, meta: Any = None) -> Frame:
-    return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, meta=meta)
+def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch: int = 0, payload: Any = None) -> Frame:
+    return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, payload=payload)
 
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
@@ -57,7 +57,7 @@ def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.sock
 
 def same(left: Frame, right: Frame) -> bool:
     """Bit-equal."""
-    return (left.address, left.epoch, left.meta) == (right.address, right.epoch, right.meta) and all(
+    return (left.address, left.epoch, left.payload) == (right.address, right.epoch, right.payload) and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes(wire.byte_view(a)) == bytes(wire.byte_view(b))
         for a, b in zip(left.tensors, right.tensors, strict=True)
     )
@@ -100,7 +100,7 @@ class Net:
             end.close(0.0)
         assert our_threads() == []
         gc.collect()
-        assert our_sockets() <= self._sockets  # NB: what another test has left may go meanwhile
+        assert our_sockets() <= self._sockets  # what another test has left may go meanwhile
 
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()

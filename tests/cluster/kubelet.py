@@ -41,7 +41,7 @@ class Kubelet:
                     self._sync(pod)
 
     async def add(self, node: Node) -> None:
-        self.nodes[node.spec.name] = node  # NB: pods may be bound to it before register() is through
+        self.nodes[node.spec.name] = node  # pods may be bound to it before register() is through
         try:
             await node.register()
         except BaseException:

@@ -59,7 +59,7 @@ class Record:
 
 
 def _only(state: Json) -> Json:
-    """In a merge patch what is not named stays. NB: servers differ in what `$patch: replace` does in such a place."""
+    """In a merge patch what is not named stays. Servers differ in what `$patch: replace` does in such a place."""
     return {**dict.fromkeys(("waiting", "running", "terminated")), **state}
 
 

@@ -97,8 +97,8 @@ def _port(text: str | None) -> int | None:
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # NB: what a task prints is to be seen, and not lost with the pod
+        sys.stdout.reconfigure(line_buffering=True)  # what a task prints is to be seen, and not lost with the pod
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # NB: a dataset's thread that hangs must not keep the pod
+    os._exit(code)  # a dataset's thread that hangs must not keep the pod

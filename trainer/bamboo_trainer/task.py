@@ -43,8 +43,8 @@ class Task:
       tied without being named here (`bamboo_trainer.tasks.sharing`).
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
       memory for activations, more computing, the same bits.
-    costs: what each layer costs, in any unit, if that is known better than it can be counted (`bamboo_trainer.tasks.costs`);
-      the split into stages balances it.
+    costs: what each layer costs, in any unit, if that is known better than it can be counted
+      (`bamboo_trainer.tasks.costs`); the split into stages balances it.
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 

@@ -1,0 +1,1 @@
+"""How a step is committed, and how the replicas of a stage follow its owner."""

@@ -2,39 +2,18 @@
 
 import math
 
-import msgspec
-
 from bamboo.plan import Cell, Layout
+from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 
 KEPT_STEPS = 3
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cell has finished a step: its gradient's squared norm, and the losses if it is a last stage."""
-
-    norm_squared: float
-    losses: dict[int, float]
-
-
-class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
-
-    microbatches: how many the loss is the mean of.
-    """
-
-    norm: float
-    loss: float
-    microbatches: int
-    generation: int
-    epoch: int
-
-
-class Ledger:
+class CommitLog:
     """Commits and ready reports by step; remembers the last few, and those that a late replica still needs."""
 
     def __init__(self) -> None:
         self.commits: dict[int, Commit] = {}
-        self.generations: dict[int, int] = {}
+        self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
 
     @property
@@ -42,27 +21,31 @@ class Ledger:
         """The newest committed step that is known; -1 if none is."""
         return max(self.commits, default=-1)
 
-    def ready(self, step: int, cell: Cell, report: Ready) -> None:
+    def ready(self, step: int, report: Ready) -> None:
+        """The first report of a cell counts: a later one is the same, sent again."""
         if step not in self.commits:
-            self._ready.setdefault(step, {}).setdefault(cell, report)
+            self._ready.setdefault(step, {}).setdefault(report.cell, report)
 
-    def record(self, step: int, commit: Commit) -> bool:
-        """True if it is news."""
-        if step in self.commits:
-            return False
+    def record(self, step: int, commit: Commit) -> None:
         self.commits[step] = commit
-        self.generations[step + 1] = commit.generation
+        self._generations[step + 1] = commit.generation
         self._ready.pop(step, None)
-        return True
+
+    def generation(self, step: int) -> int | None:
+        """Of the step's layout, if a commit or another worker's state has told."""
+        return self._generations.get(step)
+
+    def learn_generation(self, step: int, generation: int) -> None:
+        self._generations.setdefault(step, generation)
 
     def forget(self, oldest_needed: int) -> None:
         """Forget commits that no state held here, nor the last few steps, still need."""
         limit = min(oldest_needed, self.newest - KEPT_STEPS)
-        for table in (self.commits, self._ready, self.generations):
+        for table in (self.commits, self._ready, self._generations):
             for step in [k for k in table if k < limit]:
                 del table[step]
 
-    def latest(self) -> list[tuple[int, Commit]]:
+    def latest(self) -> Commits:
         return sorted(self.commits.items())[-2:]
 
     def decide(self, step: int, stages: int, layout: Layout, generation: int, epoch: int) -> Commit | None:

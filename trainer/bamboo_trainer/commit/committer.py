@@ -5,116 +5,143 @@ See docs/design.md, "How a step commits".
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
-from bamboo.plan import ROOT, Plan, WorkerId
-from bamboo.protocol import StepCommitted
-from bamboo_trainer.commit import replicator
-from bamboo_trainer.commit.commit_log import Commit
-from bamboo_trainer.transport.frames import Address, Frame, Kind
-
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.engine import Engine
+from bamboo.histogram import STEP_SECONDS, Histogram
+from bamboo.plan import ROOT, Layout, Plan, WorkerId
+from bamboo.protocol import Message, StepCommitted
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import Address, Kind
+from bamboo_trainer.transport.payloads import Commit
 
 logger = logging.getLogger(__name__)
 
 
-def decide(engine: "Engine") -> bool:
-    """If this worker owns the root cell: commit the step once every cell has finished it."""
-    assert engine.plan is not None
-    if ROOT not in engine.runs or not engine.runs[ROOT].program:
-        return False
-    root, target = engine.runs[ROOT], engine.pending or engine.plan
-    if engine.unheard or root.step in engine.ledger.commits or root.layout is None:
-        return False
-    commit = engine.ledger.decide(
-        root.step, len(engine.plan.stages), root.layout, target.target.generation, target.epoch
-    )
-    if commit is None:
-        return False
-    committed(engine, root.step, commit)
-    return True
+class Committer:
+    """log: the commits that are known here. step_seconds: of the steps that this worker has committed as the root."""
 
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        tell: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
+        self.log = CommitLog()
+        self.step_seconds = Histogram(STEP_SECONDS)
+        self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
+        self._root_since = 0  # epoch
+        self._committed_at: float | None = None
 
-def tell_coordinator(engine: "Engine", step: int, commit: Commit, seconds: float = 0.0) -> None:
-    root = engine.holdings[ROOT.stage].stage if ROOT.stage in engine.holdings else None
-    rate = root.learning_rate(step) if root else math.nan  # NB: a new root's state may be on its way
-    engine.tell(
-        StepCommitted(
-            step=step,
-            generation=engine.generation(step),
-            loss=commit.loss if math.isfinite(commit.loss) else None,
-            gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
-            microbatches=commit.microbatches,
-            seconds=seconds,
-            learning_rate=rate if math.isfinite(rate) else None,
-        )
-    )
+    # the root
 
+    @property
+    def is_root(self) -> bool:
+        return self._plan.owner(ROOT) == self._plan.worker
 
-def tell_commit(engine: "Engine", step: int, commit: Commit, workers: Sequence[WorkerId]) -> None:
-    frame = engine.frame(Address(Kind.COMMIT, *ROOT, step), meta=commit)
-    for worker in workers:
-        engine.send(worker, frame)
+    def decide(self, step: int, layout: Layout) -> Commit | None:
+        """The root's commit of the step that it is in, once every cell has finished it."""
+        if self.awaited_reports or step in self.log.commits:
+            return None
+        newest = self._plan.newest
+        return self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
 
+    def record(self, step: int, commit: Commit) -> bool:
+        """A step is committed: by this root, or by another one that told this worker. False if that is known."""
+        known = self.log.commits.get(step)
+        if known is not None:
+            if (known.generation, known.epoch) != (commit.generation, commit.epoch):
+                logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
+            return False
+        self.log.record(step, commit)
+        self.log.forget(self._states.oldest(otherwise=step))
+        return True
 
-def committed(engine: "Engine", step: int, commit: Commit) -> None:
-    """A step is committed: by this root, or by another one that told us."""
-    known = engine.ledger.commits.get(step)
-    if known is not None:
-        if (known.generation, known.epoch) != (commit.generation, commit.epoch):
-            logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
-        return
-    engine.ledger.record(step, commit)
-    engine.ledger.forget(min((h.version for h in engine.holdings.values()), default=step))
-    engine.echoes = {a: frame for a, frame in engine.echoes.items() if a.step > step}
-    engine.ceded = {cell: frame for cell, frame in engine.ceded.items() if frame.address.step >= step}
-    if ROOT in engine.runs:  # NB: a commit of the old root may have reached only some; the new one tells everybody
-        assert engine.plan is not None
-        now, before = engine.clock(), engine.committed_at
-        engine.committed_at = now
+    def publish(self, step: int, commit: Commit) -> None:
+        """As the root, to everybody: a commit of the root before may have reached only some."""
+        now, before = self._clock(), self._committed_at
+        self._committed_at = now
         if before is not None:
-            engine.step_seconds.observe(now - before)
-        workers = engine.plan.worker_ids() | (engine.pending or engine.plan).worker_ids()
-        tell_commit(engine, step, commit, sorted(workers - {engine.worker}))
-        tell_coordinator(engine, step, commit, now - before if before is not None else 0.0)
-    engine.log.committed(step)
-    engine.required_epoch = max(engine.required_epoch, commit.epoch)
-    if engine.pending and engine.pending.epoch <= engine.required_epoch:
-        engine.activate(engine.pending)
-    replicator.look_after_the_repeated(engine)
+            self.step_seconds.observe(now - before)
+        workers = self._plan.current.worker_ids() | self._plan.newest.worker_ids()
+        self._send(step, commit, sorted(workers - {self._plan.worker}))
+        self._tell_coordinator(step, commit, now - before if before is not None else 0.0)
 
+    def meet_root(self, old: Plan | None) -> None:
+        """A new root decides nothing before it has heard which commits the others know from the root before it."""
+        others = self._plan.others()
+        if not self.is_root:
+            self.awaited_reports = set()
+            self._introduce()
+            return
+        if old is None or old.at(ROOT).owner == self._plan.worker:
+            self.awaited_reports &= others
+            newcomers = others - (old.worker_ids() if old else others)
+        else:
+            self.awaited_reports, self._root_since, self._committed_at = set(others), self._plan.current.epoch, None
+            newcomers = others
+        for step, commit in self.log.latest():
+            self._send(step, commit, sorted(newcomers))
+            if newcomers == others:
+                self._tell_coordinator(step, commit)
 
-def meet_root(engine: "Engine", old: Plan | None) -> None:
-    """A new root decides nothing before it has heard which commits the others know from the root before it."""
-    plan = engine.plan
-    assert plan is not None
-    others = plan.worker_ids() - {engine.worker}
-    if plan.at(ROOT).owner != engine.worker:
-        engine.unheard = set()
-        introduce(engine)
-        return
-    if old is None or old.at(ROOT).owner == engine.worker:
-        engine.unheard &= others
-        newcomers = others - (old.worker_ids() if old else others)
-    else:
-        engine.unheard, engine.root_since, engine.committed_at = set(others), plan.epoch, None
-        newcomers = others
-    for step, commit in engine.ledger.latest():
-        tell_commit(engine, step, commit, sorted(newcomers))
-        if newcomers == others:
-            tell_coordinator(engine, step, commit)
+    def report_received(self, worker: WorkerId, epoch: int) -> None:
+        """A worker has told this root, under the plan of that epoch, all that it knows of the roots before."""
+        if epoch >= self._root_since:
+            self.awaited_reports.discard(worker)
 
+    def relinked(self, peer: WorkerId) -> None:
+        """What was said to that peer, or by it as the root, may be lost."""
+        if self.is_root:
+            for step, commit in self.log.latest():
+                self._send(step, commit, [peer])
+        elif self._plan.owner(ROOT) == peer:
+            self._introduce()
 
-def introduce(engine: "Engine") -> None:
-    """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
-    assert engine.plan is not None
-    engine.send(engine.plan.at(ROOT).owner, engine.frame(Address(Kind.HEARD, *ROOT, 0), meta=engine.ledger.latest()))
+    def report(self) -> None:
+        """To the coordinator, which may have missed it."""
+        if self.is_root:
+            for step, commit in self.log.latest():
+                self._tell_coordinator(step, commit)
 
+    def _introduce(self) -> None:
+        """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
+        address = Address(Kind.HEARD, *ROOT, 0)
+        self._outbox.send(self._plan.owner(ROOT), self._outbox.frame(address, payload=self.log.latest()))
 
-def heard(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
-    """A worker told this root all that it knows of the roots before."""
-    engine.learn(frame.meta)
-    if frame.epoch >= engine.root_since:
-        engine.unheard.discard(worker)
+    def _send(self, step: int, commit: Commit, workers: Iterable[WorkerId]) -> None:
+        frame = self._outbox.frame(Address(Kind.COMMIT, *ROOT, step), payload=commit)
+        for worker in workers:
+            self._outbox.send(worker, frame)
+
+    def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
+        root = self._states.here(ROOT.stage)
+        rate = root.learning_rate(step) if root else math.nan  # a new root's state may be on its way
+        self._tell(
+            StepCommitted(
+                step=step,
+                generation=self.generation(step),
+                loss=commit.loss if math.isfinite(commit.loss) else None,
+                gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
+                microbatches=commit.microbatches,
+                seconds=seconds,
+                learning_rate=rate if math.isfinite(rate) else None,
+            )
+        )
+
+    # layouts
+
+    def generation(self, step: int) -> int:
+        """Of the layout of that step."""
+        known = self.log.generation(step)
+        return self._plan.current.layouts[0].generation if known is None else known
+
+    def layout(self, step: int) -> Layout | None:
+        """None if the plan that has it is still on its way."""
+        generation = self.generation(step)
+        return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)

@@ -14,7 +14,7 @@ class Owed(Enum):
 
 
 @dataclass(slots=True)
-class Feed:
+class ReplicaProgress:
     """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds.
 
     secured: the version that it can reach without anybody's help, with the gradients that it has.

@@ -1,179 +1,142 @@
-"""Replicas: what owners send them, what they answer, and how a state is caught up."""
+"""Replicas: what the owner of a cell sends them, what they answer, and when the owner waits for them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from bamboo.plan import Cell, Plan, WorkerId
-from bamboo.protocol import LeftBehind, ReplicaSynced
-from bamboo_trainer.commit.replica_progress import Feed, Owed
-from bamboo_trainer.engine.cell_step import Run
-from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, Kind
+from bamboo.protocol import Message, ReplicaSynced
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import Address, Frame, Kind
 from bamboo_trainer.transport.payloads import Announce, Refused, State
 
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.engine import Engine
 
+class Replicator:
+    """progress: of each replica of the cells that this worker owns."""
 
-def finalize(engine: "Engine", stage: int, step: int, gradient: Tensor) -> None:
-    """The final gradients of a step are known: for our own optimizer step, and for the replicas.
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        committer: Committer,
+        tell: Callable[[Message], None],
+    ) -> None:
+        self._plan, self._outbox, self._states, self._committer, self._tell = plan, outbox, states, committer, tell
+        self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
 
-    They come from a cell of ours, or, if none of them runs this step, from the owner whose replica we are.
-    """
-    holding = engine.holdings[stage]
-    if step < holding.version or step in holding.reduced:
-        return
-    holding.reduced[step] = gradient
-    for (cell, replica), feed in engine.feeds.items():
-        if cell.stage == stage and feed.since is not None and feed.since <= step:
-            engine.send(replica, sync(engine, cell, step))
+    # as an owner
 
+    def take_roles(self, old: Plan | None) -> None:
+        """The plan in force names the replicas. old: the one before."""
+        worker = self._plan.worker
+        was_mine = set(old.owned_by(worker)) if old else set()
+        self.progress = {
+            (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None) or ReplicaProgress()
+            for cell in self._plan.current.owned_by(worker)
+            for replica in self._plan.current.at(cell).replicas
+        }
 
-def synced(engine: "Engine", address: Address, gradient: Tensor) -> None:
-    """The final gradients of a stage that we hold have arrived."""
-    stage = engine.holdings[address.stage].stage
-    if stage and gradient.numel() != stage.size:
-        raise Refused(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
-    finalize(engine, address.stage, address.step, gradient)
-    announce(engine, address.stage)
+    def finalize(self, stage: int, step: int, gradient: Tensor) -> None:
+        """The final gradients of a step are known: for the optimizer's step here, and for the replicas.
 
+        They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
+        """
+        if not self._states.keep_final(stage, step, gradient):
+            return
+        for (cell, replica), progress in self.progress.items():
+            if cell.stage == stage and progress.since is not None and progress.since <= step:
+                self._outbox.send(replica, self.final_gradients(cell, step))
 
-def sync(engine: "Engine", cell: Cell, step: int) -> Frame:
-    """The final gradients of a step that we hold, for somebody with a part in that cell.
+    def final_gradients(self, cell: Cell, step: int) -> Frame:
+        """Those that are here, for somebody with a part in that cell.
 
-    With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
-    waits for it.
-    """
-    gradient = engine.holdings[cell.stage].reduced[step]
-    return engine.frame(Address(Kind.SYNC, *cell, step), (gradient,), engine.ledger.latest())
+        With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
+        waits for it.
+        """
+        gradient = self._states.final(cell.stage, step)
+        assert gradient is not None
+        return self._outbox.frame(Address(Kind.SYNC, *cell, step), (gradient,), self._committer.log.latest())
 
+    def announced(self, cell: Cell, replica: WorkerId, said: Announce) -> None:
+        """A replica says which version it holds."""
+        progress, stage = self.progress[cell, replica], self._states.here(cell.stage)
+        progress.secured = said.secured
+        if stage is None:
+            return
+        same = not (said.version == 0 and stage.version == 0) or said.digest == stage.digest()
+        self._send_owed(cell, replica, progress.announced(said.version, stage.version, same))
+        if progress.caught_up(stage.version):
+            self._tell(ReplicaSynced(cell=cell, replica=replica))
 
-def announce(engine: "Engine", stage: int) -> None:
-    """Tell the owners of the cells that we replicate which version we hold."""
-    assert engine.plan is not None
-    holding = engine.holdings[stage]
-    first = holding.stage is not None and holding.version == 0
-    digest = holding.stage.digest() if first and holding.stage else ""
-    for cell in engine.plan.replicated_by(engine.worker):
-        if cell.stage == stage:
-            secured = holding.version + (holding.version in holding.reduced)
-            meta = Announce(version=holding.version, secured=secured, digest=digest)
-            engine.send(engine.plan.at(cell).owner, engine.frame(Address(Kind.ANNOUNCE, *cell, 0), meta=meta))
+    def relinked(self, peer: WorkerId) -> None:
+        """What was sent to that peer may be lost."""
+        for (cell, replica), progress in self.progress.items():
+            if replica == peer:
+                self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
 
+    def skipped(self, stage: int) -> None:
+        """The owner goes on from another one's state: the gradients in between never pass by here."""
+        for (cell, replica), progress in self.progress.items():
+            if cell.stage == stage:
+                self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
 
-def announced(engine: "Engine", cell: Cell, replica: WorkerId, version: int, digest: str) -> None:
-    stage = engine.holdings[cell.stage].stage
-    if stage is None:
-        return
-    feed = engine.feeds[(cell, replica)]
-    same = not (version == 0 and stage.version == 0) or digest == stage.digest()
-    owe(engine, cell, replica, feed.announced(version, stage.version, same))
-    if feed.caught_up(stage.version):
-        engine.tell(ReplicaSynced(cell=cell, replica=replica))
+    def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
+        stage = self._states.here(cell.stage)
+        if stage is None or owed is Owed.NOTHING:
+            return
+        if owed is Owed.STATE:
+            self.send_state(cell, replica)
+        if self._states.has_final(cell.stage, stage.version):
+            self._outbox.send(replica, self.final_gradients(cell, stage.version))
 
+    def send_state(self, cell: Cell, worker: WorkerId) -> None:
+        stage = self._states[cell.stage]
+        tensors, facts = stage.snapshot()
+        generation = self._committer.generation(stage.version)
+        payload = State(state=facts, generation=generation, commits=self._committer.log.latest())
+        self._outbox.send(worker, self._outbox.frame(Address(Kind.STATE, *cell, stage.version), tensors, payload))
 
-def owe(engine: "Engine", cell: Cell, replica: WorkerId, owed: Owed) -> None:
-    holding = engine.holdings[cell.stage]
-    stage = holding.stage
-    if stage is None or owed is Owed.NOTHING:
-        return
-    if owed is Owed.STATE:
-        give_state(engine, cell, replica)
-    if stage.version in holding.reduced:
-        engine.send(replica, sync(engine, cell, stage.version))
+    def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
+        """Must that step not be reported yet, for the sake of a replica? strict: see ReplicaProgress."""
+        return any(p.holds_back(step, strict) for (c, _), p in self.progress.items() if c == cell)
 
+    def synced(self) -> Iterator[tuple[Cell, WorkerId]]:
+        """The replicas that have held all that their owner holds."""
+        return (key for key, progress in self.progress.items() if progress.synced)
 
-def give_state(engine: "Engine", cell: Cell, worker: WorkerId) -> None:
-    stage = engine.holdings[cell.stage].stage
-    assert stage is not None
-    tensors, facts = stage.snapshot()
-    meta = State(state=facts, generation=engine.generation(stage.version), commits=engine.ledger.latest())
-    engine.send(worker, engine.frame(Address(Kind.STATE, *cell, stage.version), tensors, meta))
+    # as a replica
 
+    def announce(self, stage: int) -> None:
+        """Tell the owners of the cells that are replicated here which version that is."""
+        held, version = self._states.here(stage), self._states.version(stage)
+        digest = held.digest() if held is not None and version == 0 else ""
+        for cell in self._plan.current.replicated_by(self._plan.worker):
+            if cell.stage == stage:
+                payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
+                self._outbox.send(
+                    self._plan.owner(cell), self._outbox.frame(Address(Kind.ANNOUNCE, *cell, 0), payload=payload)
+                )
 
-def restore(engine: "Engine", address: Address, frame: Frame) -> None:
-    holding = engine.holdings[address.stage]
-    if holding.version >= address.step or engine.plan is None:
-        return
-    stage = holding.stage or engine.build(address.stage, engine.plan.stages)
-    try:
-        stage.restore(frame.tensors, frame.meta.state)
-    except ValueError as error:
-        raise Refused(str(error)) from error
-    holding.stage = stage
-    holding.give(holding.owned, engine.on_host)
-    holding.reduced = {k: g for k, g in holding.reduced.items() if k >= stage.version and g.numel() == stage.size}
-    engine.ledger.generations.setdefault(stage.version, frame.meta.generation)
-    engine.shadows = {c: shadow for c, shadow in engine.shadows.items() if c.stage != address.stage}
-    for run in [r for r in engine.runs.values() if r.cell.stage == address.stage]:
-        engine.begin(run)
-    for (cell, replica), feed in engine.feeds.items():
-        if cell.stage == address.stage:  # NB: the gradients that were skipped never pass by here
-            owe(engine, cell, replica, feed.relinked(stage.version))
-    announce(engine, address.stage)
+    def received(self, address: Address, gradient: Tensor) -> None:
+        """The final gradients of a stage that is held here. Raises Refused."""
+        stage = self._states.here(address.stage)
+        if stage and gradient.numel() != stage.size:
+            raise Refused(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
+        self.finalize(address.stage, address.step, gradient)
+        self.announce(address.stage)
 
-
-def look_after_the_repeated(engine: "Engine") -> None:
-    """Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone."""
-    plan = engine.plan
-    assert plan is not None
-    for run in engine.runs.values():
-        holding = engine.holdings[run.cell.stage]
-        repeats = run.program and run.step in engine.ledger.commits and run.step not in holding.reduced
-        if not repeats or run.predecessor is not None:
-            continue
-        if run.asked != plan.epoch:
-            run.asked = plan.epoch
-            run.answers.clear()
-            for worker in sorted(plan.worker_ids() - {engine.worker}):
-                engine.send(worker, engine.frame(Address(Kind.ASK, *run.cell, run.step)))
-        if run.step < engine.ledger.newest or _lacks_what_is_gone(engine, run):
-            engine.tell(LeftBehind(cell=run.cell))
-
-
-def asked(engine: "Engine", worker: WorkerId, cell: Cell, step: int) -> None:
-    """Give the owner of a cell that repeats a committed step all that may help."""
-    holding = engine.holdings.get(cell.stage)
-    if holding and holding.version > step:
-        give_state(engine, cell, worker)
-    elif holding and step in holding.reduced:
-        engine.send(worker, sync(engine, cell, step))
-    for frame in engine.log.to(cell):
-        engine.send(worker, engine.again(frame))
-    since = [(run.cell, run.since) for run in engine.runs.values()]
-    for kind in ANSWERS_END:
-        engine.send(worker, engine.frame(Address(kind, *cell, step), meta=since))
-
-
-def answered(engine: "Engine", worker: WorkerId, frame: Frame) -> None:
-    """All that a worker had for the cell that asked has arrived, on one of its links."""
-    run = engine.runs[frame.address.cell]
-    if frame.address.step == run.step and frame.epoch == run.asked:
-        run.answers[worker, frame.address.kind] = dict(frame.meta)
-        look_after_the_repeated(engine)
-
-
-def _lacks_what_is_gone(engine: "Engine", run: Run) -> bool:
-    """Everybody has answered: does the rest of the step need a frame that nobody has, nor will make again?"""
-    plan = engine.plan
-    assert plan is not None
-    links = {(w, kind) for w in plan.worker_ids() - {engine.worker} for kind in ANSWERS_END}
-    if not links <= run.answers.keys():
-        return False
-    since = {cell: first for answer in run.answers.values() for cell, first in answer.items()}
-    since |= {own.cell: own.since for own in engine.runs.values()}
-    d, s = run.cell
-    for address in engine.needed(run, run.program[run.done :]):
-        sender = {Kind.ACTIVATION: s - 1, Kind.GRADIENT: s + 1, Kind.TIED: address.part}.get(address.kind)
-        if address not in run.inbox and sender is not None and since.get(Cell(d, sender), 0) > run.step:
-            return True
-    return False
-
-
-def set_feeds(engine: "Engine", plan: Plan, old: Plan | None) -> None:
-    was_mine = set(old.owned_by(engine.worker)) if old else set()
-    engine.feeds = {
-        (cell, replica): engine.feeds.get((cell, replica), Feed()) if cell in was_mine else Feed()
-        for cell in plan.owned_by(engine.worker)
-        for replica in plan.at(cell).replicas
-    }
+    def restore(self, address: Address, tensors: tuple[Tensor, ...], state: State) -> bool:
+        """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
+        if self._states.version(address.stage) >= address.step:
+            return False
+        try:
+            self._states.restore(address.stage, self._plan.current.stages, tensors, state.state)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._committer.log.learn_generation(self._states.version(address.stage), state.generation)
+        return True

@@ -1,14 +1,15 @@
 """Do all who hold a stage hold the same bits? Compared at versions that all agree on, by the owner in pipeline 0."""
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from bamboo.plan import Cell, WorkerId
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.transport.frames import Address, Kind
 from bamboo_trainer.transport.payloads import Check
-
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.engine import Engine
 
 EVERY: Final = 32  # steps; see docs/benchmarks.md
 KEPT: Final = 2  # versions: nobody lags by more than one
@@ -23,40 +24,64 @@ def is_due(version: int) -> bool:
     return version % EVERY == 0 or version & (version - 1) == 0
 
 
-def look(engine: "Engine", index: int) -> None:
-    """The state of a stage is new here: if it is to be compared, tell its sums, or compare them with the others'."""
-    holding = engine.holdings[index]
-    stage = holding.stage
-    if stage is None or engine.plan is None or not is_due(stage.version) or stage.version in holding.sums:
-        return
-    version, sums = stage.version, stage.checksums()
-    holding.sums = dict(sorted({**holding.sums, version: sums}.items())[-KEPT:])
-    comparing = engine.plan.at(Cell(0, index)).owner
-    if comparing != engine.worker:
-        told = b"".join(number.to_bytes(8, "little") for number in sums.values())
-        engine.send(comparing, engine.frame(Address(Kind.CHECK, 0, index, version), meta=Check(sums=told)))
-    for worker, claimed in holding.claims.pop(version, {}).items():
-        _compare(engine, index, version, worker, claimed)
-    holding.claims = {v: claims for v, claims in holding.claims.items() if v > version}
+@dataclass(slots=True)
+class _Sums:
+    """own: of the newest versions that are compared; claimed: by others, of versions that are not reached here yet."""
+
+    own: dict[int, dict[str, int]] = field(default_factory=dict)
+    claimed: dict[int, dict[WorkerId, bytes]] = field(default_factory=dict)
 
 
-def told(engine: "Engine", sender: WorkerId, address: Address, sums: bytes) -> None:
-    """Another holder of a stage has told its sums. Who is not as far yet compares them later."""
-    holding, version = engine.holdings[address.stage], address.step
-    if version in holding.sums:
-        _compare(engine, address.stage, version, sender, sums)
-    elif holding.version < version <= holding.version + EVERY:
-        holding.claims.setdefault(version, {})[sender] = sums
+class StateComparison:
+    """Sums of each stage's tensors, by stage."""
 
+    def __init__(self, plan: PlanState, outbox: Outbox, states: StageStates) -> None:
+        self._plan, self._outbox, self._states = plan, outbox, states
+        self._sums: dict[int, _Sums] = {}
 
-def _compare(engine: "Engine", index: int, version: int, worker: WorkerId, claimed: bytes) -> None:
-    own = engine.holdings[index].sums[version]
-    other = [int.from_bytes(claimed[i : i + 8], "little") for i in range(0, len(claimed), 8)]
-    if list(own.values()) == other:
-        return
-    pairs = zip(own, own.values(), other, strict=False)
-    first = next((name for name, mine, theirs in pairs if mine != theirs), "the number of tensors")
-    when = f"after {version} steps" if version else "as they were built"
-    raise NotDeterministic(
-        f"{worker} and {engine.worker} hold other bits of stage {index} {when}; first difference: {first}; {CAUSES}"
-    )
+    def take_roles(self) -> None:
+        """What is not held here any more is not compared."""
+        self._sums = {index: self._sums.get(index) or _Sums() for index in self._states}
+
+    def look(self, index: int) -> None:
+        """The state of a stage is new here: if it is to be compared, tell its sums, or compare them with the others'.
+
+        Raises NotDeterministic.
+        """
+        stage, sums = self._states.here(index), self._sums[index]
+        if stage is None or not is_due(stage.version) or stage.version in sums.own:
+            return
+        version, own = stage.version, stage.checksums()
+        sums.own = dict(sorted({**sums.own, version: own}.items())[-KEPT:])
+        comparing = self._plan.owner(Cell(0, index))
+        if comparing != self._plan.worker:
+            told = b"".join(number.to_bytes(8, "little") for number in own.values())
+            frame = self._outbox.frame(Address(Kind.CHECK, 0, index, version), payload=Check(sums=told))
+            self._outbox.send(comparing, frame)
+        for worker, claimed in sums.claimed.pop(version, {}).items():
+            self._compare(index, version, worker, claimed)
+        sums.claimed = {v: claims for v, claims in sums.claimed.items() if v > version}
+
+    def told(self, sender: WorkerId, index: int, version: int, claimed: bytes) -> None:
+        """Another holder of a stage has told its sums. Who is not as far yet compares them later.
+
+        Raises NotDeterministic.
+        """
+        sums, reached = self._sums[index], self._states.version(index)
+        if version in sums.own:
+            self._compare(index, version, sender, claimed)
+        elif reached < version <= reached + EVERY:
+            sums.claimed.setdefault(version, {})[sender] = claimed
+
+    def _compare(self, index: int, version: int, worker: WorkerId, claimed: bytes) -> None:
+        own = self._sums[index].own[version]
+        other = [int.from_bytes(claimed[i : i + 8], "little") for i in range(0, len(claimed), 8)]
+        if list(own.values()) == other:
+            return
+        pairs = zip(own, own.values(), other, strict=False)
+        first = next((name for name, mine, theirs in pairs if mine != theirs), "the number of tensors")
+        when = f"after {version} steps" if version else "as they were built"
+        raise NotDeterministic(
+            f"{worker} and {self._plan.worker} hold other bits of stage {index} {when}; first difference: {first}; "
+            f"{CAUSES}"
+        )

@@ -18,7 +18,7 @@ SMOOTHING = 0.3  # weight of the newest measurement of a cost
 Slot = tuple[Cell, int]  # a cell and the index of the instruction that waits
 
 
-class Pace:
+class BubbleBudget:
     """Seconds throughout. Knows no clock."""
 
     def __init__(self) -> None:

@@ -1,22 +1,36 @@
 """A cell's work on one step."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from bamboo.plan import Cell, Layout, WorkerId
 from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, program
-from bamboo_trainer.stage.stage import Stage, Work
-from bamboo_trainer.transport.frames import Address, Frame, Kind
-
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.redundant_work import Shadow
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Forwarding, Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.frames import Address, Frame
 
 
 @dataclass(slots=True)
-class Catching:
-    """A takeover in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
+class Shadow:
+    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done."""
+
+    cell: Cell
+    step: int
+    layout: Layout
+    work: Work
+    forwardings: dict[int, Forwarding] = field(default_factory=dict)
+    outputs: dict[int, Parts] = field(default_factory=dict)
+    gradients: dict[int, Parts] = field(default_factory=dict)
+
+    def forwarded(self, microbatch: int) -> bool:
+        return microbatch in self.outputs
+
+
+@dataclass(slots=True)
+class Takeover:
+    """One in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
 
     arrived: float
     applied: float
@@ -25,8 +39,8 @@ class Catching:
     backwards: int = 0
     reused: int = 0  # forwards and backwards that had been computed in advance
 
-    def count(self, run: "Run", instruction: Instruction) -> None:
-        if run.is_ahead(instruction):
+    def count(self, instruction: Instruction, *, reused: bool) -> None:
+        if reused:
             self.reused += 1
         else:
             self.forwards += isinstance(instruction, Forward)
@@ -34,12 +48,11 @@ class Catching:
 
 
 @dataclass(slots=True)
-class Run:
+class CellStep:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
     ahead: what was computed in advance, before this worker had to run the cell.
-    since: the step with which this worker began to run the cell. asked: the epoch in which
-    everybody was asked for help with a committed step; answers: the first step in each one's log, by cell.
+    since: the step with which this worker began to run the cell.
     """
 
     cell: Cell
@@ -52,17 +65,14 @@ class Run:
     inbox: dict[Address, Frame] = field(default_factory=dict)
     consumed: set[Address] = field(default_factory=set)
     predecessor: WorkerId | None = None
-    catching: Catching | None = None
+    takeover: Takeover | None = None
     finished: bool = False
     since: int = 0
-    ahead: "Shadow | None" = None
-    asked: int | None = None
-    answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
+    ahead: Shadow | None = None
 
     def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
-        self.asked = None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program = program(self.cell, stages, layout, tied, lookahead) if layout and active else []
         self.work = stage.begin()
@@ -75,7 +85,7 @@ class Run:
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
 
-    def adopt(self, shadow: "Shadow") -> None:
+    def adopt(self, shadow: Shadow) -> None:
         """Go on from what was computed in advance for this very step."""
         if shadow.step == self.step and shadow.layout == self.layout and self.program:
             self.ahead, self.work = shadow, shadow.work
@@ -107,3 +117,13 @@ class Run:
     @property
     def next(self) -> Instruction | None:
         return self.program[self.done] if self.done < len(self.program) else None
+
+    @property
+    def urgency(self) -> tuple[int, bool, int]:
+        """The smallest comes first: the oldest step, then a backward before a forward, then the later stage."""
+        return (self.step, isinstance(self.next, Forward), -self.cell.stage)
+
+    def final_gradient(self) -> Tensor:
+        """Of the stage: reduced over the pipelines if there are several, else this cell's own."""
+        assert self.work is not None
+        return self.final if self.final is not None else self.work.gradient

@@ -1,20 +1,19 @@
 """What this worker's memory is used for: the account, and when it is taken."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
 from bamboo.memory import Memory
+from bamboo_trainer.engine.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.executor import Executor
+from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.schedule import Backward
+from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.saved_tensors import ContextSize, new_bytes
-
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.cell_step import Run
-    from bamboo_trainer.engine.engine import Engine
-    from bamboo_trainer.engine.redundant_work import Shadow
-    from bamboo_trainer.stage.stage import Work
-
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.transport.frames import Frame
 
 TOLD_SECONDS = 1.0
 
@@ -37,90 +36,87 @@ class Meter:
         self._due = now + TOLD_SECONDS
         return self.latest
 
-    def executed(self, engine: "Engine", run: "Run") -> None:
+    def executed(self, run: CellStep, account: Callable[[], Memory]) -> None:
         """A cell's instruction is done.
 
         Before its first backward most microbatches are in flight, and most cells have to wait then. When its last
         instruction is done, the log and what was computed in advance are complete.
         """
         if run.next is None:
-            self._take(engine, run.step)
+            self._take(account, run.step)
             self.latest = self._highest
         elif isinstance(run.next, Backward) and not any(isinstance(i, Backward) for i in run.program[: run.done]):
-            self._take(engine, run.step)
+            self._take(account, run.step)
 
-    def changed(self, engine: "Engine", step: int) -> None:
-        """A new plan, or an optimizer step: a worker that runs no cell has no other occasion."""
-        if not any(run.program for run in engine.runs.values()):
-            self._take(engine, step)
-            self.latest = self._highest
+    def changed(self, step: int, account: Callable[[], Memory]) -> None:
+        """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""
+        self._take(account, step)
+        self.latest = self._highest
 
-    def _take(self, engine: "Engine", step: int) -> None:
-        taken = account(engine)
+    def _take(self, account: Callable[[], Memory], step: int) -> None:
+        taken = account()
         self._highest = self._highest.highest(taken) if step == self._step else taken
         self._step = step
 
 
-def account(engine: "Engine") -> Memory:
-    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
+def account(
+    states: StageStates, executor: Executor, redundant: RedundantWork, log: MessageLog, early: Iterable[Frame]
+) -> Memory:
+    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward.
+
+    early: frames for parts that this worker does not have yet.
+    """
     seen: set[int] = set()
-    states = [(index, h.owned, h.stage.state_bytes()) for index, h in engine.holdings.items() if h.stage]
-    works = [(run.cell.stage, run.work) for run in engine.runs.values() if run.work]
-    shadows = [*engine.shadows.values(), *(run.ahead for run in engine.runs.values() if run.ahead)]
-    return Memory(  # NB: in this order, as what has been seen does not count again
-        parameters=sum(held + _context(engine, index).casts for index, owned, (held, _) in states if owned),
-        optimizer=sum(remembered for _, owned, (_, remembered) in states if owned),
-        replica=sum(held + remembered for _, owned, (held, remembered) in states if not owned),
-        gradients=new_bytes(_gradients(engine), seen),
-        log=_log(engine, seen),
+    held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
+    works = [(run.cell.stage, run.work) for run in executor.cells.values() if run.work]
+    adopted = [run.ahead for run in executor.cells.values() if run.ahead]
+    shadows = [*redundant.shadows.values(), *adopted]
+    final = (gradient for state in states.by_stage.values() for gradient in state.final.values())
+    frames = [*(f for run in executor.cells.values() for f in run.inbox.values()), *early, *redundant.mirrored.values()]
+    return Memory(  # in this order, as what has been seen does not count again
+        parameters=sum(size + _context(states, index).casts for index, owned, (size, _) in held if owned),
+        optimizer=sum(remembered for _, owned, (_, remembered) in held if owned),
+        replica=sum(size + remembered for _, owned, (size, remembered) in held if not owned),
+        gradients=new_bytes(executor.gradients(), seen) + new_bytes(final, seen),
+        log=_logged(log, seen),
         activations=new_bytes((t for _, work in works for t in _contexts(work)), seen)
-        + sum(len(work.contexts) * _context(engine, stage).here for stage, work in works),
+        + sum(len(work.contexts) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
-        + sum(_redundant_contexts(engine, shadow) for shadow in shadows),
-        received=new_bytes(_received(engine), seen),
+        + sum(_redundant_contexts(shadow, states, works, on_host=redundant.on_host) for shadow in shadows),
+        received=new_bytes((t for frame in frames for t in frame.tensors), seen),
     )
 
 
-def _context(engine: "Engine", stage: int) -> ContextSize:
-    holding = engine.holdings.get(stage)
-    return (holding.stage.context if holding and holding.stage else None) or ContextSize()
+def _context(states: StageStates, index: int) -> ContextSize:
+    stage = states.here(index)
+    return (stage.context if stage else None) or ContextSize()
 
 
-def _redundant_contexts(engine: "Engine", shadow: "Shadow") -> int:
+def _redundant_contexts(
+    shadow: Shadow, states: StageStates, works: Iterable[tuple[int, Work]], *, on_host: bool
+) -> int:
     """A forward that is begun counts as done."""
-    size = _context(engine, shadow.cell.stage)
-    adopted = any(run.work is shadow.work for run in engine.runs.values())  # then they are activations
+    size = _context(states, shadow.cell.stage)
+    adopted = any(work is shadow.work for _, work in works)  # then they are activations
     count = len(shadow.forwardings) + (0 if adopted else len(shadow.work.contexts))
-    if engine.on_host:
+    if on_host:
         return count * size.on_host
     return count * size.here + (size.casts if count and not adopted else 0)
 
 
-def _gradients(engine: "Engine") -> Iterator[Tensor]:
-    for run in engine.runs.values():
-        if run.work:
-            yield run.work.gradient
-        if run.final is not None:
-            yield run.final
-    for holding in engine.holdings.values():
-        yield from holding.reduced.values()
-    for frame in engine.ceded.values():
-        yield from frame.tensors
-
-
-def _log(engine: "Engine", seen: set[int]) -> int:
-    new = {address: size for address, size in engine.log.storages.items() if address not in seen}
+def _logged(log: MessageLog, seen: set[int]) -> int:
+    new = {address: size for address, size in log.storages.items() if address not in seen}
     seen.update(new)
     return sum(new.values())
 
 
-def _contexts(work: "Work") -> Iterator[Tensor]:
+def _contexts(work: Work) -> Iterator[Tensor]:
     for inputs, outputs in work.contexts.values():
         yield from inputs
         yield from outputs
 
 
-def _in_advance(shadow: "Shadow") -> Iterator[Tensor]:
+def _in_advance(shadow: Shadow) -> Iterator[Tensor]:
     yield shadow.work.gradient
     yield from _contexts(shadow.work)
     for forwarding in shadow.forwardings.values():
@@ -129,10 +125,3 @@ def _in_advance(shadow: "Shadow") -> Iterator[Tensor]:
     for done in (shadow.outputs, shadow.gradients):
         for parts in done.values():
             yield from parts
-
-
-def _received(engine: "Engine") -> Iterator[Tensor]:
-    frames = [frame for run in engine.runs.values() for frame in run.inbox.values()]
-    frames += [frame for _, frame in engine.orphans]
-    for frame in [*frames, *engine.echoes.values()]:
-        yield from frame.tensors

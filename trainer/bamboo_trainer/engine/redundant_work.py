@@ -1,166 +1,190 @@
 """What a cell's shadow computes in advance while it would wait: forwards (FRC), and in one mode backwards (BRC).
 
 The shadow is the worker of the stage before: it has the lost stage's inputs, because it made them. In `EagerForward` a
-layer is run only if the expected bubble has room for it (see `pace`), so that no critical instruction is delayed; in
-`EagerBackward` everything is run whenever the worker is idle, as the published system does. What is there when the
-shadow takes over is used; the rest is computed then.
+layer is run only if the expected bubble has room for it (see `bubble_budget`), so that no critical instruction is
+delayed; in `EagerBackward` everything is run whenever the worker is idle, as the published system does. What is there
+when the shadow takes over is used; the rest is computed then.
 """
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from bamboo.plan import Cell, Layout
+from bamboo.plan import Cell
 from bamboo.spec import RedundancyMode
-from bamboo_trainer.engine.cell_step import Run
+from bamboo_trainer.engine.bubble_budget import BubbleBudget
+from bamboo_trainer.engine.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.schedule import Backward, Forward, one_f_one_b
-from bamboo_trainer.stage.stage import Forwarding, Stage, Work
+from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame, Kind
 
-if TYPE_CHECKING:
-    from bamboo_trainer.engine.engine import Engine
 
+class RedundantWork:
+    """shadows: by the cell. mirrored: gradients for cells that this worker shadows."""
 
-@dataclass(slots=True)
-class Shadow:
-    """Work on one step of a cell that another worker runs. forwardings: begun; outputs, gradients: done."""
+    def __init__(
+        self,
+        plan: PlanState,
+        log: MessageLog,
+        states: StageStates,
+        observer: Observer,
+        clock: Callable[[], float],
+        *,
+        lookahead: int,
+        on_host: bool,
+    ) -> None:
+        self._plan, self._log, self._states = plan, log, states
+        self._observer, self._clock = observer, clock
+        self._lookahead, self.on_host = lookahead, on_host
+        self.shadows: dict[Cell, Shadow] = {}
+        self.mirrored: dict[Address, Frame] = {}
+        self.budget = BubbleBudget()
+        self._idle_since: float | None = None
 
-    cell: Cell
-    step: int
-    layout: Layout
-    work: Work
-    forwardings: dict[int, Forwarding] = field(default_factory=dict)
-    outputs: dict[int, Parts] = field(default_factory=dict)
-    gradients: dict[int, Parts] = field(default_factory=dict)
+    # what happens elsewhere
 
-    def forwarded(self, microbatch: int) -> bool:
-        return microbatch in self.outputs
+    def take_roles(self, step: int) -> None:
+        """The plan in force is new; it came in that step."""
+        self.budget.restart(step)
+        worker, plan = self._plan.worker, self._plan.current
+        kept = {c for c in plan.replicated_by(worker) if plan.at(c).shadow == worker}
+        self.shadows = {c: shadow for c, shadow in self.shadows.items() if c in kept}
 
+    def wants(self, frame: Frame) -> bool:
+        """Is the frame for a cell that is shadowed here? With a newer plan this worker may be its owner: it waits."""
+        plan, cell = self._plan.current, frame.address.cell
+        if frame.epoch > plan.epoch or cell not in plan.cells():
+            return False
+        return plan.at(cell).shadow == self._plan.worker
 
-def turn(engine: "Engine") -> bool:
-    """Run one piece of redundant work, if there is one that may run now."""
-    assert engine.plan is not None
-    active = [run for run in engine.runs.values() if run.program]
-    if len(active) != 1 or engine.plan.mode is RedundancyMode.NONE:
+    def keep(self, frame: Frame) -> None:
+        self.mirrored[frame.address] = frame
+
+    def drop(self, stage: int) -> None:
+        """The state of that stage has changed."""
+        self.shadows = {c: shadow for c, shadow in self.shadows.items() if c.stage != stage}
+
+    def committed(self, step: int) -> None:
+        self.mirrored = {a: frame for a, frame in self.mirrored.items() if a.step > step}
+
+    # waits
+
+    def begin_wait(self) -> None:
+        """Nothing that must be done is ready."""
+        if self._idle_since is None:
+            self._idle_since = self._clock()
+            self._observer.event("Idle")
+
+    def end_wait(self, waiting: CellStep, until: float) -> None:
+        """The cell's next instruction, or the commit of its step, has come."""
+        if self.budget.measures(waiting.step):
+            self.budget.waited((waiting.cell, waiting.done), self._idle(until))
+        self._idle_since = None
+
+    def _idle(self, until: float) -> float:
+        return until - self._idle_since if self._idle_since is not None else 0.0
+
+    # one piece of work
+
+    def turn(self, active: CellStep) -> bool:
+        """Run one piece of redundant work, if there is one that may run now. active: the one cell that is run here."""
+        plan = self._plan.current
+        if plan.mode is RedundancyMode.NONE:
+            return False
+        cell = Cell(active.cell.pipeline, (active.cell.stage + 1) % len(plan.stages))  # the next one in the ring
+        if cell == active.cell or plan.at(cell).shadow != self._plan.worker:
+            return False
+        stage = self._states.here(cell.stage)
+        if stage is None or stage.version != active.step or active.layout is None:
+            return False
+        if self._states.has_final(cell.stage, active.step):
+            return False  # the cell has finished the step: nothing of it will be repeated
+        return self._rehearse(active, cell, stage) or self._work(active, cell, stage)
+
+    def _rehearse(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
+        """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover."""
+        if self._states.by_stage[cell.stage].rehearsed or self.budget.measures(active.step) or active.layout is None:
+            return False
+        microbatch = active.layout.split[cell.pipeline][0]
+        if not self._inputs_known(cell, active.step, microbatch):
+            return False
+        self._states.begin_rehearsal(cell.stage)
+        self._observer.started("Rehearsal", cell, active.step, microbatch)
+        stage.rehearse(active.step, microbatch, self._inputs(cell, active.step, microbatch))
+        self._observer.finished("Rehearsal", cell, active.step, microbatch)
+        return True
+
+    def _work(self, active: CellStep, cell: Cell, stage: Stage) -> bool:
+        assert active.layout is not None
+        mode, shadow = self._plan.current.mode, self.shadows.get(cell)
+        if mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(active.step):
+            return False
+        if shadow is None or shadow.step != active.step or shadow.layout != active.layout:
+            shadow = self.shadows[cell] = Shadow(cell, active.step, active.layout, stage.begin())
+        if mode is RedundancyMode.EAGER_FORWARD:
+            return self._fill(active, shadow, stage)
+        return self._mirror(shadow, stage)
+
+    def _fill(self, active: CellStep, shadow: Shadow, stage: Stage) -> bool:
+        """One layer of the first forward that is not done yet, if it fits into the bubble."""
+        microbatches = shadow.layout.split[shadow.cell.pipeline]
+        microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
+        if microbatch is None or not self._inputs_known(shadow.cell, shadow.step, microbatch):
+            return False
+        forwarding = shadow.forwardings.get(microbatch)
+        layer = forwarding.layer if forwarding else stage.first
+        now = self._clock()
+        if not self.budget.fits((active.cell, active.done), self._idle(now), shadow.cell.stage, layer):
+            return False
+        self._advance(shadow, stage, microbatch)
+        self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)
+        return True
+
+    def _advance(self, shadow: Shadow, stage: Stage, microbatch: int) -> None:
+        self._observer.started("RedundantForward", shadow.cell, shadow.step, microbatch)
+        if microbatch not in shadow.forwardings:
+            inputs = self._inputs(shadow.cell, shadow.step, microbatch)
+            shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self.on_host)
+        forwarding = shadow.forwardings[microbatch]
+        stage.advance(forwarding)
+        stage.wait()
+        if forwarding.done:
+            shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
+        self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
+
+    def _mirror(self, shadow: Shadow, stage: Stage) -> bool:
+        """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
+        d, s = shadow.cell
+        stages = self._plan.stages
+        for instruction in one_f_one_b(s, stages, shadow.layout.split[d], self._lookahead):
+            m = instruction.microbatch
+            if isinstance(instruction, Forward) and not shadow.forwarded(m):
+                if not self._inputs_known(shadow.cell, shadow.step, m):
+                    return False
+                self._advance(shadow, stage, m)
+                return True
+            if isinstance(instruction, Backward) and m not in shadow.gradients:
+                return self._backward(shadow, stage, m, last=s == stages - 1)
         return False
-    run = active[0]
-    cell = Cell(run.cell.pipeline, (run.cell.stage + 1) % len(engine.plan.stages))  # the next one in the ring
-    if cell == run.cell or engine.plan.at(cell).shadow != engine.worker:
-        return False
-    holding = engine.holdings[cell.stage]
-    stage = holding.stage
-    if stage is None or stage.version != run.step or run.layout is None or run.step >= engine.steps:
-        return False
-    if run.step in holding.reduced:
-        return False  # the cell has finished the step: nothing of it will be repeated
-    return _rehearse(engine, run, cell, stage) or _work(engine, run, cell, stage)
 
+    def _backward(self, shadow: Shadow, stage: Stage, m: int, *, last: bool) -> bool:
+        address = Address(Kind.GRADIENT, *shadow.cell, shadow.step, m)
+        frame = self.mirrored.get(address) or self._log.get(address)
+        if frame is None and not last:
+            return False
+        self._observer.started("RedundantBackward", shadow.cell, shadow.step, m)
+        gradients = None if last or frame is None else frame.tensors
+        shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
+        stage.wait()
+        self._observer.finished("RedundantBackward", shadow.cell, shadow.step, m)
+        return True
 
-def _rehearse(engine: "Engine", run: Run, cell: Cell, stage: Stage) -> bool:
-    """Once, before it matters: what runs for the first time is slow, and must not be so in a takeover."""
-    holding = engine.holdings[cell.stage]
-    if holding.rehearsed or engine.pace.measures(run.step) or run.layout is None:
-        return False
-    microbatch = run.layout.split[cell.pipeline][0]
-    if not _inputs_known(engine, cell, run.step, microbatch):
-        return False
-    holding.rehearsed = True
-    engine.observer.started("Rehearsal", cell, run.step, microbatch)
-    stage.rehearse(run.step, microbatch, _inputs(engine, cell, run.step, microbatch))
-    engine.observer.finished("Rehearsal", cell, run.step, microbatch)
-    return True
+    def _inputs_known(self, cell: Cell, step: int, microbatch: int) -> bool:
+        return cell.stage == 0 or self._log.get(Address(Kind.ACTIVATION, *cell, step, microbatch)) is not None
 
-
-def _work(engine: "Engine", run: Run, cell: Cell, stage: Stage) -> bool:
-    assert engine.plan is not None
-    assert run.layout is not None
-    mode, shadow = engine.plan.mode, engine.shadows.get(cell)
-    if mode is RedundancyMode.LAZY_FORWARD or engine.pace.measures(run.step):
-        return False
-    if shadow is None or shadow.step != run.step or shadow.layout != run.layout:
-        shadow = engine.shadows[cell] = Shadow(cell, run.step, run.layout, stage.begin())
-    if mode is RedundancyMode.EAGER_FORWARD:
-        return _fill(engine, run, shadow, stage)
-    return _mirror(engine, shadow, stage)
-
-
-def _fill(engine: "Engine", run: Run, shadow: Shadow, stage: Stage) -> bool:
-    """One layer of the first forward that is not done yet, if it fits into the bubble."""
-    microbatches = shadow.layout.split[shadow.cell.pipeline]
-    microbatch = next((m for m in microbatches if not shadow.forwarded(m)), None)
-    if microbatch is None or not _inputs_known(engine, shadow.cell, shadow.step, microbatch):
-        return False
-    forwarding = shadow.forwardings.get(microbatch)
-    layer = forwarding.layer if forwarding else stage.first
-    now = engine.clock()
-    idle = now - engine.idle_since if engine.idle_since is not None else 0.0
-    if not engine.pace.fits((run.cell, run.done), idle, shadow.cell.stage, layer):
-        return False
-    _advance(engine, shadow, stage, microbatch)
-    engine.pace.ran_layer(shadow.cell.stage, layer, engine.clock() - now)
-    return True
-
-
-def _advance(engine: "Engine", shadow: Shadow, stage: Stage, microbatch: int) -> None:
-    engine.observer.started("RedundantForward", shadow.cell, shadow.step, microbatch)
-    if microbatch not in shadow.forwardings:
-        inputs = _inputs(engine, shadow.cell, shadow.step, microbatch)
-        shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, engine.on_host)
-    forwarding = shadow.forwardings[microbatch]
-    stage.advance(forwarding)
-    stage.wait()
-    if forwarding.done:
-        shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
-    engine.observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)
-
-
-def _mirror(engine: "Engine", shadow: Shadow, stage: Stage) -> bool:
-    """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
-    assert engine.plan is not None
-    d, s = shadow.cell
-    last = s == len(engine.plan.stages) - 1
-    for instruction in one_f_one_b(s, len(engine.plan.stages), shadow.layout.split[d], engine.lookahead):
-        m = instruction.microbatch
-        if isinstance(instruction, Forward) and not shadow.forwarded(m):
-            if not _inputs_known(engine, shadow.cell, shadow.step, m):
-                return False
-            _advance(engine, shadow, stage, m)
-            return True
-        if isinstance(instruction, Backward) and m not in shadow.gradients:
-            address = Address(Kind.GRADIENT, d, s, shadow.step, m)
-            frame = engine.echoes.get(address) or engine.log.get(address)
-            if frame is None and not last:
-                return False
-            engine.observer.started("RedundantBackward", shadow.cell, shadow.step, m)
-            gradients = None if last or frame is None else frame.tensors
-            shadow.gradients[m] = stage.backward(shadow.work, shadow.step, m, gradients)
-            stage.wait()
-            engine.observer.finished("RedundantBackward", shadow.cell, shadow.step, m)
-            return True
-    return False
-
-
-def _inputs_known(engine: "Engine", cell: Cell, step: int, microbatch: int) -> bool:
-    return cell.stage == 0 or engine.log.get(Address(Kind.ACTIVATION, *cell, step, microbatch)) is not None
-
-
-def _inputs(engine: "Engine", cell: Cell, step: int, microbatch: int) -> Parts | None:
-    frame = engine.log.get(Address(Kind.ACTIVATION, *cell, step, microbatch))
-    return frame.tensors if frame else None
-
-
-def listens(engine: "Engine", frame: Frame) -> bool:
-    """Is the frame for a cell that we shadow? With a newer plan we may be its owner, so such a frame has to wait."""
-    plan, cell = engine.plan, frame.address.cell
-    if plan is None or frame.epoch > plan.epoch or cell not in plan.cells():
-        return False
-    return plan.at(cell).shadow == engine.worker
-
-
-def echo(engine: "Engine", frame: Frame) -> None:
-    """A gradient for a cell goes to its shadow, too, if that runs backwards in advance."""
-    assert engine.plan is not None
-    if engine.plan.mode is RedundancyMode.EAGER_BACKWARD and frame.address.kind is Kind.GRADIENT:
-        shadow = engine.plan.at(frame.address.cell).shadow
-        if shadow not in (None, engine.worker):
-            engine.send(shadow, frame)
+    def _inputs(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
+        frame = self._log.get(Address(Kind.ACTIVATION, *cell, step, microbatch))
+        return frame.tensors if frame else None

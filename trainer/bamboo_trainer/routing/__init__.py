@@ -1,0 +1,1 @@
+"""Which plan is in force, and so to whom a frame goes."""

@@ -118,7 +118,7 @@ class _Kept:
 
     def __init__(self, own: set[int]) -> None:
         self._own = own
-        self._tensors: dict[int, Tensor] = {}  # NB: held, as the number of a storage that is freed is used again
+        self._tensors: dict[int, Tensor] = {}  # held, as the number of a storage that is freed is used again
         self._casts: dict[int, int] = {}
 
     def add(self, tensor: Tensor, holds: Holds) -> None:

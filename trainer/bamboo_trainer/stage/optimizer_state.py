@@ -33,7 +33,7 @@ class OptimizerState:
     def __init__(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer | None) -> None:
         self._slots, self._optimizer = parameters.slots, optimizer
         starts_at_zero = optimizer is not None and _starts_at_zero(optimizer)
-        # NB: Adagrad creates its state itself when it is built.
+        # Adagrad creates its state itself when it is built.
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
         if optimizer is not None and starts_at_zero:
             self._create(parameters, optimizer)
@@ -97,7 +97,7 @@ class OptimizerState:
         for slot in self._slots:
             state = self._state.get(slot.parameter, {})
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim():  # NB: counters are where the optimizer wants them
+                if isinstance(value, Tensor) and value.dim():  # counters are where the optimizer wants them
                     state[key] = moved(value)
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
@@ -113,7 +113,7 @@ class OptimizerState:
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         for slot in self._slots:
-            # NB: get, as an entry that reading leaves behind would look like a state to some optimizers.
+            # Get, as an entry that reading leaves behind would look like a state to some optimizers.
             state = self._state.get(slot.parameter, {})
             for key in sorted(state):
                 yield f"{_prefix(slot.name)}{key}", state[key]

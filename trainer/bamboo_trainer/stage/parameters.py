@@ -5,7 +5,7 @@ optimizer skips the others, as plain PyTorch does with those whose `grad` is Non
 gradient it is summed, sent, logged and repeated with it, and has no way of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,37 @@ class Slot:
 
     def of(self, flat: Tensor) -> Tensor:
         return flat[self.offset : self.mark].view(self.parameter.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedSegment:
+    """A tied group's place in this stage's flat gradient, its mark included; its gradient is the sum over `stages`."""
+
+    group: int
+    offset: int
+    size: int
+    stages: tuple[int, ...]
+
+
+def tied_segments(
+    slots: Iterable[Slot], groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
+) -> tuple[TiedSegment, ...]:
+    """Where a stage with these slots keeps the groups that other stages hold too."""
+    holders: dict[int, set[int]] = {}
+    for name, (group, _) in groups.items():
+        layer = int(name.partition(".")[0])
+        stage = next(s for s, (first, end) in enumerate(stages) if first <= layer < end)
+        holders.setdefault(group, set()).add(stage)
+    return tuple(
+        TiedSegment(
+            group=slot.group,
+            offset=slot.offset,
+            size=slot.size,
+            stages=tuple(sorted(holders[slot.group])),
+        )
+        for slot in slots
+        if slot.group is not None and len(holders[slot.group]) > 1
+    )
 
 
 class FlatParameters:
@@ -133,7 +164,7 @@ class FlatParameters:
 
 
 def _note(reached: set[int], number: int) -> Callable[[Tensor], None]:
-    """A hook for a parameter. NB: it holds nothing of the stage, which would then not be freed at once."""
+    """A hook for a parameter. It holds nothing of the stage, which would then not be freed at once."""
 
     def accumulated(_: Tensor) -> None:
         reached.add(number)

@@ -41,7 +41,7 @@ def saved_for_backward(holds: Holds) -> Iterator[list[Saved]]:
         if not holds(tensor):
             storage = tensor.untyped_storage()
             saved.append(Saved(storage.data_ptr(), storage.nbytes(), tensor.nbytes, is_cast(tensor, holds)))
-        return tensor.detach()  # NB: an output that its own graph holds would never be freed
+        return tensor.detach()  # an output that its own graph holds would never be freed
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved

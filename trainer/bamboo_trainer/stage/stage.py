@@ -6,30 +6,28 @@ replay get the same bits.
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bamboo_trainer.data import microbatch_samples
 from bamboo_trainer.stage import snapshot
-from bamboo_trainer.stage.boundary import NO_GRADIENT, is_gradient
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.optimizer_state import OptimizerState
-from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.stage.placement import contexts_on_host, wait_for
 from bamboo_trainer.stage.saved_tensors import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
 from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.checkpointing import checkpointed_layers, recomputing
 from bamboo_trainer.tasks.determinism import Looked, compare_batches
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
 from bamboo_trainer.tasks.reader import Reader
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
-from bamboo_trainer.tasks.ties import HAVE_IT, TiedSegment, stranger, tie, tied_groups, tied_segments
+from bamboo_trainer.tasks.ties import HAVE_IT, stranger, tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
     build_layer,
     call_layer,
@@ -41,62 +39,7 @@ from bamboo_trainer.tasks.user_code import (
     task_loss,
     unchanged_buffers,
 )
-
-__all__ = ["Forwarding", "Stage", "TaskError", "TiedSegment", "TrainingConfig", "Work"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """microbatches: of a whole step, over all pipelines."""
-
-    seed: int
-    precision: str  # "fp32" | "bf16"
-    max_gradient_norm: float | None
-    microbatches: int
-    micro_batch_size: int
-
-    def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f'precision must be "fp32" or "bf16", got {self.precision!r}')
-        if self.microbatches < 1 or self.micro_batch_size < 1:
-            raise ValueError("microbatches and micro_batch_size must be at least 1")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be positive, got {self.max_gradient_norm}")
-
-    @property
-    def global_batch(self) -> int:
-        return self.microbatches * self.micro_batch_size
-
-    def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
-        return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One cell's work on one step: the gradient so far, what the backwards need, and the losses."""
-
-    gradient: Tensor  # flat fp32
-    marked: set[int] = field(default_factory=set)  # the parameters that it has marked as used, by number
-    contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
-    losses: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Forwarding:
-    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
-
-    step: int
-    microbatch: int
-    leaves: Parts
-    parts: Parts
-    layer: int  # the next one
-    end: int
-    targets: Parts | None = None  # if they were read with the inputs
-    on_host: bool = False  # what the backward will need waits in host memory
-
-    @property
-    def done(self) -> bool:
-        return self.layer == self.end
+from bamboo_trainer.training import TrainingConfig
 
 
 class Stage:
@@ -199,7 +142,7 @@ class Stage:
                 with saved_for_backward(self._parameters.holds) as saved:
                     forwarding = self._run(step, microbatch, inputs)
                 self.context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
-            except TaskError:  # NB: some layers cannot be looked at; if the error is the task's own it comes again
+            except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
                 forwarding = self._run(step, microbatch, inputs)
                 self.context = ContextSize()
         foreign = stranger(forwarding.parts, (slot.parameter for slot in self._parameters.slots))
@@ -406,7 +349,7 @@ class Stage:
         return {self._in_words(name): checksum(tensor) for name, tensor in self._parameters.named()}
 
     def _in_words(self, name: str) -> str:
-        """A parameter or constant by its name in a snapshot. NB: a tied one has its first name, of any layer."""
+        """A parameter or constant by its name in a snapshot. A tied one has its first name, of any layer."""
         kind, _, place = name.partition(":")
         index, _, path = place.partition(".")
         layer = self._layers.get(int(index))

@@ -1,33 +1,137 @@
-"""A stage's state as a worker holds it."""
+"""The states of stages on this worker: those that it runs, and those that it replicates."""
 
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from bamboo.plan import WorkerId
+from bamboo.plan import Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Parts
+
+Build = Callable[[int, Sequence[tuple[int, int]]], Stage]
 
 
 @dataclass(slots=True)
-class Holding:
-    """A stage's state on this worker (None while it is on its way), and final gradients not yet applied.
+class StageState:
+    """stage: None while it is on its way. owned: it is run here, not only kept for another worker.
 
-    sums: of the newest versions that are compared; claims: those of others at versions that are not reached here yet.
+    final: the final gradients of steps that are not applied yet, by step.
     """
 
     stage: Stage | None
-    reduced: dict[int, Tensor] = field(default_factory=dict)
     owned: bool = False
     rehearsed: bool = False
-    sums: dict[int, dict[str, int]] = field(default_factory=dict)
-    claims: dict[int, dict[WorkerId, bytes]] = field(default_factory=dict)
-
-    def give(self, owned: bool, on_host: bool) -> None:
-        """It is this worker's to run, or only to keep for another one. on_host: then in host memory."""
-        self.owned = owned
-        if self.stage:
-            self.stage.park(on_host and not owned)
+    final: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
+        """The step that it is ready for; -1 while there is none."""
         return self.stage.version if self.stage else -1
+
+
+class StageStates:
+    """by_stage: changed here only."""
+
+    def __init__(self, build: Build, on_host: bool) -> None:
+        """build: makes a stage in its first state. on_host: what is kept for others only waits in host memory."""
+        self._build, self._on_host = build, on_host
+        self.by_stage: dict[int, StageState] = {}
+
+    def take_roles(self, plan: Plan, worker: WorkerId, first: bool) -> None:
+        """Keep the states of the stages that this worker has a part in. first: it has obeyed no plan before.
+
+        Who owns a cell in the first plan that it hears of owns it from the job's beginning, and builds its first state.
+        """
+        owned = {c.stage for c in plan.owned_by(worker)}
+        replicated = {c.stage for c in plan.replicated_by(worker)}
+        for index in [s for s in self.by_stage if s not in owned | replicated]:
+            del self.by_stage[index]
+        for index in sorted(owned | replicated):
+            if index not in self.by_stage:
+                begins = first and (plan.epoch == 1 or index in owned)
+                assert begins or index not in owned, f"{worker} is to own stage {index} and has no state of it"
+                self.by_stage[index] = StageState(self._build(index, plan.stages) if begins else None)
+            self._give(self.by_stage[index], index in owned)
+
+    def _give(self, state: StageState, owned: bool) -> None:
+        state.owned = owned
+        if state.stage:
+            state.stage.park(self._on_host and not owned)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self.by_stage
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self.by_stage))
+
+    def here(self, index: int) -> Stage | None:
+        """None if this worker has no part in it, or if its state is on the way."""
+        state = self.by_stage.get(index)
+        return state.stage if state else None
+
+    def __getitem__(self, index: int) -> Stage:
+        """One that must be here."""
+        stage = self.by_stage[index].stage
+        assert stage is not None
+        return stage
+
+    def version(self, index: int) -> int:
+        return self.by_stage[index].version
+
+    def oldest(self, otherwise: int) -> int:
+        """The oldest version that is held here."""
+        return min((state.version for state in self.by_stage.values()), default=otherwise)
+
+    def tied_to(self, index: int) -> list[int]:
+        """The other stages that share parameters with this one, in order."""
+        return sorted({s for segment in self[index].tied_segments() for s in segment.stages} - {index})
+
+    # final gradients
+
+    def keep_final(self, index: int, step: int, gradient: Tensor) -> bool:
+        """False if it is there already, or applied."""
+        state = self.by_stage[index]
+        if step < state.version or step in state.final:
+            return False
+        state.final[step] = gradient
+        return True
+
+    def final(self, index: int, step: int) -> Tensor | None:
+        return self.by_stage[index].final.get(step) if index in self.by_stage else None
+
+    def has_final(self, index: int, step: int) -> bool:
+        return index in self.by_stage and step in self.by_stage[index].final
+
+    def secured(self, index: int) -> int:
+        """The version that can be reached here without anybody's help."""
+        state = self.by_stage[index]
+        return state.version + (state.version in state.final)
+
+    def applicable(self, committed: Container[int], owned: bool) -> int | None:
+        """A stage whose step is committed and whose final gradient is here. owned: of those that are run here."""
+        for index, state in self.by_stage.items():
+            if (state.owned or not owned) and state.version in committed and state.version in state.final:
+                return index
+        return None
+
+    def apply(self, index: int, norm: float) -> None:
+        """The optimizer's step, with the global norm of the gradient."""
+        state, stage = self.by_stage[index], self[index]
+        stage.apply(state.final.pop(state.version), norm)
+        stage.wait()
+
+    # states of others
+
+    def restore(self, index: int, stages: Sequence[tuple[int, int]], tensors: Parts, facts: Mapping[str, Any]) -> None:
+        """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
+        state = self.by_stage[index]
+        stage = state.stage or self._build(index, stages)
+        stage.restore(tensors, facts)
+        state.stage = stage
+        self._give(state, state.owned)
+        state.final = {k: g for k, g in state.final.items() if k >= stage.version and g.numel() == stage.size}
+
+    def begin_rehearsal(self, index: int) -> None:
+        self.by_stage[index].rehearsed = True

@@ -1,0 +1,1 @@
+"""What the user brings: looked at, made ready, called, and blamed by name for what is wrong with it."""

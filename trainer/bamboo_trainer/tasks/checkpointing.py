@@ -26,7 +26,7 @@ def checkpointed_layers(task: Task) -> frozenset[int]:
 def recomputing(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The same call of a layer, repeated in the backward. Its graph stays the same, and so do the gradients' bits.
 
-    NB: the call seeds the generators and enters autocast by itself, so there is no state to keep for the repetition.
+    The call seeds the generators and enters autocast by itself, so there is no state to keep for the repetition.
     """
 
     def checkpointed(given: Tensor | tuple[Tensor, ...]) -> Any:

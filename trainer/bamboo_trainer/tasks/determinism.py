@@ -192,7 +192,7 @@ class _Draws:
                 found.add("Python's random")
 
         before, profiled = _numpy_state(), sys.getprofile() is not None
-        if not profiled:  # NB: whoever profiles a worker keeps the profiler; some cannot be set again
+        if not profiled:  # whoever profiles a worker keeps the profiler; some cannot be set again
             sys.setprofile(called)
         try:
             yield
@@ -204,7 +204,7 @@ class _Draws:
         self.runs.append(found)
 
     def each_time(self) -> str:
-        """NB: the state of numpy's generator stays the same from the second run on if each run seeds it."""
+        """The state of numpy's generator stays the same from the second run on if each run seeds it."""
         return " and ".join(sorted(set.intersection(*self.runs)))
 
 

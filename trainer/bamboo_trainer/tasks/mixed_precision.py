@@ -31,7 +31,7 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.autocast_decrement_nesting()  # NB: autocast's own end would now empty the cache
+        torch.autocast_decrement_nesting()  # autocast's own end would now empty the cache
         torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_enabled(kind, enabled)
 
@@ -40,7 +40,7 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
 def keep_casts() -> Iterator[None]:
     """Around a backward in which layers are run again: torch then enters and leaves autocast by itself.
 
-    NB: what runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
+    What runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
     """
     torch.autocast_increment_nesting()
     try:

@@ -12,7 +12,7 @@ import torch
 
 from bamboo.text import one_line
 
-OWN: Final = Path(__file__).parent
+OWN: Final = Path(__file__).parents[1]  # of all of Bamboo's code on torch
 MODELS: Final = OWN / "models"  # tasks, though they come with Bamboo
 LIBRARIES: Final = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 PYTHON: Final = Path(sysconfig.get_path("stdlib"))
@@ -37,7 +37,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """In one line. NB: an exception of the user's may be unable to say what it is."""
+    """In one line. An exception of the user's may be unable to say what it is."""
     try:
         return one_line(str(error))
     except Exception as failed:

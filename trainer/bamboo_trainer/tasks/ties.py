@@ -1,25 +1,13 @@
 """Tied parameters: several names, one value. On each stage that holds any of them they are one object."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from torch import Tensor, nn
 
-from bamboo_trainer.stage.parameters import Slot
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, named_layer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiedSegment:
-    """A tied group's place in this stage's flat gradient, its mark included; its gradient is the sum over `stages`."""
-
-    group: int
-    offset: int
-    size: int
-    stages: tuple[int, ...]
 
 
 def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
@@ -66,27 +54,6 @@ def tie(
     return {id(parameter): (group, firsts[group]) for group, parameter in shared.items()}
 
 
-def tied_segments(
-    slots: Iterable[Slot], groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
-) -> tuple[TiedSegment, ...]:
-    """Where a stage with these slots keeps the groups that other stages hold too."""
-    holders: dict[int, set[int]] = {}
-    for name, (group, _) in groups.items():
-        layer, _ = _split(name)
-        stage = next(s for s, (first, end) in enumerate(stages) if first <= layer < end)
-        holders.setdefault(group, set()).add(stage)
-    return tuple(
-        TiedSegment(
-            group=slot.group,
-            offset=slot.offset,
-            size=slot.size,
-            stages=tuple(sorted(holders[slot.group])),
-        )
-        for slot in slots
-        if slot.group is not None and len(holders[slot.group]) > 1
-    )
-
-
 def _split(name: str) -> tuple[int, str]:
     index, _, path = name.partition(".")
     return int(index), path
@@ -112,7 +79,7 @@ def forbid_training(layer: nn.Module, index: int, trained: Collection[int] = ())
 
 
 def _refuse(what: str) -> Callable[[Tensor], None]:
-    """A hook. NB: it holds nothing of the layer, which would then not be freed at once."""
+    """A hook. It holds nothing of the layer, which would then not be freed at once."""
 
     def reached(_: Tensor) -> None:
         raise TaskError(

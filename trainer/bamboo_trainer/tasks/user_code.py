@@ -160,7 +160,7 @@ def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
 def seed_forward(device: torch.device, seed: int) -> None:
     """Set the state of the generators that a forward on that device may draw from.
 
-    NB: `torch.manual_seed` does the same and much more; it takes longer than a small layer.
+    `torch.manual_seed` does the same and much more; it takes longer than a small layer.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,1 +1,1 @@
-"""How frames travel between workers: the Transport protocol and its implementations."""
+"""Frames between workers: what they are, what they carry, and how they travel over TCP."""

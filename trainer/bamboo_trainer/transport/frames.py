@@ -18,14 +18,14 @@ class Kind(IntEnum):
     CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
-    READY = 6  # a cell has finished the step; to the root; meta: source cell, norm, losses
-    COMMIT = 7  # the root's word: apply the optimizer step; meta: norm, loss, microbatches, generation, epoch
-    SYNC = 8  # a stage's final gradients, to its replicas; meta: the newest commits
-    STATE = 9  # a stage's whole state, to a replica that has none; meta: what it is, the newest commits
-    ANNOUNCE = 10  # a replica tells its owner which version it holds; meta: version, secured, digest
-    HEARD = 11  # to the root: the newest commits that this worker knows; meta: a list of (step, commit)
+    READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
+    COMMIT = 7  # the root's word: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
+    SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
+    STATE = 9  # a stage's whole state, to a replica that has none; payload: what it is, the newest commits
+    ANNOUNCE = 10  # a replica tells its owner which version it holds; payload: version, secured, digest
+    HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
     ASK = 12  # to everybody: I repeat a committed step of this cell; give me what came out of it, or what it takes
-    LOGGED = 13  # the answer's end: no more boundary frames; meta: the first step in our log, by own cell
+    LOGGED = 13  # the answer's end: no more boundary frames; payload: the first step in our log, by own cell
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
     CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
@@ -52,21 +52,21 @@ class Address(NamedTuple):
 
 
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The meta of a frame that has no other and has been sent before."""
+    """The payload of a frame that has no other and has been sent before."""
 
     again: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message between workers. epoch: the sender's. meta: small facts; `metas` says which ones for each kind."""
+    """One message between workers. epoch: the sender's. payload: small facts, of each kind its own (`payloads`)."""
 
     address: Address
     epoch: int
     tensors: tuple[torch.Tensor, ...] = ()
-    meta: Any = None
+    payload: Any = None
 
     @property
     def again(self) -> bool:
         """Has it been sent before?"""
-        return isinstance(self.meta, Again)
+        return isinstance(self.payload, Again)

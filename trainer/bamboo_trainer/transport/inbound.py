@@ -92,11 +92,11 @@ def _read(reader: sockets.Reader, lane: wire.Lane) -> Frame:
     header = wire.parse_header(reader.receive(wire.HEADER.size))
     if wire.lane_of(header.address.kind) is not lane:
         raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
-    specs, meta = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
+    specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
     try:
         tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
     except RuntimeError as error:  # how torch says that memory is out
         raise wire.WireError(f"no room for {header.body_length} bytes") from error
     for tensor in tensors:
         reader.receive_into(wire.byte_view(tensor))
-    return Frame(address=header.address, epoch=header.epoch, tensors=tensors, meta=meta)
+    return Frame(address=header.address, epoch=header.epoch, tensors=tensors, payload=payload)

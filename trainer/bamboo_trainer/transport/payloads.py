@@ -1,4 +1,4 @@
-"""What frames of each kind carry besides their address: which meta, and which tensors.
+"""What frames of each kind carry besides their address: which payload, and which tensors.
 
 What arrives is checked here, once, before anybody uses it. A peer knows the job's secret and is believed in what it
 says; that it says it in the right form is not.
@@ -11,15 +11,37 @@ import msgspec
 import torch
 
 from bamboo.plan import Cell
-from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport.frames import Again, Frame, Kind
 
-Commits = list[tuple[int, Commit]]  # by step
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 
 
 class Refused(ValueError):
     """A frame is not what its kind must be. It is dropped, and the link stays: what follows it can be read."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cell has finished a step. norm_squared: of its gradient; losses: by microbatch, of a last stage."""
+
+    cell: Cell
+    norm_squared: float
+    losses: dict[int, float]
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
+
+    microbatches: how many the loss is the mean of.
+    """
+
+    norm: float
+    loss: float
+    microbatches: int
+    generation: int
+    epoch: int
+
+
+Commits = list[tuple[int, Commit]]  # by step
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,9 +67,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Form(NamedTuple):
-    """meta: its type. flat: the tensors are pieces of a stage's gradient."""
+    """payload: its type. flat: the tensors are pieces of a stage's gradient."""
 
-    meta: Any
+    payload: Any
     fewest: int = 0
     most: float = 0
     flat: bool = False
@@ -74,7 +96,7 @@ _FORMS: Final = {
 
 
 def read(frame: Frame) -> Frame:
-    """The same frame, its meta in the form that its kind has. Raises Refused."""
+    """The same frame, its payload in the form that its kind has. Raises Refused."""
     form, count = _FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise Refused(f"{count} tensors")
@@ -82,11 +104,11 @@ def read(frame: Frame) -> Frame:
         if form.flat and (tensor.dtype != torch.float32 or tensor.dim() != 1):
             raise Refused(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
     try:
-        meta = msgspec.convert(frame.meta, form.meta)
+        payload = msgspec.convert(frame.payload, form.payload)
     except msgspec.ValidationError as error:
-        raise Refused(f"meta: {error}") from error
-    if isinstance(meta, Check) and len(meta.sums) % 8:
-        raise Refused(f"sums of {len(meta.sums)} bytes")
-    if isinstance(meta, State) and meta.state.get("version") != frame.address.step:
-        raise Refused(f"a state of version {meta.state.get('version')!r}")
-    return frame if meta is frame.meta else replace(frame, meta=meta)
+        raise Refused(f"payload: {error}") from error
+    if isinstance(payload, Check) and len(payload.sums) % 8:
+        raise Refused(f"sums of {len(payload.sums)} bytes")
+    if isinstance(payload, State) and payload.state.get("version") != frame.address.step:
+        raise Refused(f"a state of version {payload.state.get('version')!r}")
+    return frame if payload is frame.payload else replace(frame, payload=payload)

@@ -1,6 +1,6 @@
 """The bytes of the TCP data plane: pure functions between frames or hellos and buffers. No byte is trusted.
 
-A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], user meta]`, and the tensors' bytes one
+A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one
 after the other, in the machine's byte order (little-endian everywhere that torch runs). Whatever is out of
 bounds or does not add up is a WireError; the reader then closes the link. What a frame of each kind has to carry
 is not known here: see `metas`.
@@ -90,7 +90,7 @@ class TensorSpec(NamedTuple):
 
 class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     tensors: list[tuple[str, tuple[int, ...]]]
-    user: Any
+    payload: Any
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ def encode_frame(frame: Frame) -> list[Buffer]:
     if unknown:
         raise ValueError(f"{frame.address}: dtypes {unknown} cannot be sent")
     specs = [(_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
-    meta = msgspec.msgpack.encode(_Meta(specs, frame.meta))
+    meta = msgspec.msgpack.encode(_Meta(specs, frame.payload))
     body_length = sum(tensor.nbytes for tensor in tensors)
     if len(meta) > MAX_META or body_length > MAX_BODY or any(t.dim() > MAX_DIMENSIONS for t in tensors):
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
@@ -147,7 +147,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
-    """What tensors the body holds, and the user's meta. WireError also if they do not fill the body."""
+    """What tensors the body holds, and the frame's payload. WireError also if they do not fill the body."""
     try:
         meta = _META_DECODER.decode(raw)
     except _META_ERRORS as error:
@@ -156,13 +156,13 @@ def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSp
     size = sum(spec.size for spec in specs)
     if size != body_length:
         raise WireError(f"tensors of {size} bytes in a body of {body_length}")
-    return specs, meta.user
+    return specs, meta.payload
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
     if name not in DTYPES:
         raise WireError(f"dtype {name[:32]!r}")
-    # NB: with a zero among them, the other dimensions could still overflow the strides.
+    # With a zero among them, the other dimensions could still overflow the strides.
     if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(d or 1 for d in shape) > MAX_BODY:
         raise WireError(f"shape of {len(shape)} dimensions out of bounds")
     return TensorSpec(DTYPES[name], shape)
@@ -186,7 +186,7 @@ def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffe
 
 
 def _mac(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
-    # NB: the receiver is in it, so that a link to a port that another worker has since taken is refused.
+    # The receiver is in it, so that a link to a port that another worker has since taken is refused.
     message = msgspec.msgpack.encode([sender, receiver, lane, nonce])
     return hmac.new(secret, message, hashlib.sha256).digest()
 

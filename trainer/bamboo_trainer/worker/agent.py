@@ -39,16 +39,18 @@ from bamboo.protocol import (
     WorkerReady,
 )
 from bamboo.spec import JobSpec, Placement
-from bamboo_trainer.engine.engine import Engine, Observer
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.placement import DeviceError, choose_device, use
-from bamboo_trainer.stage.stage import Stage, TrainingConfig
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.tasks.reader import Reader
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
+from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker import logs
@@ -161,7 +163,7 @@ class Worker:
             self.observer.close()
             if self.reader:
                 self.reader.close()
-            if self.last:  # NB: the last line of a pod's log is what Kubernetes tells of its end
+            if self.last:  # the last line of a pod's log is what Kubernetes tells of its end
                 logger.error(self.last)
         assert self.exit_code is not None
         return self.exit_code
@@ -173,7 +175,7 @@ class Worker:
                 self.to_save.remove(request)
                 self._save(stage, request)
         items = self.inbox.take(0.0 if busy else IDLE_SECONDS)
-        if self.engine:  # NB: only after a long wait does it matter for what
+        if self.engine:  # only after a long wait does it matter for what
             self.doing = "training" if busy or items else f"waiting for {self.engine.waits_for()}"
         for item in items:
             if isinstance(item, Message):
@@ -344,7 +346,7 @@ def main(
     logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=place.shared_log)
     try:
         if place.metrics_port and isinstance(observer, Tally):
-            from bamboo_trainer.worker.metrics import serve  # NB: nobody else needs it
+            from bamboo_trainer.worker.metrics import serve  # nobody else needs it
 
             serve(agent, observer, place.host, place.metrics_port)
         return _run(agent, place)

@@ -193,7 +193,7 @@ def gcp_preempted(answer: Answer, now: datetime) -> Notice | None:
 
 
 def gcp_maintenance(answer: Answer, now: datetime) -> Notice | None:
-    """A node that migrates keeps its worker. NB: one with a GPU has an hour; leaving early costs it nothing."""
+    """A node that migrates keeps its worker. One with a GPU has an hour; leaving early costs it nothing."""
     said = _text(answer, GCP_MAINTENANCE).strip()
     if said in ("NONE", "MIGRATE_ON_HOST_MAINTENANCE"):
         return None
@@ -239,7 +239,7 @@ def azure_events(answer: Answer, node: str, now: datetime) -> Notice | None:
         said=" ".join(sorted(f"{e.event_id}:{e.event_status}" for e in found)),
         message=f"will be taken away by Azure's event {first.event_type} {first.event_id}",
         seconds=seconds[first.event_id],
-        # NB: an event that is acknowledged begins for all its nodes
+        # An event that is acknowledged begins for all its nodes.
         events=tuple(e.event_id for e in found if e.event_status == "Scheduled" and len(e.resources) == 1),
     )
 

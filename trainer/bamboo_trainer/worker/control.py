@@ -147,7 +147,7 @@ class Control:
                 await until_first(read(socket), self._write(socket), self._beat(socket), self._stop.wait())
         except aiohttp.WSServerHandshakeError as error:
             why = error.headers.get(REFUSED_HEADER) if error.headers else None
-            if error.status == HTTPStatus.FORBIDDEN and why:  # NB: a proxy's refusal is not the coordinator's
+            if error.status == HTTPStatus.FORBIDDEN and why:  # a proxy's refusal is not the coordinator's
                 self._deliver(Refused(reason="Unauthorized", message=why))
             logger.debug("the coordinator answers %d", error.status)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -109,7 +109,7 @@ class Launcher:
         finally:
             self._kill_all()
             if self._abandoned and self._scratch:
-                shutil.rmtree(self._scratch, ignore_errors=True)  # NB: what is left is for the next run to remove
+                shutil.rmtree(self._scratch, ignore_errors=True)  # what is left is for the next run to remove
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
@@ -164,14 +164,14 @@ class Launcher:
         self._tell(event="started", worker=worker, pid=pid)
 
     def _open_gate(self, worker: str) -> socket.socket:
-        """The worker's end. NB: opened before the fork, so that the worker closes all ends that are ours."""
+        """The worker's end. Opened before the fork, so that the worker closes all ends that are ours."""
         ours, theirs = socket.socketpair()
         self._gates[worker] = ours
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._read_question(worker, ours))
         return theirs
 
     def _read_question(self, worker: str, gate: socket.socket) -> None:
-        """NB: a worker asks one thing at a time, so what has come is one short line."""
+        """A worker asks one thing at a time, so what has come is one short line."""
         if self._gates.get(worker) is not gate:
             return  # closed since the selector told of it: the worker's end was heard of at the same time
         try:
@@ -222,7 +222,7 @@ class Launcher:
             return
         self._selector.unregister(call.pipe)
         os.close(call.pipe)
-        call.pipe = -1  # NB: the number may be used again before the child is reaped
+        call.pipe = -1  # the number may be used again before the child is reaped
         try:
             result = json.loads(call.answer)
         except ValueError:
@@ -304,7 +304,7 @@ def _preload(modules: Sequence[str]) -> None:
         except Exception as error:
             print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)  # NB: a thread pool would not survive the fork
+        torch.set_num_threads(1)  # a thread pool would not survive the fork
     gc.collect()
     gc.freeze()
 
@@ -327,7 +327,7 @@ def main() -> None:
     options = parser.parse_args()
     commands, events = _own_channel()
     _preload([*(() if options.bare else MODULES), *options.modules])
-    sys.path[:0] = options.folders  # NB: not before, or a user's file named like one of torch's modules would be taken
+    sys.path[:0] = options.folders  # not before, or a user's file named like one of torch's modules would be taken
     Launcher(commands, events, options.scratch).run()
 
 

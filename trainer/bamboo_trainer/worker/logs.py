@@ -67,7 +67,7 @@ class Printed(io.TextIOBase):
         self._partial: dict[int, str] = {}  # by thread: what one prints does not end up in another one's line
 
     def write(self, text: str) -> int:
-        """NB: a progress bar goes back to the start of its line; only what is left there at the end is a line."""
+        """A progress bar goes back to the start of its line; only what is left there at the end is a line."""
         thread = threading.get_ident()
         *lines, partial = (self._partial.pop(thread, "") + text).split("\n")
         partial = partial.rpartition("\r")[2] if partial[:-1].count("\r") else partial
@@ -80,7 +80,7 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """NB: a line that is not complete waits for its end."""
+        """A line that is not complete waits for its end."""
         self._stream.flush()
 
     def close(self) -> None:

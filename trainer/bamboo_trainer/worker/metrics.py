@@ -46,7 +46,7 @@ def fill(page: Page, worker: "Worker", tally: Tally) -> None:
     page.add(table.WORKER_INFO, 1, worker.worker, worker.device, version("bamboo-trainer"))
     page.add(table.WORKER_STEP, engine.step)
     page.add_histogram(table.WORKER_STEP_DURATION, engine.step_seconds)
-    held = Counter(holding.owned for holding in tuple(engine.holdings.values()))
+    held = Counter(engine.held())
     page.add(table.WORKER_STAGES, held[True], "owner")
     page.add(table.WORKER_STAGES, held[False], "replica")
     if (memory := engine.meter.latest) is not None:
@@ -75,7 +75,7 @@ def serve(worker: "Worker", tally: Tally, host: str, port: int) -> None:
 
     Handler.registry = registry
 
-    class Server(HTTPServer):  # NB: one caller at a time, so that callers cannot pile up threads beside the training
+    class Server(HTTPServer):  # one caller at a time, so that callers cannot pile up threads beside the training
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         def server_bind(self) -> None:

@@ -51,7 +51,7 @@ class Gate:
         except OSError as error:
             logger.warning("nobody answered before step %d went on: %s", step, error)
             answered = False
-        if not answered:  # NB: a late answer must not be taken for the next question's
+        if not answered:  # a late answer must not be taken for the next question's
             self._steps = frozenset()
 
 

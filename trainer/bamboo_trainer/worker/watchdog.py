@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bamboo.plan import Cell
-from bamboo_trainer.engine.engine import Observer
+from bamboo_trainer.engine.observer import Observer
 
 FIRST_CALLS = ("Rehearsal",)  # what they take says nothing
 

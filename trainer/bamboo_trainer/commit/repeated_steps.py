@@ -1,0 +1,94 @@
+"""Owners that repeat a committed step: its result may exist elsewhere, or what it takes may be gone for ever."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bamboo.plan import Cell, WorkerId
+from bamboo.protocol import LeftBehind, Message
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A cell's committed step that this worker repeats. lacks: the frames that it still takes and that are not here."""
+
+    cell: Cell
+    step: int
+    lacks: Sequence[Address]
+
+
+@dataclass(slots=True)
+class Question:
+    """To everybody, about one step. answers: the first step in each one's log by its own cells, by worker and link."""
+
+    step: int
+    epoch: int
+    answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
+
+
+class RepeatedSteps:
+    """Asks everybody once in an epoch, and tells the coordinator of a step that cannot be completed."""
+
+    def __init__(
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        replicator: Replicator,
+        log: CommitLog,
+        tell: Callable[[Message], None],
+    ) -> None:
+        self._plan, self._outbox, self._states, self._replicator = plan, outbox, states, replicator
+        self._log, self._tell = log, tell
+        self._questions: dict[Cell, Question] = {}
+
+    def look(self, repeated: Iterable[Repeated], since: Mapping[Cell, int]) -> None:
+        """since: the first step in this worker's log, by its own cells."""
+        epoch = self._plan.current.epoch
+        for one in repeated:
+            question = self._questions.get(one.cell)
+            if question is None or (question.step, question.epoch) != (one.step, epoch):
+                question = self._questions[one.cell] = Question(one.step, epoch)
+                for worker in sorted(self._plan.others()):
+                    self._outbox.send(worker, self._outbox.frame(Address(Kind.ASK, *one.cell, one.step)))
+            if one.step < self._log.newest or self._lacks_what_is_gone(one, question, since):
+                self._tell(LeftBehind(cell=one.cell))
+
+    def ask_again(self) -> None:
+        """A link was broken: a question or an answer may be lost."""
+        self._questions.clear()
+
+    def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
+        """Give the owner of a cell that repeats a committed step all that may help."""
+        if cell.stage in self._states and self._states.version(cell.stage) > step:
+            self._replicator.send_state(cell, worker)
+        elif self._states.has_final(cell.stage, step):
+            self._outbox.send(worker, self._replicator.final_gradients(cell, step))
+        self._outbox.resend(cell, worker)
+        for kind in ANSWERS_END:
+            self._outbox.send(worker, self._outbox.frame(Address(kind, *cell, step), payload=list(since.items())))
+
+    def answered(self, worker: WorkerId, frame: Frame) -> bool:
+        """All that a worker had for the cell has arrived, on one of its links. False if that was not asked."""
+        question = self._questions.get(frame.address.cell)
+        if question is None or (question.step, question.epoch) != (frame.address.step, frame.epoch):
+            return False
+        question.answers[worker, frame.address.kind] = dict(frame.payload)
+        return True
+
+    def _lacks_what_is_gone(self, one: Repeated, question: Question, since: Mapping[Cell, int]) -> bool:
+        """Everybody has answered: does the rest of the step need a frame that nobody has, nor will make again?"""
+        if not {(w, kind) for w in self._plan.others() for kind in ANSWERS_END} <= question.answers.keys():
+            return False
+        first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)
+        d, s = one.cell
+        for address in one.lacks:
+            sender = {Kind.ACTIVATION: s - 1, Kind.GRADIENT: s + 1, Kind.TIED: address.part}.get(address.kind)
+            if sender is not None and first.get(Cell(d, sender), 0) > one.step:
+                return True
+        return False

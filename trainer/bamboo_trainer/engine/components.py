@@ -1,0 +1,280 @@
+"""The parts of an engine, each with its own state, and in which order they take in what happens.
+
+A part changes its own state only. What one has to know of another it asks for, or is told here: on a plan, on a commit,
+on a frame, on a link.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bamboo.memory import Memory
+from bamboo.plan import ROOT, Cell, Plan, WorkerId
+from bamboo.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.repeated_steps import RepeatedSteps
+from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.commit.state_comparison import StateComparison
+from bamboo_trainer.engine.executor import Executor
+from bamboo_trainer.engine.memory_account import Meter, account
+from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.redundant_work import RedundantWork
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import Build, StageStates
+from bamboo_trainer.transport.base import Transport
+from bamboo_trainer.transport.frames import Frame, Kind
+from bamboo_trainer.transport.payloads import Commit
+
+Received = tuple[WorkerId, Frame]  # sender, frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What an engine is given. build: makes a stage in its first state. tell: to the coordinator.
+
+    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
+    """
+
+    worker: WorkerId
+    steps: int
+    build: Build
+    transport: Transport
+    tell: Callable[[Message], None]
+    observer: Observer
+    clock: Callable[[], float]
+    lookahead: int
+    on_host: bool
+
+
+class Components:
+    """Made with the first plan."""
+
+    def __init__(self, ports: Ports, first: Plan, meter: Meter, queue: deque[Received]) -> None:
+        """queue: frames that wait to be taken in; those of this worker to itself are added."""
+        self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
+        self._meter = meter
+        self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
+        self.plan = PlanState(ports.worker, first)
+        self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
+        self.states = StageStates(ports.build, ports.on_host)
+        self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock)
+        self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
+        self.repeated = RepeatedSteps(
+            self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
+        )
+        self.comparison = StateComparison(self.plan, self.outbox, self.states)
+        self.redundant = RedundantWork(
+            self.plan, self.outbox.log, self.states, ports.observer, ports.clock,
+            lookahead=ports.lookahead, on_host=ports.on_host,
+        )  # fmt: skip
+        self.executor = Executor(
+            self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
+            observer=ports.observer, clock=ports.clock, tell=ports.tell, steps=ports.steps, lookahead=ports.lookahead,
+        )  # fmt: skip
+
+    @property
+    def step(self) -> int:
+        """The step in progress."""
+        return self.committer.log.newest + 1
+
+    # on a plan
+
+    def on_plan(self, plan: Plan, old: Plan | None, arrived: float) -> None:
+        """Obey it from now on. old: the one before. arrived: when it came, seconds of the clock."""
+        begun = self._clock()
+        self.plan.activate(plan)
+        self.outbox.connect()
+        self.states.take_roles(plan, self.plan.worker, first=old is None)
+        self.comparison.take_roles()
+        self.executor.hand_over(old)
+        self.replicator.take_roles(old)
+        self.executor.take_over(old, arrived)
+        for cell in plan.cells() if old else []:
+            if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
+                self.outbox.resend(cell)
+        self.redundant.take_roles(self.step)
+        self.committer.meet_root(old)
+        for stage in self.states:
+            self.replicator.announce(stage)
+            self.comparison.look(stage)
+        self._look_at_repeated()
+        self._tell(PlanApplied(epoch=plan.epoch))
+        self._queue.extend(self.early_frames)
+        self.early_frames.clear()
+        self._memory_changed(self.step)
+        facts = {"reason": plan.reason, "message": plan.message, "boundary": plan.boundary}
+        self._observer.event("Epoch", epoch=plan.epoch, seconds=self._clock() - begun, **facts)
+
+    # on a commit
+
+    def on_commit(self, step: int, commit: Commit) -> None:
+        """Decided here, or heard of."""
+        if not self.committer.record(step, commit):
+            return
+        self.redundant.committed(step)
+        self.executor.committed(step)
+        if self.committer.is_root:
+            self.committer.publish(step, commit)
+        self.outbox.log.committed(step)
+        plan = self.plan.require(commit.epoch)
+        if plan:
+            self.on_plan(plan, self.plan.current, self._clock())
+        self._look_at_repeated()
+
+    # on a frame
+
+    def on_frame(self, sender: WorkerId, frame: Frame) -> None:
+        """One that its kind allows; for a part that this worker does not have yet it waits. Raises Refused."""
+        kind, address = frame.address.kind, frame.address
+        known, cell = frame.epoch <= self.plan.current.epoch, address.cell
+        match kind:
+            case Kind.COMMIT:
+                self.on_commit(address.step, frame.payload)
+            case Kind.READY:
+                self.committer.log.ready(address.step, frame.payload)
+            case Kind.HEARD if known:
+                self._on_commits(frame)
+                self.committer.report_received(sender, frame.epoch)
+            case Kind.ASK if known:
+                self.repeated.answer(sender, cell, address.step, self.executor.since())
+            case Kind.LOGGED | Kind.LOGGED_BULK | Kind.LOGGED_STATE if cell in self.executor.cells:
+                if self.executor.cells[cell].step == address.step and self.repeated.answered(sender, frame):
+                    self._look_at_repeated()
+            case Kind.SYNC | Kind.STATE:
+                self._on_commits(frame)  # one of them may bring a plan that takes the part away
+                self._on_state(sender, frame)
+            case Kind.CHECK if address.stage in self.states:
+                self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
+            case Kind.ANNOUNCE if (cell, sender) in self.replicator.progress:
+                self.replicator.announced(cell, sender, frame.payload)
+            case Kind.ACTIVATION | Kind.GRADIENT | Kind.CONTRIBUTION | Kind.RESULT | Kind.TIED if (
+                cell in self.executor.cells
+            ):
+                self.executor.accept(frame)
+            case Kind.GRADIENT if self.redundant.wants(frame):
+                self.redundant.keep(frame)
+            case _:
+                self._keep_early(sender, frame)
+
+    def _on_commits(self, frame: Frame) -> None:
+        """What another worker's log has."""
+        commits = frame.payload.commits if frame.address.kind is Kind.STATE else frame.payload
+        for step, commit in commits:
+            self.on_commit(step, commit)
+
+    def _on_state(self, sender: WorkerId, frame: Frame) -> None:
+        """Final gradients of a stage, or its whole state."""
+        address, stage = frame.address, frame.address.stage
+        if stage not in self.states:
+            self._keep_early(sender, frame)
+        elif address.kind is Kind.SYNC:
+            self.replicator.received(address, frame.tensors[0])
+        elif self.replicator.restore(address, frame.tensors, frame.payload):
+            self.redundant.drop(stage)
+            self.executor.begin(stage)
+            self.replicator.skipped(stage)
+            self.replicator.announce(stage)
+
+    def _keep_early(self, sender: WorkerId, frame: Frame) -> None:
+        if frame.epoch > self.plan.current.epoch:
+            self.early_frames.append((sender, frame))
+
+    # on a link
+
+    def on_link_down(self, peer: WorkerId) -> None:
+        if self.plan.link_broke(peer):
+            self._tell(PeerDown(peer=peer))
+            self.executor.link_broke(peer)
+
+    def on_link_up(self, peer: WorkerId) -> None:
+        """Whatever was on its way to that peer or from it is sent once more."""
+        if not self.plan.link_stands(peer):
+            return
+        self.executor.relinked(peer)
+        for cell in self.plan.current.cells():
+            if self.plan.owner(cell) == peer:
+                self.outbox.resend(cell)
+        self.repeated.ask_again()
+        self._look_at_repeated()
+        self.committer.relinked(peer)
+        for stage in self.states:
+            self.replicator.announce(stage)
+        self.replicator.relinked(peer)
+
+    # one piece of work
+
+    def turn(self) -> bool:
+        """Do the most urgent piece of work; False if there is none."""
+        applicable = self.states.applicable(self.committer.log.commits, owned=True)
+        if applicable is not None:
+            self._apply(applicable)
+            return True
+        ready = self.executor.next_ready()
+        if ready:
+            self.executor.execute(ready)
+            self._meter.executed(ready, self.memory)
+            return True
+        applicable = self.states.applicable(self.committer.log.commits, owned=False)
+        if applicable is not None:
+            self._apply(applicable)
+            return True
+        if self._decide():
+            return True
+        self.redundant.begin_wait()
+        active = self.executor.active()
+        return active is not None and self.redundant.turn(active)
+
+    def _apply(self, index: int) -> None:
+        """An optimizer step: of a stage that is run here, or of a replica."""
+        state, step = self.states.by_stage[index], self.states.version(index)
+        runs = self.executor.of_stage(index)
+        cell = runs[0].cell if runs else Cell(0, index)
+        if state.owned and runs:
+            self.redundant.end_wait(runs[0], self._clock())
+        name = "OptimizerStep" if state.owned else "ReplicaUpdate"
+        self._observer.started(name, cell, step, 0)
+        self.states.apply(index, self.committer.log.commits[step].norm)
+        self._observer.finished(name, cell, step, 0)
+        self._memory_changed(step)
+        self.redundant.drop(index)
+        self.executor.begin(index)
+        self.replicator.announce(index)
+        self.comparison.look(index)
+
+    def _decide(self) -> bool:
+        """If this worker runs the root cell: commit the step once every cell has finished it."""
+        root = self.executor.cells.get(ROOT)
+        if root is None or not root.program or root.layout is None:
+            return False
+        commit = self.committer.decide(root.step, root.layout)
+        if commit is None:
+            return False
+        self.on_commit(root.step, commit)
+        return True
+
+    def _look_at_repeated(self) -> None:
+        self.repeated.look(self.executor.repeated(), self.executor.since())
+
+    # what others ask
+
+    def report(self) -> None:
+        """Say everything that the coordinator has to know: it may have been restarted, or messages may be lost."""
+        for peer in sorted(self.plan.links_down):
+            self._tell(PeerDown(peer=peer))
+        self._tell(PlanApplied(epoch=self.plan.current.epoch))
+        for cell, replica in self.replicator.synced():
+            self._tell(ReplicaSynced(cell=cell, replica=replica))
+        held = {index: self.states.version(index) for index in self.states}
+        self._tell(Report(committed=self.committer.log.newest, held=held))
+        self.committer.report()
+        self.executor.report()
+
+    def memory(self) -> Memory:
+        """What is used for what."""
+        frames = (frame for _, frame in self.early_frames)
+        return account(self.states, self.executor, self.redundant, self.outbox.log, frames)
+
+    def _memory_changed(self, step: int) -> None:
+        if not any(run.program for run in self.executor.cells.values()):
+            self._meter.changed(step, self.memory)

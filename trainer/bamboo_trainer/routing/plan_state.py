@@ -1,0 +1,71 @@
+"""Which plan this worker obeys, which one waits for its step boundary, and which peers' links are broken."""
+
+from bamboo.plan import Cell, Plan, WorkerId
+
+
+class PlanState:
+    """current: the plan in force. pending: a boundary plan that waits until the root has committed under it."""
+
+    def __init__(self, worker: WorkerId, first: Plan) -> None:
+        self.worker = worker
+        self.current = first
+        self.pending: Plan | None = None
+        self.links_down: set[WorkerId] = set()
+        self._required_epoch = 0
+
+    def offer(self, plan: Plan) -> Plan | None:
+        """A plan came from the coordinator; it is returned if it has to be activated now."""
+        if plan.epoch <= self.current.epoch:
+            return None
+        if plan.boundary and self._required_epoch < plan.epoch:
+            self.pending = plan
+            return None
+        return plan
+
+    def require(self, epoch: int) -> Plan | None:
+        """The root has committed a step under the plan of that epoch; if it is here and waits, it is returned."""
+        self._required_epoch = max(self._required_epoch, epoch)
+        return self.pending if self.pending and self.pending.epoch <= self._required_epoch else None
+
+    def activate(self, plan: Plan) -> None:
+        """That plan is in force from now on."""
+        self.current = plan
+        if self.pending and self.pending.epoch <= plan.epoch:
+            self.pending = None
+        self.links_down &= plan.worker_ids()
+
+    @property
+    def newest(self) -> Plan:
+        """The newest plan that is known here, in force or not."""
+        return self.pending or self.current
+
+    @property
+    def stages(self) -> int:
+        return len(self.current.stages)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Has the root switched to a plan that has not arrived here yet?"""
+        return self._required_epoch > self.current.epoch
+
+    def owner(self, cell: Cell) -> WorkerId:
+        return self.current.at(cell).owner
+
+    def others(self) -> set[WorkerId]:
+        return set(self.current.worker_ids()) - {self.worker}
+
+    def accepts(self, sender: WorkerId, epoch: int) -> bool:
+        """False for what a worker had sent before it was declared lost, which may arrive after that."""
+        return epoch > self.current.epoch or sender in self.current.worker_ids()
+
+    def link_broke(self, peer: WorkerId) -> bool:
+        """True if the peer belongs to the plan."""
+        if peer not in self.current.worker_ids():
+            return False
+        self.links_down.add(peer)
+        return True
+
+    def link_stands(self, peer: WorkerId) -> bool:
+        """True if the peer belongs to the plan."""
+        self.links_down.discard(peer)
+        return peer in self.current.worker_ids()

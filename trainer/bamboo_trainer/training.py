@@ -1,0 +1,31 @@
+"""What the numbers of a training depend on, beside the task."""
+
+from dataclasses import dataclass
+
+from bamboo_trainer.data import microbatch_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """microbatches: of a whole step, over all pipelines."""
+
+    seed: int
+    precision: str  # "fp32" | "bf16"
+    max_gradient_norm: float | None
+    microbatches: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ValueError(f'precision must be "fp32" or "bf16", got {self.precision!r}')
+        if self.microbatches < 1 or self.micro_batch_size < 1:
+            raise ValueError("microbatches and micro_batch_size must be at least 1")
+        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be positive, got {self.max_gradient_norm}")
+
+    @property
+    def global_batch(self) -> int:
+        return self.microbatches * self.micro_batch_size
+
+    def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
+        return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
