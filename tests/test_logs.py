@@ -58,7 +58,7 @@ def test_a_line_without_end_does_not_fill_the_memory() -> None:
 
 PROGRAM = """
 import logging, sys
-from bamboo_trainer import logs
+from bamboo_trainer.worker import logs
 logs.begin("w1", lambda: 7, shared={shared})
 logging.getLogger("theirs").info("information")
 logging.getLogger("bamboo_trainer.x").info("chatter")
