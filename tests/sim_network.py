@@ -14,7 +14,7 @@ from functools import partial
 from bamboo.plan import WorkerId
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame
-from bamboo_trainer.transport.standing import Standing
+from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.wire import Lane, lane_of
 from memory_transport import travelled
 from sim_clock import Clock
@@ -51,7 +51,7 @@ class End:
         self.inbound: dict[tuple[WorkerId, Lane], tuple[Link, int]] = {}
         self.outbound: dict[tuple[WorkerId, Lane], Link] = {}
         self.waiting: list[Link] = []
-        self.standing_in, self.standing_out = Standing(), Standing()
+        self.standing_in, self.standing_out = LinkStates(), LinkStates()
         self.frozen = False
 
     def send(self, peer: WorkerId, frame: Frame) -> None:

@@ -1,7 +1,7 @@
 """One simulated worker: the real Engine between a simulated transport and a simulated control channel.
 
-It does what `bamboo_trainer.worker.agent.Worker` does in its loop, in virtual time: take in what has arrived, do one
-piece of work, and so on; how long a piece takes is drawn at random.
+It does what `bamboo_trainer.worker.agent.WorkerAgent` does in its loop, in virtual time: take in what has arrived, do
+one piece of work, and so on; how long a piece takes is drawn at random.
 """
 
 import random

@@ -14,7 +14,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
-from bamboo_trainer.transport.frames import Frame, Kind
+from bamboo_trainer.transport.frames import Frame, FrameKind
 from memory_transport import MemoryTransport
 from simulation import Fault, Job
 
@@ -173,9 +173,9 @@ def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch
 
     def lossy(self: MemoryTransport, peer: WorkerId, frame: Frame) -> None:
         kind = frame.address.kind
-        if peer == "w4" and kind is Kind.STATE and len(missed) < 4:
+        if peer == "w4" and kind is FrameKind.STATE and len(missed) < 4:
             late.append((self, frame))
-        elif peer == "w4" and kind is Kind.COMMIT and late and len(missed) < 4:
+        elif peer == "w4" and kind is FrameKind.COMMIT and late and len(missed) < 4:
             missed.append(frame.address.step)
             if len(missed) == 4:
                 for giver, state in late:

@@ -18,11 +18,11 @@ from bamboo.protocol import Heartbeat, decode_from_worker, encode
 from bamboo.status import status
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.components import Components
-from bamboo_trainer.engine.memory_account import Meter
+from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.transport.frames import Address, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from simulation import Fault, Job
 from stage_kit import CONFIG, small_gpt, small_task
 from world import World
@@ -151,7 +151,7 @@ def test_the_meter_keeps_the_highest_of_a_step_and_tells_it_once_a_second() -> N
         assert latest.activations > 0
         told = [at for at in (10.0, 10.2, 10.9, 11.0, 11.1, 12.5) if engine.meter.due(at)]
         assert told == [10.0, 11.0, 12.5]
-    assert Meter().due(1.0) is None
+    assert MemoryMeter().due(1.0) is None
 
 
 def test_a_worker_that_runs_nothing_tells_what_it_keeps() -> None:
@@ -214,7 +214,7 @@ def test_the_log_counts_a_shared_storage_once(what: list[tuple[int, int, list[in
             log.committed(step)
             kept = {address: held for address, held in kept.items() if address.step >= step}
             continue
-        address = Address(Kind.ACTIVATION, 0, place, step)
+        address = Address(FrameKind.ACTIVATION, 0, place, step)
         kept[address] = parts
         log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
     assert log.storages == storages([TENSORS[i] for held in kept.values() for i in held])

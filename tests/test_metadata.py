@@ -25,8 +25,8 @@ from bamboo_operator.__main__ import command
 from bamboo_operator.pods import OperatorSettings
 from bamboo_trainer import __main__ as trainer_main
 from bamboo_trainer.worker import cloud_notices, cloud_watch
-from bamboo_trainer.worker.cloud_notices import Answer, Cloud, Notice, Unclear, Wanted, Withdrawn, news, wanted
-from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, Pace, Watcher
+from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news, wanted
+from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, PollIntervals, Watcher
 from metadata_kit import (
     ACTION,
     MAINTENANCE,
@@ -43,7 +43,7 @@ from processes import Processes
 
 NOW = datetime(2016, 9, 19, 18, 29, 0, tzinfo=UTC)
 LONG = 60.0  # seconds that no test waits to the end of
-FAST = Pace(aws=0.02, azure=0.02, gcp=0.02, answer=LONG, change=LONG, first=LONG)
+FAST = PollIntervals(aws=0.02, azure=0.02, gcp=0.02, answer=LONG, change=LONG, first=LONG)
 LOG = "bamboo_trainer.worker.cloud_watch"
 
 
@@ -89,7 +89,7 @@ def test_aws_recommends() -> None:
         (cloud_notices.gcp_maintenance, "TERMINATE_ON_HOST_MAINTENANCE", 60.0),
     ],
 )
-def test_gcp_says_whether(read: Callable[..., Notice | None], body: str, seconds: float | None) -> None:
+def test_gcp_says_whether(read: Callable[..., CloudNotice | None], body: str, seconds: float | None) -> None:
     notice = read(ok(body), NOW)
     assert (notice.seconds if notice else None) == seconds
 
@@ -136,7 +136,7 @@ def test_azure_is_told_of_events_that_concern_one_node_only() -> None:
         lambda answer, now: cloud_notices.azure_events(answer, "vmss_3", now),
     ],
 )
-def test_garbage_says_nothing(read: Callable[..., Notice | None], body: str) -> None:
+def test_garbage_says_nothing(read: Callable[..., CloudNotice | None], body: str) -> None:
     for answer in (ok(body), Answer(status=503, body="FALSE")):
         with pytest.raises(Unclear):
             read(answer, NOW)
@@ -152,9 +152,9 @@ def test_unknown_words_say_nothing(body: object) -> None:
 
 
 def test_news() -> None:
-    first = Notice(source="S", said="a", message="m", seconds=30.0)
-    same = Notice(source="S", said="a", message="m", seconds=28.0)
-    other = Notice(source="S", said="b", message="m", seconds=5.0)
+    first = CloudNotice(source="S", said="a", message="m", seconds=30.0)
+    same = CloudNotice(source="S", said="a", message="m", seconds=28.0)
+    other = CloudNotice(source="S", said="b", message="m", seconds=5.0)
     assert [news(None, None), news(None, first), news(first, same)] == [None, first, None]
     assert [news(first, other), news(first, None)] == [other, Withdrawn(first)]
 
@@ -215,10 +215,10 @@ async def until(condition: Callable[[], object]) -> None:
 
 @contextlib.asynccontextmanager
 async def watching(
-    endpoint: Endpoint, cloud: Cloud | None, pace: Pace = FAST, **more: bool
-) -> AsyncIterator[list[Notice]]:
+    endpoint: Endpoint, cloud: Cloud | None, pace: PollIntervals = FAST, **more: bool
+) -> AsyncIterator[list[CloudNotice]]:
     """The notices that come; at the end nothing may be left of the watcher."""
-    notices: list[Notice] = []
+    notices: list[CloudNotice] = []
     watcher = Watcher(Wanted(cloud=cloud, url=endpoint.url, **more), notices.append, pace)
     watcher.start()
     try:
@@ -305,7 +305,7 @@ async def test_gcp_is_asked_to_wait_for_a_change() -> None:
 
 
 async def test_a_wait_that_ends_without_a_change_is_begun_again() -> None:
-    pace = Pace(gcp=0.01, answer=0.5, change=0.0)
+    pace = PollIntervals(gcp=0.01, answer=0.5, change=0.0)
     async with GcpEndpoint() as gcp, watching(gcp, Cloud.GCP, pace) as notices:
         await until(lambda: len(gcp.waited) > 6)
         assert notices == []
@@ -314,7 +314,7 @@ async def test_a_wait_that_ends_without_a_change_is_begun_again() -> None:
 async def test_gcp_is_asked_again_after_a_503(caplog: pytest.LogCaptureFixture) -> None:
     async with GcpEndpoint() as gcp:
         gcp.trouble = web.Response(status=503)
-        async with watching(gcp, Cloud.GCP, Pace(gcp=0.7)) as notices:
+        async with watching(gcp, Cloud.GCP, PollIntervals(gcp=0.7)) as notices:
             await until(lambda: gcp.asked.total() >= 2)
             gcp.trouble = None
             await gcp.say(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
@@ -348,7 +348,7 @@ async def test_azure_may_take_long_for_its_first_answer(
         return "vmss_3"
 
     monkeypatch.setattr(Azure, "name", name)  # it has the short time to be answered in
-    pace = Pace(azure=LONG, answer=0.3, first=LONG)
+    pace = PollIntervals(azure=LONG, answer=0.3, first=LONG)
     async with AzureEndpoint() as azure:
         azure.slow_first = 2 * pace.answer
         azure.events = [event("Preempt", "vmss_4"), event("Terminate", "vmss_4", "vmss_3", EventId="b")]
@@ -364,7 +364,7 @@ async def test_azure_is_told_only_when_the_worker_has_left(asked_for: bool, left
     async with AzureEndpoint() as azure:
         azure.events = [event(EventId="mine"), event("Preempt", "vmss_3", "vmss_4", EventId="ours")]
         wish = Wanted(cloud=Cloud.AZURE, url=azure.url, acknowledge=asked_for)
-        notices: list[Notice] = []
+        notices: list[CloudNotice] = []
         watcher = Watcher(wish, notices.append, FAST)
         watcher.start()
         await until(lambda: notices)
@@ -389,7 +389,7 @@ async def test_azure_is_told_only_when_the_worker_has_left(asked_for: bool, left
 async def test_what_goes_wrong_is_said_once(
     cloud: Cloud, trouble: web.Response | float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pace = Pace(aws=0.01, azure=0.01, gcp=0.01, answer=0.05, change=0.1, first=0.1)
+    pace = PollIntervals(aws=0.01, azure=0.01, gcp=0.01, answer=0.05, change=0.1, first=0.1)
     async with Endpoint() as endpoint:
         endpoint.trouble = trouble
         async with watching(endpoint, cloud, pace) as notices:

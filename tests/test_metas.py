@@ -15,8 +15,8 @@ from bamboo.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived
-from bamboo_trainer.transport.frames import Address, Again, Frame, Kind
-from bamboo_trainer.transport.payloads import Refused
+from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.payloads import RefusedFrame
 from memory_transport import travelled
 from simulation import Job
 
@@ -27,41 +27,41 @@ STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
 
 
-def frame(kind: Kind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
+def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
     return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, payload=payload)
 
 
 RIGHT = {
-    Kind.ACTIVATION: frame(Kind.ACTIVATION, None, (torch.ones(2, 2),)),
-    Kind.GRADIENT: frame(Kind.GRADIENT, {"again": True}),
-    Kind.CONTRIBUTION: frame(Kind.CONTRIBUTION, None, FLAT),
-    Kind.RESULT: frame(Kind.RESULT, {"again": True}, FLAT),
-    Kind.TIED: frame(Kind.TIED, None, FLAT * 2),
-    Kind.READY: frame(Kind.READY, READY),
-    Kind.COMMIT: frame(Kind.COMMIT, COMMIT),
-    Kind.SYNC: frame(Kind.SYNC, [[2, COMMIT]], FLAT),
-    Kind.STATE: frame(Kind.STATE, STATE, FLAT),
-    Kind.ANNOUNCE: frame(Kind.ANNOUNCE, ANNOUNCE),
-    Kind.HEARD: frame(Kind.HEARD, []),
-    Kind.ASK: frame(Kind.ASK),
-    Kind.LOGGED: frame(Kind.LOGGED, [[[0, 1], 3]]),
-    Kind.LOGGED_BULK: frame(Kind.LOGGED_BULK, []),
-    Kind.LOGGED_STATE: frame(Kind.LOGGED_STATE, []),
-    Kind.CHECK: frame(Kind.CHECK, {"sums": b"12345678"}),
+    FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
+    FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
+    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT),
+    FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
+    FrameKind.TIED: frame(FrameKind.TIED, None, FLAT * 2),
+    FrameKind.READY: frame(FrameKind.READY, READY),
+    FrameKind.COMMIT: frame(FrameKind.COMMIT, COMMIT),
+    FrameKind.SYNC: frame(FrameKind.SYNC, [[2, COMMIT]], FLAT),
+    FrameKind.STATE: frame(FrameKind.STATE, STATE, FLAT),
+    FrameKind.ANNOUNCE: frame(FrameKind.ANNOUNCE, ANNOUNCE),
+    FrameKind.HEARD: frame(FrameKind.HEARD, []),
+    FrameKind.ASK: frame(FrameKind.ASK),
+    FrameKind.LOGGED: frame(FrameKind.LOGGED, [[[0, 1], 3]]),
+    FrameKind.LOGGED_BULK: frame(FrameKind.LOGGED_BULK, []),
+    FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
+    FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
 }
 MEANT = {
-    Kind.GRADIENT: Again(),
-    Kind.READY: Ready(cell=Cell(0, 1), norm_squared=2.0, losses={0: 0.5}),
-    Kind.COMMIT: Commit(**COMMIT),
-    Kind.SYNC: [(2, Commit(**COMMIT))],
-    Kind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
-    Kind.LOGGED: [((0, 1), 3)],
-    Kind.CHECK: payloads.Check(sums=b"12345678"),
+    FrameKind.GRADIENT: Again(),
+    FrameKind.READY: Ready(cell=Cell(0, 1), norm_squared=2.0, losses={0: 0.5}),
+    FrameKind.COMMIT: Commit(**COMMIT),
+    FrameKind.SYNC: [(2, Commit(**COMMIT))],
+    FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
+    FrameKind.LOGGED: [((0, 1), 3)],
+    FrameKind.CHECK: payloads.Check(sums=b"12345678"),
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_frame_of_each_kind_is_read(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind)
+def test_a_frame_of_each_kind_is_read(kind: FrameKind) -> None:
     read = payloads.read(RIGHT[kind])
     assert read.payload == MEANT.get(kind, read.payload)
     assert payloads.read(read) is read or payloads.read(read) == read
@@ -69,36 +69,36 @@ def test_a_frame_of_each_kind_is_read(kind: Kind) -> None:
 
 
 WRONG = {
-    "no activation": frame(Kind.ACTIVATION),
-    "an activation's meta": frame(Kind.ACTIVATION, {"agains": True}, FLAT),
-    "two contributions": frame(Kind.CONTRIBUTION, None, FLAT * 2),
-    "a square contribution": frame(Kind.RESULT, None, (torch.ones(2, 2),)),
-    "a gradient of integers": frame(Kind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
-    "an empty sync": frame(Kind.SYNC, []),
-    "a sync without commits": frame(Kind.SYNC, None, FLAT),
-    "a tied nothing": frame(Kind.TIED),
-    "a ready text": frame(Kind.READY, {**READY, "norm_squared": "2"}),
-    "more than ready": frame(Kind.READY, {**READY, "more": 1}),
-    "ready with a tensor": frame(Kind.READY, READY, FLAT),
-    "half a commit": frame(Kind.COMMIT, {"norm": 1.0}),
-    "a commit of a truth": frame(Kind.COMMIT, {**COMMIT, "epoch": True}),
-    "no announcement": frame(Kind.ANNOUNCE),
-    "half an announcement": frame(Kind.ANNOUNCE, {"version": 1}),
-    "no sums": frame(Kind.CHECK, {}),
-    "half a sum": frame(Kind.CHECK, {"sums": b"1234567"}),
-    "heard nothing": frame(Kind.HEARD),
-    "heard a mapping": frame(Kind.HEARD, {"1": COMMIT}),
-    "asked for more": frame(Kind.ASK, "more"),
-    "logged by nobody": frame(Kind.LOGGED, [[1, 2, 3]]),
-    "a state without a meta": frame(Kind.STATE, None, FLAT),
-    "a state of another version": frame(Kind.STATE, {**STATE, "state": {"version": 2}}, FLAT),
-    "a state of no version": frame(Kind.STATE, {**STATE, "state": {}}, FLAT),
+    "no activation": frame(FrameKind.ACTIVATION),
+    "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
+    "two contributions": frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
+    "a square contribution": frame(FrameKind.RESULT, None, (torch.ones(2, 2),)),
+    "a gradient of integers": frame(FrameKind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
+    "an empty sync": frame(FrameKind.SYNC, []),
+    "a sync without commits": frame(FrameKind.SYNC, None, FLAT),
+    "a tied nothing": frame(FrameKind.TIED),
+    "a ready text": frame(FrameKind.READY, {**READY, "norm_squared": "2"}),
+    "more than ready": frame(FrameKind.READY, {**READY, "more": 1}),
+    "ready with a tensor": frame(FrameKind.READY, READY, FLAT),
+    "half a commit": frame(FrameKind.COMMIT, {"norm": 1.0}),
+    "a commit of a truth": frame(FrameKind.COMMIT, {**COMMIT, "epoch": True}),
+    "no announcement": frame(FrameKind.ANNOUNCE),
+    "half an announcement": frame(FrameKind.ANNOUNCE, {"version": 1}),
+    "no sums": frame(FrameKind.CHECK, {}),
+    "half a sum": frame(FrameKind.CHECK, {"sums": b"1234567"}),
+    "heard nothing": frame(FrameKind.HEARD),
+    "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
+    "asked for more": frame(FrameKind.ASK, "more"),
+    "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),
+    "a state without a meta": frame(FrameKind.STATE, None, FLAT),
+    "a state of another version": frame(FrameKind.STATE, {**STATE, "state": {"version": 2}}, FLAT),
+    "a state of no version": frame(FrameKind.STATE, {**STATE, "state": {}}, FLAT),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_frame_in_a_wrong_form_is_refused(name: str) -> None:
-    with pytest.raises(Refused, match=r"."):
+    with pytest.raises(RefusedFrame, match=r"."):
         payloads.read(WRONG[name])
 
 
@@ -136,7 +136,7 @@ TENSORS = st.builds(
     dtype=st.sampled_from([torch.float32, torch.float32, torch.int64, torch.bool]),
 )
 ADDRESSES = st.builds(
-    Address, st.sampled_from(Kind), st.integers(-1, 1), st.integers(-1, 2), NUMBERS, st.integers(-1, 4), NUMBERS
+    Address, st.sampled_from(FrameKind), st.integers(-1, 1), st.integers(-1, 2), NUMBERS, st.integers(-1, 4), NUMBERS
 )
 FRAMES = st.builds(
     Frame,
@@ -183,7 +183,7 @@ def job(until: int) -> Job:
 def readable(frame: Frame) -> bool:
     try:
         payloads.read(frame)
-    except Refused:
+    except RefusedFrame:
         return False
     return True
 
@@ -230,8 +230,8 @@ def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda job, size: frame(Kind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .* elements, expected"),
-        (lambda job, size: frame(Kind.STATE, STATE, FLAT), "unknown snapshot format None"),
+        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .* elements, expected"),
+        (lambda job, size: frame(FrameKind.STATE, STATE, FLAT), "unknown snapshot format None"),
     ],
 )
 def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,10 +19,10 @@ from bamboo.metrics import Exporter
 from bamboo.plan import Cell
 from bamboo.usage import KINDS, Kind
 from bamboo_trainer.transport.frames import Address, Again, Frame
-from bamboo_trainer.transport.frames import Kind as FrameKind
+from bamboo_trainer.transport.frames import FrameKind as FrameKind
 from bamboo_trainer.worker import metrics, trace
-from bamboo_trainer.worker.agent import Place, Worker
-from bamboo_trainer.worker.time_account import Tally
+from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.time_account import TimeAccount
 from metrics_kit import check_page
 from prometheus_kit import promtool
 from simulation import Job
@@ -51,7 +51,7 @@ def test_the_sums_are_those_of_the_trace(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(trace, "time", SimpleNamespace(monotonic=lambda: now))
-    tally, written = Tally(lambda: now), trace.TraceFile(tmp_path / "w0.json", "w0", 1)
+    tally, written = TimeAccount(lambda: now), trace.TraceFile(tmp_path / "w0.json", "w0", 1)
     before = tally.seconds()
     for name, seconds in moments:
         now += seconds
@@ -80,7 +80,7 @@ def test_the_sums_are_those_of_the_trace(
 
 def test_a_wait_is_counted_while_it_lasts() -> None:
     now = 0.0
-    tally = Tally(lambda: now)
+    tally = TimeAccount(lambda: now)
     tally.event("Idle")
     now = 7.0
     assert tally.seconds()[Kind.IDLE] == 7.0
@@ -99,8 +99,8 @@ def port() -> int:
 
 
 @pytest.fixture
-def agent() -> Iterator[Worker]:
-    worker = Worker("w0", "ws://127.0.0.1:1/", lambda: "token", "", Tally(), Place())
+def agent() -> Iterator[WorkerAgent]:
+    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings())
     yield worker
     worker.transport.close(0.0)
 
@@ -111,8 +111,8 @@ def scrape(port: int) -> str:
     return text
 
 
-def test_a_worker_serves_its_engines_numbers(agent: Worker, port: int) -> None:
-    assert isinstance(agent.observer, Tally)
+def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> None:
+    assert isinstance(agent.observer, TimeAccount)
     metrics.serve(agent, agent.observer, "127.0.0.1", port)
     check_page(Exporter.WORKER, scrape(port), complete=False)  # nothing has begun yet
     job = Job(MANIFEST)
@@ -132,7 +132,7 @@ def test_a_worker_serves_its_engines_numbers(agent: Worker, port: int) -> None:
     )
 
 
-def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: Worker) -> None:
+def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: WorkerAgent) -> None:
     agent.transport.peers({"w1": ("127.0.0.1", 1)})
     address = Address(FrameKind.ACTIVATION, 0, 1, 0, 0)
     agent.transport.send("w1", Frame(address=address, epoch=1))
@@ -146,17 +146,17 @@ def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: Worker) -
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
 
 
-def test_a_taken_port_only_costs_the_metrics(agent: Worker, port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        metrics.serve(agent, Tally(), "127.0.0.1", port)
+        metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
     assert f"cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}" in caplog.text
 
 
 def test_a_caller_who_says_nothing_does_not_keep_others_away(
-    agent: Worker, port: int, monkeypatch: pytest.MonkeyPatch
+    agent: WorkerAgent, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "CALLER_SECONDS", 0.3)
-    metrics.serve(agent, Tally(), "127.0.0.1", port)
+    metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
     with socket.create_connection(("127.0.0.1", port)):
         assert "bamboo_worker_time_seconds_total" in scrape(port)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.reader import MOST_AHEAD, Reader
+from bamboo_trainer.tasks.batch_reader import MOST_AHEAD, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 
@@ -49,7 +49,7 @@ def data():
 
 @pytest.fixture
 def reader(data):
-    reader = Reader(small_task(dataset=data), CONFIG.samples)
+    reader = BatchReader(small_task(dataset=data), CONFIG.samples)
     data.may_go.set()
     reader.batch(0, 9, 0)  # the first one is never read ahead
     for event in (data.may_go, data.inside):
@@ -60,7 +60,7 @@ def reader(data):
     reader.close()
 
 
-def test_what_is_expected_is_read_before_it_is_asked_for(reader: Reader, data: Slow) -> None:
+def test_what_is_expected_is_read_before_it_is_asked_for(reader: BatchReader, data: Slow) -> None:
     reader.expect(0, 0, 1)
     assert data.inside.wait(SECONDS), "nobody reads"
     data.may_go.set()
@@ -73,7 +73,7 @@ def test_what_is_expected_is_read_before_it_is_asked_for(reader: Reader, data: S
     assert data.calls[1] == (threading.current_thread().name, data.calls[0][1])
 
 
-def test_the_dataset_is_called_by_one_thread_at_a_time(reader: Reader, data: Slow) -> None:
+def test_the_dataset_is_called_by_one_thread_at_a_time(reader: BatchReader, data: Slow) -> None:
     reader.expect(0, 0, 0)
     assert data.inside.wait(SECONDS)
     threading.Timer(0.05, data.may_go.set).start()
@@ -81,7 +81,7 @@ def test_the_dataset_is_called_by_one_thread_at_a_time(reader: Reader, data: Slo
     assert data.most_at_once == 1
 
 
-def test_each_stage_has_what_it_expected(reader: Reader, data: Slow) -> None:
+def test_each_stage_has_what_it_expected(reader: BatchReader, data: Slow) -> None:
     data.may_go.set()
     reader.expect(3, 0, 0)
     one, other = reader.batch(0, 0, 0)[0][0], reader.batch(3, 0, 0)[0][0]
@@ -100,7 +100,7 @@ class Drawing(Slow):
 
 def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> None:
     data = Drawing()
-    reader = Reader(small_task(dataset=data), CONFIG.samples)
+    reader = BatchReader(small_task(dataset=data), CONFIG.samples)
     reader.expect(0, 0, 0)
     expected = reader.batch(0, 0, 0)
     reader.expect(0, 0, 0)
@@ -113,7 +113,7 @@ def test_a_dataset_that_draws_from_torchs_generator_is_never_read_ahead() -> Non
     reader.close()
 
 
-def test_an_error_is_raised_where_the_batch_is_asked_for(reader: Reader, data: Slow) -> None:
+def test_an_error_is_raised_where_the_batch_is_asked_for(reader: BatchReader, data: Slow) -> None:
     data.broken = True
     data.may_go.set()
     reader.expect(0, 3, 0)
@@ -121,14 +121,14 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(reader: Reader, data: S
         reader.batch(0, 3, 0)
 
 
-def test_what_is_never_asked_for_does_not_pile_up(reader: Reader, data: Slow) -> None:
+def test_what_is_never_asked_for_does_not_pile_up(reader: BatchReader, data: Slow) -> None:
     data.may_go.set()
     for step in range(20 * MOST_AHEAD):
         reader.expect(0, step, 0)
     assert len(reader._expected) == MOST_AHEAD
 
 
-def test_close_does_not_wait_for_a_stuck_dataset(reader: Reader, data: Slow) -> None:
+def test_close_does_not_wait_for_a_stuck_dataset(reader: BatchReader, data: Slow) -> None:
     reader.expect(0, 0, 0)
     assert data.inside.wait(SECONDS)
     began = time.monotonic()

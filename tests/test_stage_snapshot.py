@@ -12,7 +12,7 @@ from bamboo_trainer.stage import snapshot
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.transport import wire
-from bamboo_trainer.transport.frames import Kind
+from bamboo_trainer.transport.frames import FrameKind
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 from transport_kit import make_frame
 
@@ -110,7 +110,7 @@ class Rotary(nn.Linear):
 def test_a_complex_table_is_part_of_the_state():
     stage = Stage(small_task(layers=(Rotary,)), 0, [(0, 1)], CONFIG)
     parts, meta = stage.snapshot()
-    raw, *body = wire.encode_frame(make_frame(*parts, kind=Kind.STATE))
+    raw, *body = wire.encode_frame(make_frame(*parts, kind=FrameKind.STATE))
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, _ = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert [spec.dtype for spec in specs] == [torch.float32, torch.float32, torch.complex64]

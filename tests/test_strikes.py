@@ -15,7 +15,7 @@ from bamboo.local.preempt import Preemption, parse, steps_of
 from bamboo.local.strikes import Aim, Strikes
 from bamboo.plan import Cell
 from bamboo_trainer.worker.launcher import Launcher
-from bamboo_trainer.worker.strike_gate import Gate
+from bamboo_trainer.worker.strike_gate import StrikeGate
 from bamboo_trainer.worker.trace import Silent
 
 SECONDS = 60.0  # that a test waits for something
@@ -54,7 +54,7 @@ def test_workers_ask_in_the_steps_of_the_schedule() -> None:
 def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only() -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(SECONDS)
-    gate, done = Gate(Silent(), theirs, [5]), threading.Event()
+    gate, done = StrikeGate(Silent(), theirs, [5]), threading.Event()
 
     def work() -> None:
         for name, step in (("Forward", 4), ("RedundantForward", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):

@@ -9,8 +9,8 @@ from bamboo import coordinator, protocol
 from bamboo.events import Emit, Received, Tick
 from bamboo.plan import Cell
 from bamboo.state import State
+from bamboo_trainer.worker.current_instruction import CurrentInstruction
 from bamboo_trainer.worker.trace import Silent
-from bamboo_trainer.worker.watchdog import Inside
 from world import World
 
 
@@ -124,7 +124,7 @@ def test_only_one_worker_is_given_up_until_steps_are_committed_again() -> None:
 
 def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:
     now = [10.0]
-    inside = Inside(Silent(), lambda: now[0])
+    inside = CurrentInstruction(Silent(), lambda: now[0])
     assert inside.now() == ("", 0.0)
     inside.started("Forward", Cell(1, 2), 7, 3)
     now[0] = 15.0

@@ -15,7 +15,7 @@ import torch
 
 from bamboo_trainer.transport import inbound, outbound, tcp, wire
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Address, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads, same
 
@@ -49,8 +49,8 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.SYNC])
-def test_tensors_arrive_bit_equal(net: Net, name: str, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.SYNC])
+def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
     a, _, _, b_in = net.pair()
     frame = make_frame(*(tensor.detach().contiguous() for tensor in PAYLOADS[name]), kind=kind)
     a.send("b", make_frame(*PAYLOADS[name], kind=kind))
@@ -65,7 +65,7 @@ def test_tensors_arrive_bit_equal(net: Net, name: str, kind: Kind) -> None:
 def test_meta_arrives(net: Net) -> None:
     a, _, _, b_in = net.pair()
     meta = {"norm": 1.25, "cells": [[0, 1], [2, 3]], "digest": b"\x00\xff", "none": None, "text": "ü"}
-    a.send("b", make_frame(kind=Kind.READY, payload=meta))
+    a.send("b", make_frame(kind=FrameKind.READY, payload=meta))
     assert b_in.wait(Arrived)[0].frame.payload == meta
 
 
@@ -81,11 +81,11 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
         size = 40_000 if index % 7 == 0 else 3
         for end, peer in ((a, "b"), (b, "a")):
             end.send(peer, make_frame(torch.full((size,), index), microbatch=index))
-            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=Kind.SYNC))
-            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=Kind.STATE))
+            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=FrameKind.SYNC))
+            end.send(peer, make_frame(torch.full((3,), index), microbatch=index, kind=FrameKind.STATE))
     for inbox in (a_in, b_in):
         frames = [event.frame for event in inbox.wait(Arrived, 900)]
-        for kind in (Kind.ACTIVATION, Kind.SYNC, Kind.STATE):
+        for kind in (FrameKind.ACTIVATION, FrameKind.SYNC, FrameKind.STATE):
             got = [frame for frame in frames if frame.address.kind is kind]
             assert [frame.address.microbatch for frame in got] == list(range(300))
             assert all((frame.tensors[0] == frame.address.microbatch).all() for frame in got)
@@ -94,7 +94,7 @@ def test_order_per_lane_and_both_directions(net: Net) -> None:
 
 def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     a, _, b, b_in = net.pair()
-    for kind in (Kind.SYNC, Kind.ACTIVATION):  # so that both links stand
+    for kind in (FrameKind.SYNC, FrameKind.ACTIVATION):  # so that both links stand
         a.send("b", make_frame(torch.ones(1), kind=kind))
     b_in.wait(Arrived, 2)
     came = threading.Event()
@@ -102,23 +102,23 @@ def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     def deliver(event: Event) -> None:
         """Takes no more bulk until the boundary tensor is there, so that bulk is on its way until then."""
         b_in(event)
-        if isinstance(event, Arrived) and event.frame.address.kind is Kind.ACTIVATION:
+        if isinstance(event, Arrived) and event.frame.address.kind is FrameKind.ACTIVATION:
             came.set()
         came.wait(SECONDS)
 
     b._deliver = deliver
     for _ in range(4):
-        a.send("b", make_frame(torch.zeros(16 << 20), kind=Kind.SYNC))
+        a.send("b", make_frame(torch.zeros(16 << 20), kind=FrameKind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
     kinds = [event.frame.address.kind for event in b_in.wait(Arrived, 7)[2:]]
-    assert kinds.index(Kind.ACTIVATION) < 2
+    assert kinds.index(FrameKind.ACTIVATION) < 2
 
 
 def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
     a, _, _, b_in = net.pair()
     a.trust(SECRET, state_rate=1e6)
     began = time.monotonic()
-    a.send("b", make_frame(torch.arange(500_000.0), kind=Kind.STATE))  # 2 MB: two seconds
+    a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.STATE))  # 2 MB: two seconds
     (event,) = b_in.wait(Arrived)
     assert time.monotonic() - began > 1.5
     assert torch.equal(event.frame.tensors[0], torch.arange(500_000.0))
@@ -127,16 +127,16 @@ def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
 def test_a_slow_state_delays_nothing_else(net: Net) -> None:
     a, _, _, b_in = net.pair()
     a.trust(SECRET, state_rate=1e3)
-    a.send("b", make_frame(torch.zeros(500_000), kind=Kind.STATE))  # 2 MB: half an hour
-    a.send("b", make_frame(torch.zeros(500_000), kind=Kind.SYNC))
+    a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.STATE))  # 2 MB: half an hour
+    a.send("b", make_frame(torch.zeros(500_000), kind=FrameKind.SYNC))
     a.send("b", make_frame(torch.ones(1)))
-    assert {event.frame.address.kind for event in b_in.wait(Arrived, 2)} == {Kind.SYNC, Kind.ACTIVATION}
+    assert {event.frame.address.kind for event in b_in.wait(Arrived, 2)} == {FrameKind.SYNC, FrameKind.ACTIVATION}
 
 
 def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     a, _, _, _ = net.pair()
     a.trust(SECRET, state_rate=1e3)
-    a.send("b", make_frame(torch.zeros(1 << 20), kind=Kind.STATE))
+    a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.STATE))
     a.send("b", make_frame(torch.ones(1)))
     time.sleep(0.2)
     began = time.monotonic()
@@ -148,7 +148,9 @@ def test_a_frame_may_be_larger_than_any_stage() -> None:
     """A billion parameters with AdamW's state; the memory is only reserved, not used."""
     size = 12_000_000_000
     names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
-    raw, *body = wire.encode_frame(make_frame(torch.empty(size, dtype=torch.uint8), kind=Kind.STATE, payload=names))
+    raw, *body = wire.encode_frame(
+        make_frame(torch.empty(size, dtype=torch.uint8), kind=FrameKind.STATE, payload=names)
+    )
     header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
     specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
     assert (header.body_length, sum(map(len, body)), specs[0].shape, meta) == (size, size, (size,), names)
@@ -161,7 +163,7 @@ def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:
     with pytest.raises(ValueError, match="too large"):
         a.send("b", make_frame(payload="x" * (wire.MAX_META + 1)))
     with pytest.raises(ValueError, match="epoch"):
-        a.send("b", Frame(address=Address(Kind.COMMIT, 2**40, 0, 0), epoch=1))
+        a.send("b", Frame(address=Address(FrameKind.COMMIT, 2**40, 0, 0), epoch=1))
     a.send("b", make_frame())
     assert len(b_in.wait(Arrived)) == 1
 
@@ -216,13 +218,13 @@ def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch)
 
 CHILD = """
 import sys, time, torch
-from bamboo_trainer.transport.frames import Address, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 end = TcpTransport("b", sys.argv[2], lambda event: None)
 end.peers({"a": ("127.0.0.1", int(sys.argv[1]))})
 print(end.port, flush=True)
 if sys.argv[3] == "sends":
-    for kind in (Kind.ACTIVATION, Kind.SYNC):
+    for kind in (FrameKind.ACTIVATION, FrameKind.SYNC):
         end.send("a", Frame(address=Address(kind, 0, 0, 0), epoch=1, tensors=(torch.ones(3),)))
 time.sleep(60)
 """
@@ -243,7 +245,7 @@ def test_a_killed_peer_is_a_link_down_at_once(
         a.peers({"b": ("127.0.0.1", int(child.stdout.readline()))})
         if role != "sends":
             a.send("b", make_frame(torch.ones(1)))
-            a.send("b", make_frame(torch.ones(1), kind=Kind.STATE))
+            a.send("b", make_frame(torch.ones(1), kind=FrameKind.STATE))
             assert eventually(lambda: sum("bamboo-eof" in name for name in our_threads()) == 2)
         if mode == "sends":
             a_in.wait(Arrived, 2)
@@ -311,7 +313,9 @@ def accept(server: socket.socket) -> socket.socket:
 def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
     """Only the sender saw that the older one had broken; what it sent over it may be lost."""
     _, _, b, b_in = net.pair()
-    kind = {wire.Lane.BOUNDARY: Kind.ACTIVATION, wire.Lane.BULK: Kind.SYNC, wire.Lane.STATE: Kind.STATE}[lane]
+    kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.STATE}[
+        lane
+    ]
     raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind))) for m in range(3)]
     with dial(b, lane) as older:
         older.sendall(raw[0])

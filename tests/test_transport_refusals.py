@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bamboo_trainer.transport import tcp, wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Kind
+from bamboo_trainer.transport.frames import FrameKind
 from transport_kit import SECRET, Net, dial, eventually, make_frame, our_threads
 
 
@@ -110,7 +110,7 @@ BAD_FRAMES = {
     "magic": header(magic=b"HTTP"),
     "version": header(version=2),
     "kind": header(kind=99),
-    "lane": header(kind=int(Kind.STATE)),
+    "lane": header(kind=int(FrameKind.STATE)),
     "meta too large": header(meta=wire.MAX_META + 1),
     "body too large": header(body=wire.MAX_BODY + 1),
     "no meta": header(),
@@ -185,7 +185,11 @@ def test_damaged_headers_never_deliver(net: Net) -> None:
         raw = bytearray(VALID)
         raw[position] ^= mask
         kind = raw[5]
-        if position == 5 and kind in Kind.__members__.values() and wire.lane_of(Kind(kind)) is wire.Lane.BOUNDARY:
+        if (
+            position == 5
+            and kind in FrameKind.__members__.values()
+            and wire.lane_of(FrameKind(kind)) is wire.Lane.BOUNDARY
+        ):
             return  # another valid kind
         with dial(b) as sock:
             assert refused(sock, raw)

@@ -14,7 +14,7 @@ import torch
 
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Event
-from bamboo_trainer.transport.frames import Address, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
@@ -43,7 +43,9 @@ class Inbox:
             return self.of(kind)
 
 
-def make_frame(*tensors: torch.Tensor, kind: Kind = Kind.ACTIVATION, microbatch: int = 0, payload: Any = None) -> Frame:
+def make_frame(
+    *tensors: torch.Tensor, kind: FrameKind = FrameKind.ACTIVATION, microbatch: int = 0, payload: Any = None
+) -> Frame:
     return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, payload=payload)
 
 

@@ -11,4 +11,4 @@ ENVIRONMENT = "BAMBOO_TEST_METADATA"
 def main(**arguments: str) -> int:
     url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
     arguments.pop("trace", None)
-    return agent.main(**arguments, place=agent.Place(metadata=Wanted(cloud=Cloud.GCP, url=url)))
+    return agent.main(**arguments, settings=agent.WorkerSettings(metadata=Wanted(cloud=Cloud.GCP, url=url)))

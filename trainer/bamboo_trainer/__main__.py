@@ -57,10 +57,10 @@ def main() -> int:
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
-    from bamboo_trainer.worker.agent import Place  # torch takes seconds: not for --help
+    from bamboo_trainer.worker.agent import WorkerSettings  # torch takes seconds: not for --help
     from bamboo_trainer.worker.agent import main as run
 
-    place = Place(
+    settings = WorkerSettings(
         host=os.environ.get(ENV_HOST) or "127.0.0.1",
         grace=grace,
         authority=os.environ.get(ENV_CA, ""),
@@ -73,7 +73,7 @@ def main() -> int:
         url=os.environ[ENV_COORDINATOR],
         token=Path(os.environ[ENV_TOKEN_FILE]),
         zone=os.environ.get(ENV_ZONE, ""),
-        place=place,
+        settings=settings,
     )
 
 

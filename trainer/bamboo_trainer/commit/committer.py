@@ -14,7 +14,7 @@ from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import Address, Kind
+from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Commit
 
 logger = logging.getLogger(__name__)
@@ -111,11 +111,11 @@ class Committer:
 
     def _introduce(self) -> None:
         """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
-        address = Address(Kind.HEARD, *ROOT, 0)
+        address = Address(FrameKind.HEARD, *ROOT, 0)
         self._outbox.send(self._plan.owner(ROOT), self._outbox.frame(address, payload=self.log.latest()))
 
     def _send(self, step: int, commit: Commit, workers: Iterable[WorkerId]) -> None:
-        frame = self._outbox.frame(Address(Kind.COMMIT, *ROOT, step), payload=commit)
+        frame = self._outbox.frame(Address(FrameKind.COMMIT, *ROOT, step), payload=commit)
         for worker in workers:
             self._outbox.send(worker, frame)
 

@@ -10,7 +10,7 @@ from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, Kind
+from bamboo_trainer.transport.frames import ANSWERS_END, Address, Frame, FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Question:
 
     step: int
     epoch: int
-    answers: dict[tuple[WorkerId, Kind], dict[Cell, int]] = field(default_factory=dict)
+    answers: dict[tuple[WorkerId, FrameKind], dict[Cell, int]] = field(default_factory=dict)
 
 
 class RepeatedSteps:
@@ -55,7 +55,7 @@ class RepeatedSteps:
             if question is None or (question.step, question.epoch) != (one.step, epoch):
                 question = self._questions[one.cell] = Question(one.step, epoch)
                 for worker in sorted(self._plan.others()):
-                    self._outbox.send(worker, self._outbox.frame(Address(Kind.ASK, *one.cell, one.step)))
+                    self._outbox.send(worker, self._outbox.frame(Address(FrameKind.ASK, *one.cell, one.step)))
             if one.step < self._log.newest or self._lacks_what_is_gone(one, question, since):
                 self._tell(LeftBehind(cell=one.cell))
 
@@ -88,7 +88,9 @@ class RepeatedSteps:
         first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)
         d, s = one.cell
         for address in one.lacks:
-            sender = {Kind.ACTIVATION: s - 1, Kind.GRADIENT: s + 1, Kind.TIED: address.part}.get(address.kind)
+            sender = {FrameKind.ACTIVATION: s - 1, FrameKind.GRADIENT: s + 1, FrameKind.TIED: address.part}.get(
+                address.kind
+            )
             if sender is not None and first.get(Cell(d, sender), 0) > one.step:
                 return True
         return False

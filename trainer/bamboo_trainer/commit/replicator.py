@@ -11,8 +11,8 @@ from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.transport.frames import Address, Frame, Kind
-from bamboo_trainer.transport.payloads import Announce, Refused, State
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import Announce, RefusedFrame, StatePayload
 
 
 class Replicator:
@@ -60,7 +60,7 @@ class Replicator:
         """
         gradient = self._states.final(cell.stage, step)
         assert gradient is not None
-        return self._outbox.frame(Address(Kind.SYNC, *cell, step), (gradient,), self._committer.log.latest())
+        return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), (gradient,), self._committer.log.latest())
 
     def announced(self, cell: Cell, replica: WorkerId, said: Announce) -> None:
         """A replica says which version it holds."""
@@ -98,8 +98,8 @@ class Replicator:
         stage = self._states[cell.stage]
         tensors, facts = stage.snapshot()
         generation = self._committer.generation(stage.version)
-        payload = State(state=facts, generation=generation, commits=self._committer.log.latest())
-        self._outbox.send(worker, self._outbox.frame(Address(Kind.STATE, *cell, stage.version), tensors, payload))
+        payload = StatePayload(state=facts, generation=generation, commits=self._committer.log.latest())
+        self._outbox.send(worker, self._outbox.frame(Address(FrameKind.STATE, *cell, stage.version), tensors, payload))
 
     def holds_back(self, cell: Cell, step: int, strict: bool) -> bool:
         """Must that step not be reported yet, for the sake of a replica? strict: see ReplicaProgress."""
@@ -119,24 +119,24 @@ class Replicator:
             if cell.stage == stage:
                 payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
                 self._outbox.send(
-                    self._plan.owner(cell), self._outbox.frame(Address(Kind.ANNOUNCE, *cell, 0), payload=payload)
+                    self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
                 )
 
     def received(self, address: Address, gradient: Tensor) -> None:
         """The final gradients of a stage that is held here. Raises Refused."""
         stage = self._states.here(address.stage)
         if stage and gradient.numel() != stage.size:
-            raise Refused(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
+            raise RefusedFrame(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
         self.finalize(address.stage, address.step, gradient)
         self.announce(address.stage)
 
-    def restore(self, address: Address, tensors: tuple[Tensor, ...], state: State) -> bool:
+    def restore(self, address: Address, tensors: tuple[Tensor, ...], state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
         if self._states.version(address.stage) >= address.step:
             return False
         try:
             self._states.restore(address.stage, self._plan.current.stages, tensors, state.state)
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RefusedFrame(str(error)) from error
         self._committer.log.learn_generation(self._states.version(address.stage), state.generation)
         return True

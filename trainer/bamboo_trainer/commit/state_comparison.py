@@ -8,7 +8,7 @@ from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.determinism import NotDeterministic
-from bamboo_trainer.transport.frames import Address, Kind
+from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Check
 
 EVERY: Final = 32  # steps; see docs/benchmarks.md
@@ -56,7 +56,7 @@ class StateComparison:
         comparing = self._plan.owner(Cell(0, index))
         if comparing != self._plan.worker:
             told = b"".join(number.to_bytes(8, "little") for number in own.values())
-            frame = self._outbox.frame(Address(Kind.CHECK, 0, index, version), payload=Check(sums=told))
+            frame = self._outbox.frame(Address(FrameKind.CHECK, 0, index, version), payload=Check(sums=told))
             self._outbox.send(comparing, frame)
         for worker, claimed in sums.claimed.pop(version, {}).items():
             self._compare(index, version, worker, claimed)

@@ -29,7 +29,7 @@ class Shadow:
 
 
 @dataclass(slots=True)
-class Takeover:
+class TakeoverProgress:
     """One in progress: when the plan came, was applied and the last repetition ended, and what was repeated."""
 
     arrived: float
@@ -65,7 +65,7 @@ class CellStep:
     inbox: dict[Address, Frame] = field(default_factory=dict)
     consumed: set[Address] = field(default_factory=set)
     predecessor: WorkerId | None = None
-    takeover: Takeover | None = None
+    takeover: TakeoverProgress | None = None
     finished: bool = False
     since: int = 0
     ahead: Shadow | None = None

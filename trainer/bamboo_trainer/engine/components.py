@@ -16,14 +16,14 @@ from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.engine.executor import Executor
-from bamboo_trainer.engine.memory_account import Meter, account
+from bamboo_trainer.engine.memory_account import MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import Build, StageStates
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Frame, Kind
+from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
 
 Received = tuple[WorkerId, Frame]  # sender, frame
@@ -50,7 +50,7 @@ class Ports:
 class Components:
     """Made with the first plan."""
 
-    def __init__(self, ports: Ports, first: Plan, meter: Meter, queue: deque[Received]) -> None:
+    def __init__(self, ports: Ports, first: Plan, meter: MemoryMeter, queue: deque[Received]) -> None:
         """queue: frames that wait to be taken in; those of this worker to itself are added."""
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
         self._meter = meter
@@ -129,37 +129,37 @@ class Components:
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         match kind:
-            case Kind.COMMIT:
+            case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
-            case Kind.READY:
+            case FrameKind.READY:
                 self.committer.log.ready(address.step, frame.payload)
-            case Kind.HEARD if known:
+            case FrameKind.HEARD if known:
                 self._on_commits(frame)
                 self.committer.report_received(sender, frame.epoch)
-            case Kind.ASK if known:
+            case FrameKind.ASK if known:
                 self.repeated.answer(sender, cell, address.step, self.executor.since())
-            case Kind.LOGGED | Kind.LOGGED_BULK | Kind.LOGGED_STATE if cell in self.executor.cells:
+            case FrameKind.LOGGED | FrameKind.LOGGED_BULK | FrameKind.LOGGED_STATE if cell in self.executor.cells:
                 if self.executor.cells[cell].step == address.step and self.repeated.answered(sender, frame):
                     self._look_at_repeated()
-            case Kind.SYNC | Kind.STATE:
+            case FrameKind.SYNC | FrameKind.STATE:
                 self._on_commits(frame)  # one of them may bring a plan that takes the part away
                 self._on_state(sender, frame)
-            case Kind.CHECK if address.stage in self.states:
+            case FrameKind.CHECK if address.stage in self.states:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
-            case Kind.ANNOUNCE if (cell, sender) in self.replicator.progress:
+            case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.payload)
-            case Kind.ACTIVATION | Kind.GRADIENT | Kind.CONTRIBUTION | Kind.RESULT | Kind.TIED if (
-                cell in self.executor.cells
-            ):
+            case (
+                FrameKind.ACTIVATION | FrameKind.GRADIENT | FrameKind.CONTRIBUTION | FrameKind.RESULT | FrameKind.TIED
+            ) if cell in self.executor.cells:
                 self.executor.accept(frame)
-            case Kind.GRADIENT if self.redundant.wants(frame):
+            case FrameKind.GRADIENT if self.redundant.wants(frame):
                 self.redundant.keep(frame)
             case _:
                 self._keep_early(sender, frame)
 
     def _on_commits(self, frame: Frame) -> None:
         """What another worker's log has."""
-        commits = frame.payload.commits if frame.address.kind is Kind.STATE else frame.payload
+        commits = frame.payload.commits if frame.address.kind is FrameKind.STATE else frame.payload
         for step, commit in commits:
             self.on_commit(step, commit)
 
@@ -168,7 +168,7 @@ class Components:
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
-        elif address.kind is Kind.SYNC:
+        elif address.kind is FrameKind.SYNC:
             self.replicator.received(address, frame.tensors[0])
         elif self.replicator.restore(address, frame.tensors, frame.payload):
             self.redundant.drop(stage)
@@ -228,10 +228,10 @@ class Components:
     def _apply(self, index: int) -> None:
         """An optimizer step: of a stage that is run here, or of a replica."""
         state, step = self.states.by_stage[index], self.states.version(index)
-        runs = self.executor.of_stage(index)
-        cell = runs[0].cell if runs else Cell(0, index)
-        if state.owned and runs:
-            self.redundant.end_wait(runs[0], self._clock())
+        cell_steps = self.executor.of_stage(index)
+        cell = cell_steps[0].cell if cell_steps else Cell(0, index)
+        if state.owned and cell_steps:
+            self.redundant.end_wait(cell_steps[0], self._clock())
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
         self.states.apply(index, self.committer.log.commits[step].norm)
@@ -276,5 +276,5 @@ class Components:
         return account(self.states, self.executor, self.redundant, self.outbox.log, frames)
 
     def _memory_changed(self, step: int) -> None:
-        if not any(run.program for run in self.executor.cells.values()):
+        if not any(cell_step.program for cell_step in self.executor.cells.values()):
             self._meter.changed(step, self.memory)

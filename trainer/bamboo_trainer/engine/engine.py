@@ -13,12 +13,12 @@ from bamboo.histogram import STEP_SECONDS, Histogram
 from bamboo.plan import Plan, WorkerId
 from bamboo.protocol import Message, PeerUp, Report
 from bamboo_trainer.engine.components import Components, Ports, Received
-from bamboo_trainer.engine.memory_account import Meter
+from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp, Transport
-from bamboo_trainer.transport.payloads import Refused, read
+from bamboo_trainer.transport.payloads import RefusedFrame, read
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Engine:
             worker=worker, steps=steps, build=build, transport=transport, tell=tell, observer=observer, clock=clock,
             lookahead=lookahead, on_host=on_host,
         )  # fmt: skip
-        self.meter = Meter()
+        self.meter = MemoryMeter()
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
 
@@ -89,7 +89,7 @@ class Engine:
             sender, frame = self._received.popleft()
             try:
                 self.components.on_frame(sender, read(frame))
-            except Refused as error:
+            except RefusedFrame as error:
                 logger.warning("refused a %s of %s: %s", frame.address.kind.name, sender, error)
 
     # what others ask

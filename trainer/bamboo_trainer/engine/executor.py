@@ -11,7 +11,7 @@ from bamboo.protocol import CellFinished, Message, TakenOver
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.engine.cell_step import CellStep, Takeover
+from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress
 from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
@@ -57,19 +57,19 @@ class Executor:
         for cell in [c for c in self.cells if c.pipeline >= len(plan.pipelines)]:
             del self.cells[cell]
         for cell in [c for c in self.cells if plan.at(c).owner != worker] if old else []:
-            run = self.cells.pop(cell)
-            self._left[cell] = (run.since, run.step)
+            cell_step = self.cells.pop(cell)
+            self._left[cell] = (cell_step.since, cell_step.step)
             if self._states.has_final(cell.stage, self._committer.log.newest):
                 self.handed_over[cell] = self._replicator.final_gradients(cell, self._committer.log.newest)
         if not plan.boundary:
-            for run in self.cells.values():
-                run.predecessor = None
+            for cell_step in self.cells.values():
+                cell_step.predecessor = None
 
     def take_over(self, old: Plan | None, arrived: float) -> None:
         """Run the cells that the plan in force gives to this worker. arrived: when it came, seconds of the clock."""
-        for run in self.cells.values():
-            if run.layout is None:
-                self._begin(run)
+        for cell_step in self.cells.values():
+            if cell_step.layout is None:
+                self._begin(cell_step)
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
@@ -77,24 +77,26 @@ class Executor:
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
         """The cell is run here from now on; its state stands where the replica stands."""
         boundary = self._plan.current.boundary
-        run = self.cells[cell] = CellStep(cell)
+        cell_step = self.cells[cell] = CellStep(cell)
         if old is not None and boundary and cell.pipeline < len(old.pipelines):
-            run.predecessor = old.at(cell).owner
-        self._begin(run)
-        first, last = self._left.pop(cell, (run.step, -1))
-        run.since = first if run.step <= last else run.step  # the log keeps what was sent when the cell was run here
+            cell_step.predecessor = old.at(cell).owner
+        self._begin(cell_step)
+        first, last = self._left.pop(cell, (cell_step.step, -1))
+        cell_step.since = (
+            first if cell_step.step <= last else cell_step.step
+        )  # the log keeps what was sent when the cell was run here
         if cell in self._redundant.shadows:
-            run.adopt(self._redundant.shadows[cell])
+            cell_step.adopt(self._redundant.shadows[cell])
         if old is not None:
             now = self._clock()
-            run.takeover = Takeover(arrived, now, now)
-            if boundary and run.step > self._committer.log.newest:
-                self._complete_takeover(run)  # a move at the boundary, and nothing is owed
+            cell_step.takeover = TakeoverProgress(arrived, now, now)
+            if boundary and cell_step.step > self._committer.log.newest:
+                self._complete_takeover(cell_step)  # a move at the boundary, and nothing is owed
 
     def link_broke(self, peer: WorkerId) -> None:
-        for run in self.cells.values():
-            if run.predecessor == peer:
-                run.predecessor = None  # what it owed may be lost; the step can be repeated
+        for cell_step in self.cells.values():
+            if cell_step.predecessor == peer:
+                cell_step.predecessor = None  # what it owed may be lost; the step can be repeated
 
     def relinked(self, peer: WorkerId) -> None:
         for cell, frame in self.handed_over.items():
@@ -108,30 +110,32 @@ class Executor:
 
     def begin(self, stage: int) -> None:
         """The state of a stage is new: its cells start their next step."""
-        for run in self.of_stage(stage):
-            self._begin(run)
+        for cell_step in self.of_stage(stage):
+            self._begin(cell_step)
 
-    def _begin(self, run: CellStep) -> None:
-        stage = self._states.here(run.cell.stage)
+    def _begin(self, cell_step: CellStep) -> None:
+        stage = self._states.here(cell_step.cell.stage)
         if stage is None:
             return
-        if run.takeover and run.step >= 0:
-            self._complete_takeover(run)
-        if run.done < len(run.program):
-            run.since = stage.version  # others ran that step, or a state of after it came: our log does not have it
-        tied = bool(self._states.tied_to(run.cell.stage))
-        run.start(stage, self._plan.stages, self._committer.layout(stage.version), tied, self._lookahead)
-        if stage.version >= self._steps and not run.finished and run.program:
-            run.finished = True
-            self._tell(CellFinished(cell=run.cell, digest=stage.digest()))
+        if cell_step.takeover and cell_step.step >= 0:
+            self._complete_takeover(cell_step)
+        if cell_step.done < len(cell_step.program):
+            cell_step.since = (
+                stage.version
+            )  # others ran that step, or a state of after it came: our log does not have it
+        tied = bool(self._states.tied_to(cell_step.cell.stage))
+        cell_step.start(stage, self._plan.stages, self._committer.layout(stage.version), tied, self._lookahead)
+        if stage.version >= self._steps and not cell_step.finished and cell_step.program:
+            cell_step.finished = True
+            self._tell(CellFinished(cell=cell_step.cell, digest=stage.digest()))
 
     def of_stage(self, stage: int) -> list[CellStep]:
-        return [run for run in self.cells.values() if run.cell.stage == stage]
+        return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == stage]
 
     def active(self) -> CellStep | None:
         """The one cell that is run here, if it is one, and not at its end."""
-        runs = [run for run in self.cells.values() if run.program]
-        return runs[0] if len(runs) == 1 and runs[0].step < self._steps else None
+        cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
+        return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self._steps else None
 
     def accept(self, frame: Frame) -> None:
         self.cells[frame.address.cell].accept(frame)
@@ -140,72 +144,72 @@ class Executor:
 
     def next_ready(self) -> CellStep | None:
         """The cell whose next instruction is the most urgent of those that can run now."""
-        ready = [run for run in self.cells.values() if self._is_ready(run)]
-        return min(ready, key=lambda run: run.urgency) if ready else None
+        ready = [cell_step for cell_step in self.cells.values() if self._is_ready(cell_step)]
+        return min(ready, key=lambda cell_step: cell_step.urgency) if ready else None
 
-    def _is_ready(self, run: CellStep) -> bool:
-        instruction = run.next
-        if instruction is None or run.layout is None or run.step >= self._steps:
+    def _is_ready(self, cell_step: CellStep) -> bool:
+        instruction = cell_step.next
+        if instruction is None or cell_step.layout is None or cell_step.step >= self._steps:
             return False
-        if self._plan.is_outdated and run.step > self._committer.log.newest:
+        if self._plan.is_outdated and cell_step.step > self._committer.log.newest:
             return False
-        if run.predecessor is not None:
-            if run.step in self._committer.log.commits:
+        if cell_step.predecessor is not None:
+            if cell_step.step in self._committer.log.commits:
                 return False  # its last gradients are on the way; repeating the step would be waste
-            run.predecessor = None
+            cell_step.predecessor = None
         if isinstance(instruction, ReportReady):
             # with the owner of several cells the log of what they sent to each other is lost, too
             strict = len([r for r in self.cells.values() if r.program]) > 1
-            return not self._replicator.holds_back(run.cell, run.step, strict)
-        return all(address in run.inbox for address in self._needed(run, [instruction]))
+            return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
+        return all(address in cell_step.inbox for address in self._needed(cell_step, [instruction]))
 
-    def _needed(self, run: CellStep, instructions: Sequence[Instruction]) -> list[Address]:
+    def _needed(self, cell_step: CellStep, instructions: Sequence[Instruction]) -> list[Address]:
         """The frames that these instructions of a cell's step take in."""
-        assert run.layout is not None
-        tied, stages = self._states.tied_to(run.cell.stage), self._plan.stages
+        assert cell_step.layout is not None
+        tied, stages = self._states.tied_to(cell_step.cell.stage), self._plan.stages
         return [
             address
             for instruction in instructions
-            if not run.has_begun_ahead(instruction)
-            for address in needs(instruction, run.cell, stages, run.layout, run.step, tied)
+            if not cell_step.has_begun_ahead(instruction)
+            for address in needs(instruction, cell_step.cell, stages, cell_step.layout, cell_step.step, tied)
         ]
 
-    def execute(self, run: CellStep) -> None:
+    def execute(self, cell_step: CellStep) -> None:
         """The cell's next instruction, which is ready."""
-        instruction = run.next
+        instruction = cell_step.next
         assert instruction is not None
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
-        if run.takeover:
-            inputs = [run.inbox[a] for a in self._needed(run, [instruction])]
+        if cell_step.takeover:
+            inputs = [cell_step.inbox[a] for a in self._needed(cell_step, [instruction])]
             if inputs and not any(f.again for f in inputs):
-                self._complete_takeover(run)  # these were never sent to the one before: no repetition follows
+                self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             else:
-                run.takeover.count(instruction, reused=run.is_ahead(instruction))
+                cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
         begun = self._clock()
-        self._redundant.end_wait(run, begun)
-        self._observer.started(name, run.cell, run.step, microbatch)
-        self._instructions.execute(run, instruction)
-        run.done += 1
-        stage = self._states.here(run.cell.stage)
+        self._redundant.end_wait(cell_step, begun)
+        self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
+        self._instructions.execute(cell_step, instruction)
+        cell_step.done += 1
+        stage = self._states.here(cell_step.cell.stage)
         if stage:
             stage.wait()
-        self._observer.finished(name, run.cell, run.step, microbatch)
+        self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
-        if run.takeover:
-            run.takeover.until = ended
-            if run.next is None:
-                self._complete_takeover(run)  # the cell may move on with the commit
+        if cell_step.takeover:
+            cell_step.takeover.until = ended
+            if cell_step.next is None:
+                self._complete_takeover(cell_step)  # the cell may move on with the commit
         if isinstance(instruction, Forward) and stage:
             self._redundant.budget.ran_forward(ended - begun, stage.layers)
 
-    def _complete_takeover(self, run: CellStep) -> None:
-        takeover, run.takeover = run.takeover, None
+    def _complete_takeover(self, cell_step: CellStep) -> None:
+        takeover, cell_step.takeover = cell_step.takeover, None
         assert takeover is not None
         plan = self._plan.current
         taken = TakenOver(
             epoch=plan.epoch,
-            cell=run.cell,
-            step=run.step,
+            cell=cell_step.cell,
+            step=cell_step.step,
             reform_ms=(takeover.applied - takeover.arrived) * 1e3,
             recompute_ms=(takeover.until - takeover.applied) * 1e3,
             forwards=takeover.forwards,
@@ -219,46 +223,50 @@ class Executor:
 
     def repeated(self) -> Iterator[Repeated]:
         """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
-        for run in self.cells.values():
-            committed = run.step in self._committer.log.commits
-            if not run.program or not committed or self._states.has_final(run.cell.stage, run.step):
+        for cell_step in self.cells.values():
+            committed = cell_step.step in self._committer.log.commits
+            if not cell_step.program or not committed or self._states.has_final(cell_step.cell.stage, cell_step.step):
                 continue
-            if run.predecessor is None:
-                lacks = [a for a in self._needed(run, run.program[run.done :]) if a not in run.inbox]
-                yield Repeated(run.cell, run.step, lacks)
+            if cell_step.predecessor is None:
+                lacks = [
+                    a for a in self._needed(cell_step, cell_step.program[cell_step.done :]) if a not in cell_step.inbox
+                ]
+                yield Repeated(cell_step.cell, cell_step.step, lacks)
 
     def since(self) -> dict[Cell, int]:
         """The first step in this worker's log, by its own cells."""
-        return {run.cell: run.since for run in self.cells.values()}
+        return {cell_step.cell: cell_step.since for cell_step in self.cells.values()}
 
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
-        for run in self.cells.values():
-            stage = self._states.here(run.cell.stage)
-            if run.finished and stage:
-                self._tell(CellFinished(cell=run.cell, digest=stage.digest()))
+        for cell_step in self.cells.values():
+            stage = self._states.here(cell_step.cell.stage)
+            if cell_step.finished and stage:
+                self._tell(CellFinished(cell=cell_step.cell, digest=stage.digest()))
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
-        for run in self.cells.values():
-            if run.predecessor is not None:
-                return f"the last gradients of {run.cell} from {run.predecessor}"
-            if run.next is None or run.layout is None:
-                return f"the commit of step {run.step}" if run.step < self._steps else "the others to finish"
-            missing = [a for a in self._needed(run, [run.next]) if a not in run.inbox]
+        for cell_step in self.cells.values():
+            if cell_step.predecessor is not None:
+                return f"the last gradients of {cell_step.cell} from {cell_step.predecessor}"
+            if cell_step.next is None or cell_step.layout is None:
+                return (
+                    f"the commit of step {cell_step.step}" if cell_step.step < self._steps else "the others to finish"
+                )
+            missing = [a for a in self._needed(cell_step, [cell_step.next]) if a not in cell_step.inbox]
             if missing:
                 kind, d, s, step, m, _ = missing[0]
                 return f"{kind.name} for stage {s} of pipeline {d}, step {step}, microbatch {m}"
-            if isinstance(run.next, ReportReady):
-                return f"a replica of stage {run.cell.stage} of pipeline {run.cell.pipeline}"
+            if isinstance(cell_step.next, ReportReady):
+                return f"a replica of stage {cell_step.cell.stage} of pipeline {cell_step.cell.pipeline}"
         return "a part"
 
     def gradients(self) -> Iterator[Tensor]:
         """Those of steps in progress, and of cells that moved away."""
-        for run in self.cells.values():
-            if run.work:
-                yield run.work.gradient
-            if run.final is not None:
-                yield run.final
+        for cell_step in self.cells.values():
+            if cell_step.work:
+                yield cell_step.work.gradient
+            if cell_step.final is not None:
+                yield cell_step.final
         for frame in self.handed_over.values():
             yield from frame.tensors

@@ -26,7 +26,7 @@ from bamboo_trainer.stage.parameters import TiedSegment
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.transport.frames import Address, Kind
+from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Ready
 
 
@@ -57,100 +57,107 @@ class Instructions:
     def execute(self, cell_step: CellStep, instruction: Instruction) -> None:
         self._actions[type(instruction)](cell_step, instruction)
 
-    def _parts(self, run: CellStep) -> tuple[Stage, Work]:
-        assert run.work is not None
-        return self._states[run.cell.stage], run.work
+    def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
+        assert cell_step.work is not None
+        return self._states[cell_step.cell.stage], cell_step.work
 
-    def _forward(self, run: CellStep, instruction: Forward) -> None:
-        stage, work = self._parts(run)
-        (d, s), m = run.cell, instruction.microbatch
-        self._expect_next(run, stage)
-        address = Address(Kind.ACTIVATION, d, s, run.step, m)
-        if run.ahead and run.is_ahead(instruction):
-            run.drop(address)
-            outputs = run.ahead.outputs.pop(m)
-        elif run.ahead and m in run.ahead.forwardings:
-            run.drop(address)
-            forwarding = run.ahead.forwardings.pop(m)
+    def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
+        stage, work = self._parts(cell_step)
+        (d, s), m = cell_step.cell, instruction.microbatch
+        self._expect_next(cell_step, stage)
+        address = Address(FrameKind.ACTIVATION, d, s, cell_step.step, m)
+        if cell_step.ahead and cell_step.is_ahead(instruction):
+            cell_step.drop(address)
+            outputs = cell_step.ahead.outputs.pop(m)
+        elif cell_step.ahead and m in cell_step.ahead.forwardings:
+            cell_step.drop(address)
+            forwarding = cell_step.ahead.forwardings.pop(m)
             while not forwarding.done:
                 stage.advance(forwarding)
             outputs = stage.complete(work, forwarding)
         else:
-            outputs = stage.forward(work, run.step, m, run.take(address).tensors if s > 0 else None)
+            outputs = stage.forward(work, cell_step.step, m, cell_step.take(address).tensors if s > 0 else None)
         if s < self._plan.stages - 1:
-            self._outbox.emit(Address(Kind.ACTIVATION, d, s + 1, run.step, m), outputs)
+            self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, m), outputs)
 
-    def _expect_next(self, run: CellStep, stage: Stage) -> None:
+    def _expect_next(self, cell_step: CellStep, stage: Stage) -> None:
         """Have the data of the forward after this one read while this one runs."""
-        assert run.layout is not None
-        later = [i.microbatch for i in run.program[run.done + 1 :] if isinstance(i, Forward)]
+        assert cell_step.layout is not None
+        later = [i.microbatch for i in cell_step.program[cell_step.done + 1 :] if isinstance(i, Forward)]
         if later:
-            stage.expect(run.step, later[0])
-        elif run.step + 1 < self._steps:
-            stage.expect(run.step + 1, run.layout.split[run.cell.pipeline][0])
+            stage.expect(cell_step.step, later[0])
+        elif cell_step.step + 1 < self._steps:
+            stage.expect(cell_step.step + 1, cell_step.layout.split[cell_step.cell.pipeline][0])
 
-    def _backward(self, run: CellStep, instruction: Backward) -> None:
-        stage, work = self._parts(run)
-        (d, s), m = run.cell, instruction.microbatch
-        address = Address(Kind.GRADIENT, d, s, run.step, m)
-        if run.ahead and run.is_ahead(instruction):
-            run.drop(address)
-            inputs = run.ahead.gradients.pop(m)
+    def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
+        stage, work = self._parts(cell_step)
+        (d, s), m = cell_step.cell, instruction.microbatch
+        address = Address(FrameKind.GRADIENT, d, s, cell_step.step, m)
+        if cell_step.ahead and cell_step.is_ahead(instruction):
+            cell_step.drop(address)
+            inputs = cell_step.ahead.gradients.pop(m)
         else:
-            given = run.take(address).tensors if s < self._plan.stages - 1 else None
-            inputs = stage.backward(work, run.step, m, given)
+            given = cell_step.take(address).tensors if s < self._plan.stages - 1 else None
+            inputs = stage.backward(work, cell_step.step, m, given)
         if s > 0:
-            self._outbox.emit(Address(Kind.GRADIENT, d, s - 1, run.step, m), inputs)
+            self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
 
-    def _scatter(self, run: CellStep, _: ScatterGradients) -> None:
-        stage, work = self._parts(run)
-        assert run.layout is not None
-        d, s = run.cell
-        for e in range(run.layout.pipelines):
+    def _scatter(self, cell_step: CellStep, _: ScatterGradients) -> None:
+        stage, work = self._parts(cell_step)
+        assert cell_step.layout is not None
+        d, s = cell_step.cell
+        for e in range(cell_step.layout.pipelines):
             if e != d:
-                share = work.gradient[chunk(stage.size, run.layout.pipelines, e)]
-                self._outbox.emit(Address(Kind.CONTRIBUTION, e, s, run.step, 0, d), (share,))
+                share = work.gradient[chunk(stage.size, cell_step.layout.pipelines, e)]
+                self._outbox.emit(Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), (share,))
 
-    def _reduce(self, run: CellStep, _: ReduceGradients) -> None:
-        stage, work = self._parts(run)
-        assert run.layout is not None
-        (d, s), pipelines = run.cell, run.layout.pipelines
+    def _reduce(self, cell_step: CellStep, _: ReduceGradients) -> None:
+        stage, work = self._parts(cell_step)
+        assert cell_step.layout is not None
+        (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
         total: torch.Tensor | None = None
         for e in range(pipelines):
             if e == d:
                 share = work.gradient[chunk(stage.size, pipelines, d)]
             else:
-                share = run.take(Address(Kind.CONTRIBUTION, d, s, run.step, 0, e)).tensors[0].to(work.gradient.device)
+                share = (
+                    cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
+                    .tensors[0]
+                    .to(work.gradient.device)
+                )
             total = share.clone() if total is None else total.add_(share)
         assert total is not None
-        run.final = torch.empty_like(work.gradient)
-        run.final[chunk(stage.size, pipelines, d)] = total
+        cell_step.final = torch.empty_like(work.gradient)
+        cell_step.final[chunk(stage.size, pipelines, d)] = total
         for e in range(pipelines):
             if e != d:
-                self._outbox.emit(Address(Kind.RESULT, e, s, run.step, 0, d), (total,))
+                self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, 0, d), (total,))
 
-    def _gather(self, run: CellStep, _: GatherGradients) -> None:
-        assert run.layout is not None
-        assert run.final is not None
-        (d, s), pipelines = run.cell, run.layout.pipelines
+    def _gather(self, cell_step: CellStep, _: GatherGradients) -> None:
+        assert cell_step.layout is not None
+        assert cell_step.final is not None
+        (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
         for e in range(pipelines):
             if e != d:
-                share = run.take(Address(Kind.RESULT, d, s, run.step, 0, e)).tensors[0]
-                run.final[chunk(run.final.numel(), pipelines, e)] = share
+                share = cell_step.take(Address(FrameKind.RESULT, d, s, cell_step.step, 0, e)).tensors[0]
+                cell_step.final[chunk(cell_step.final.numel(), pipelines, e)] = share
 
-    def _exchange_tied(self, run: CellStep, _: ExchangeTied) -> None:
-        stage, _work = self._parts(run)
-        gradient, (d, s) = run.final_gradient(), run.cell
+    def _exchange_tied(self, cell_step: CellStep, _: ExchangeTied) -> None:
+        stage, _work = self._parts(cell_step)
+        gradient, (d, s) = cell_step.final_gradient(), cell_step.cell
         for other in self._states.tied_to(s):
             shared = [t for t in _segments(stage) if other in t.stages]
             pieces = tuple(gradient[t.offset : t.offset + t.size].clone() for t in shared)
-            self._outbox.emit(Address(Kind.TIED, d, other, run.step, 0, s), pieces)
+            self._outbox.emit(Address(FrameKind.TIED, d, other, cell_step.step, 0, s), pieces)
 
-    def _sum_tied(self, run: CellStep, _: SumTied) -> None:
-        stage, _work = self._parts(run)
-        (d, s), final = run.cell, run.final_gradient()
+    def _sum_tied(self, cell_step: CellStep, _: SumTied) -> None:
+        stage, _work = self._parts(cell_step)
+        (d, s), final = cell_step.cell, cell_step.final_gradient()
         segments = _segments(stage)
-        received = {t: run.take(Address(Kind.TIED, d, s, run.step, 0, t)).tensors for t in self._states.tied_to(s)}
+        received = {
+            t: cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, t)).tensors
+            for t in self._states.tied_to(s)
+        }
         for segment in segments:
             own = final[segment.offset : segment.offset + segment.size]
             total = torch.zeros_like(own)
@@ -159,15 +166,15 @@ class Instructions:
                 total += own if other == s else received[other][shared.index(segment.group)].to(own.device)
             own.copy_(total)
 
-    def _sync(self, run: CellStep, _: SyncReplicas) -> None:
-        self._replicator.finalize(run.cell.stage, run.step, run.final_gradient())
+    def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
+        self._replicator.finalize(cell_step.cell.stage, cell_step.step, cell_step.final_gradient())
 
-    def _report_ready(self, run: CellStep, _: ReportReady) -> None:
-        stage, work = self._parts(run)
-        norm_squared = stage.norm_squared(run.final_gradient())
-        report = Ready(cell=run.cell, norm_squared=norm_squared, losses=dict(work.losses))
-        source = run.cell.pipeline * self._plan.stages + run.cell.stage
-        self._outbox.emit(Address(Kind.READY, *ROOT, run.step, 0, source), payload=report)
+    def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
+        stage, work = self._parts(cell_step)
+        norm_squared = stage.norm_squared(cell_step.final_gradient())
+        report = Ready(cell=cell_step.cell, norm_squared=norm_squared, losses=dict(work.losses))
+        source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
+        self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)
 
 
 def _segments(stage: Stage) -> list[TiedSegment]:

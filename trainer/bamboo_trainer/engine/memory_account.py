@@ -18,7 +18,7 @@ from bamboo_trainer.transport.frames import Frame
 TOLD_SECONDS = 1.0
 
 
-class Meter:
+class MemoryMeter:
     """Takes the account twice in a step, where it is highest, and keeps the larger number of each kind.
 
     latest: of the newest step that is over here.
@@ -36,17 +36,19 @@ class Meter:
         self._due = now + TOLD_SECONDS
         return self.latest
 
-    def executed(self, run: CellStep, account: Callable[[], Memory]) -> None:
+    def executed(self, cell_step: CellStep, account: Callable[[], Memory]) -> None:
         """A cell's instruction is done.
 
         Before its first backward most microbatches are in flight, and most cells have to wait then. When its last
         instruction is done, the log and what was computed in advance are complete.
         """
-        if run.next is None:
-            self._take(account, run.step)
+        if cell_step.next is None:
+            self._take(account, cell_step.step)
             self.latest = self._highest
-        elif isinstance(run.next, Backward) and not any(isinstance(i, Backward) for i in run.program[: run.done]):
-            self._take(account, run.step)
+        elif isinstance(cell_step.next, Backward) and not any(
+            isinstance(i, Backward) for i in cell_step.program[: cell_step.done]
+        ):
+            self._take(account, cell_step.step)
 
     def changed(self, step: int, account: Callable[[], Memory]) -> None:
         """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""
@@ -68,11 +70,15 @@ def account(
     """
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
-    works = [(run.cell.stage, run.work) for run in executor.cells.values() if run.work]
-    adopted = [run.ahead for run in executor.cells.values() if run.ahead]
+    works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cells.values() if cell_step.work]
+    adopted = [cell_step.ahead for cell_step in executor.cells.values() if cell_step.ahead]
     shadows = [*redundant.shadows.values(), *adopted]
     final = (gradient for state in states.by_stage.values() for gradient in state.final.values())
-    frames = [*(f for run in executor.cells.values() for f in run.inbox.values()), *early, *redundant.mirrored.values()]
+    frames = [
+        *(f for cell_step in executor.cells.values() for f in cell_step.inbox.values()),
+        *early,
+        *redundant.mirrored.values(),
+    ]
     return Memory(  # in this order, as what has been seen does not count again
         parameters=sum(size + _context(states, index).casts for index, owned, (size, _) in held if owned),
         optimizer=sum(remembered for _, owned, (_, remembered) in held if owned),

@@ -19,7 +19,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 
 
 class RedundantWork:
@@ -171,7 +171,7 @@ class RedundantWork:
         return False
 
     def _backward(self, shadow: Shadow, stage: Stage, m: int, *, last: bool) -> bool:
-        address = Address(Kind.GRADIENT, *shadow.cell, shadow.step, m)
+        address = Address(FrameKind.GRADIENT, *shadow.cell, shadow.step, m)
         frame = self.mirrored.get(address) or self._log.get(address)
         if frame is None and not last:
             return False
@@ -183,8 +183,8 @@ class RedundantWork:
         return True
 
     def _inputs_known(self, cell: Cell, step: int, microbatch: int) -> bool:
-        return cell.stage == 0 or self._log.get(Address(Kind.ACTIVATION, *cell, step, microbatch)) is not None
+        return cell.stage == 0 or self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch)) is not None
 
     def _inputs(self, cell: Cell, step: int, microbatch: int) -> Parts | None:
-        frame = self._log.get(Address(Kind.ACTIVATION, *cell, step, microbatch))
+        frame = self._log.get(Address(FrameKind.ACTIVATION, *cell, step, microbatch))
         return frame.tensors if frame else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bamboo.plan import Cell, Layout
-from bamboo_trainer.transport.frames import Address, Kind
+from bamboo_trainer.transport.frames import Address, FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +97,14 @@ def needs(
     d, s = cell
     match instruction:
         case Forward(m) if s > 0:
-            return [Address(Kind.ACTIVATION, d, s, step, m)]
+            return [Address(FrameKind.ACTIVATION, d, s, step, m)]
         case Backward(m) if s < stages - 1:
-            return [Address(Kind.GRADIENT, d, s, step, m)]
+            return [Address(FrameKind.GRADIENT, d, s, step, m)]
         case ReduceGradients():
-            return [Address(Kind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+            return [Address(FrameKind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
         case GatherGradients():
-            return [Address(Kind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
+            return [Address(FrameKind.RESULT, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
         case SumTied():
-            return [Address(Kind.TIED, d, s, step, 0, t) for t in tied_stages]
+            return [Address(FrameKind.TIED, d, s, step, 0, t) for t in tied_stages]
         case _:
             return []

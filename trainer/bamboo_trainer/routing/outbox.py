@@ -11,7 +11,7 @@ from bamboo.spec import RedundancyMode
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
-from bamboo_trainer.transport.frames import Address, Again, Frame, Kind
+from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
 
 
 class Outbox:
@@ -42,7 +42,7 @@ class Outbox:
         self.log.add(frame)
         roles = self._plan.current.at(address.cell)
         self.send(roles.owner, frame)
-        mirrored = self._plan.current.mode is RedundancyMode.EAGER_BACKWARD and address.kind is Kind.GRADIENT
+        mirrored = self._plan.current.mode is RedundancyMode.EAGER_BACKWARD and address.kind is FrameKind.GRADIENT
         if mirrored and roles.shadow is not None and roles.shadow != self._plan.worker:
             self.send(roles.shadow, frame)
 

@@ -23,7 +23,7 @@ class ContextSize:
     casts: int = 0
 
 
-class Saved(NamedTuple):
+class SavedTensor(NamedTuple):
     """A tensor that autograd keeps. cast: of a parameter, to another type."""
 
     address: int  # of its storage
@@ -33,21 +33,21 @@ class Saved(NamedTuple):
 
 
 @contextmanager
-def saved_for_backward(holds: Holds) -> Iterator[list[Saved]]:
+def saved_for_backward(holds: Holds) -> Iterator[list[SavedTensor]]:
     """Around a forward: what it keeps for the backward. holds: is it a parameter or a constant? These do not count."""
-    saved: list[Saved] = []
+    saved: list[SavedTensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
         if not holds(tensor):
             storage = tensor.untyped_storage()
-            saved.append(Saved(storage.data_ptr(), storage.nbytes(), tensor.nbytes, is_cast(tensor, holds)))
+            saved.append(SavedTensor(storage.data_ptr(), storage.nbytes(), tensor.nbytes, is_cast(tensor, holds)))
         return tensor.detach()  # an output that its own graph holds would never be freed
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
 
 
-def context_size(saved: Iterable[Saved], boundary: Iterable[Tensor], kept_casts: bool) -> ContextSize:
+def context_size(saved: Iterable[SavedTensor], boundary: Iterable[Tensor], kept_casts: bool) -> ContextSize:
     """boundary: inputs and outputs. kept_casts: are parameters cast once for all microbatches?"""
     saved = list(saved)
     outside = {tensor.untyped_storage().data_ptr() for tensor in boundary}

@@ -22,10 +22,10 @@ from bamboo_trainer.stage.saved_tensors import ContextSize, context_size, is_cas
 from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.checkpointing import checkpointed_layers, recomputing
-from bamboo_trainer.tasks.determinism import Looked, compare_batches
+from bamboo_trainer.tasks.determinism import DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
-from bamboo_trainer.tasks.reader import Reader
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger, tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
@@ -58,11 +58,11 @@ class Stage:
         stages: Sequence[tuple[int, int]],
         config: TrainingConfig,
         device: torch.device | str = "cpu",
-        reader: Reader | None = None,
+        reader: BatchReader | None = None,
     ) -> None:
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
-        self._reader = reader or Reader(task, config.samples)
+        self._reader = reader or BatchReader(task, config.samples)
         self._device = torch.device(device)
         self._first, self._end = stages[stage]
         self._last = stage == len(stages) - 1
@@ -122,7 +122,7 @@ class Stage:
             return self._call(index, forward_seed(self._config.seed, step, microbatch, index), one)
 
         with self._reader.quiet():
-            looked = Looked(self._task, self._config.seed, self._layers, self._shared, call, loss)
+            looked = DeterminismCheck(self._task, self._config.seed, self._layers, self._shared, call, loss)
             looked.check(tuple(p.to(self._device) for p in inputs))
         forget_casts()
 

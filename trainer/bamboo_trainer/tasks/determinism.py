@@ -47,7 +47,7 @@ class NotDeterministic(TaskError):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class DeterminismCheck:
     """What is looked at. call: (layer, inputs) -> its result, with all that its bits depend on but other calls.
 
     shared: ids of parameters that have another layer's value, and so are not as they were built.

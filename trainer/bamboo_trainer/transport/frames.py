@@ -10,7 +10,7 @@ import torch
 from bamboo.plan import Cell
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kinds of frames. Those from ANNOUNCE on, READY and COMMIT carry no tensors."""
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
@@ -31,15 +31,15 @@ class Kind(IntEnum):
     CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
 
 
-BULK = frozenset({Kind.SYNC, Kind.CONTRIBUTION, Kind.RESULT, Kind.TIED, Kind.LOGGED_BULK})
-STATES = frozenset({Kind.STATE, Kind.LOGGED_STATE})
-ANSWERS_END = (Kind.LOGGED, Kind.LOGGED_BULK, Kind.LOGGED_STATE)  # one on each link
+BULK = frozenset({FrameKind.SYNC, FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.TIED, FrameKind.LOGGED_BULK})
+STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})
+ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE)  # one on each link
 
 
 class Address(NamedTuple):
     """Names a frame's content. pipeline and stage are those of the cell it is for."""
 
-    kind: Kind
+    kind: FrameKind
     pipeline: int
     stage: int
     step: int

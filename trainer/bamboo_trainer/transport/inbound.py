@@ -21,7 +21,7 @@ HELLO_SECONDS = 5.0
 class Acceptor(Protocol):
     """What a reader needs from the transport. Called by the reader's thread."""
 
-    def admit(self, link: "Inbound", hello: wire.Hello) -> bool:
+    def admit(self, link: "Inbound", hello: wire.LinkHello) -> bool:
         """May it deliver? May wait for the plan that says so."""
         ...
 
@@ -40,7 +40,7 @@ class Inbound:
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
-        self.hello: wire.Hello | None = None  # set once it is proven
+        self.hello: wire.LinkHello | None = None  # set once it is proven
         self.thread = threading.Thread(target=self._run, name="bamboo-rx", daemon=True)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Inbound:
                 return "not in the plan"
             self._sock.settimeout(None)
             self._sock.sendall(wire.ACCEPTED)
-            reader = sockets.Reader(self._sock)
+            reader = sockets.SocketReader(self._sock)
             while True:
                 self._acceptor.arrived(self, _read(reader, hello.lane))
         except wire.WireError as error:
@@ -73,7 +73,7 @@ class Inbound:
         except OSError as error:
             return str(error)
 
-    def _greet(self) -> wire.Hello:
+    def _greet(self) -> wire.LinkHello:
         """Raises WireError, OSError."""
         deadline = time.monotonic() + HELLO_SECONDS
         sockets.tune(self._sock)
@@ -87,7 +87,7 @@ class Inbound:
         return self.hello
 
 
-def _read(reader: sockets.Reader, lane: wire.Lane) -> Frame:
+def _read(reader: sockets.SocketReader, lane: wire.Lane) -> Frame:
     """Raises WireError, OSError."""
     header = wire.parse_header(reader.receive(wire.HEADER.size))
     if wire.lane_of(header.address.kind) is not lane:

@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from bamboo.plan import Cell
-from bamboo_trainer.transport.frames import Again, Frame, Kind
+from bamboo_trainer.transport.frames import Again, Frame, FrameKind
 
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 
 
-class Refused(ValueError):
+class RefusedFrame(ValueError):
     """A frame is not what its kind must be. It is dropped, and the link stays: what follows it can be read."""
 
 
@@ -52,7 +52,7 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     digest: str
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StatePayload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a stage's state is, as `snapshot` has it; the layout's generation at its version; the newest commits."""
 
     state: dict[str, Any]
@@ -66,7 +66,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sums: bytes
 
 
-class Form(NamedTuple):
+class PayloadForm(NamedTuple):
     """payload: its type. flat: the tensors are pieces of a stage's gradient."""
 
     payload: Any
@@ -76,22 +76,22 @@ class Form(NamedTuple):
 
 
 _FORMS: Final = {
-    Kind.ACTIVATION: Form(Again | None, 1, torch.inf),
-    Kind.GRADIENT: Form(Again | None, 0, torch.inf),  # integers have none
-    Kind.CONTRIBUTION: Form(Again | None, 1, 1, flat=True),
-    Kind.RESULT: Form(Again | None, 1, 1, flat=True),
-    Kind.TIED: Form(Again | None, 1, torch.inf, flat=True),
-    Kind.READY: Form(Ready),
-    Kind.COMMIT: Form(Commit),
-    Kind.SYNC: Form(Commits, 1, 1, flat=True),
-    Kind.STATE: Form(State, 0, torch.inf),
-    Kind.ANNOUNCE: Form(Announce),
-    Kind.HEARD: Form(Commits),
-    Kind.ASK: Form(None),
-    Kind.LOGGED: Form(Since),
-    Kind.LOGGED_BULK: Form(Since),
-    Kind.LOGGED_STATE: Form(Since),
-    Kind.CHECK: Form(Check),
+    FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
+    FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
+    FrameKind.CONTRIBUTION: PayloadForm(Again | None, 1, 1, flat=True),
+    FrameKind.RESULT: PayloadForm(Again | None, 1, 1, flat=True),
+    FrameKind.TIED: PayloadForm(Again | None, 1, torch.inf, flat=True),
+    FrameKind.READY: PayloadForm(Ready),
+    FrameKind.COMMIT: PayloadForm(Commit),
+    FrameKind.SYNC: PayloadForm(Commits, 1, 1, flat=True),
+    FrameKind.STATE: PayloadForm(StatePayload, 0, torch.inf),
+    FrameKind.ANNOUNCE: PayloadForm(Announce),
+    FrameKind.HEARD: PayloadForm(Commits),
+    FrameKind.ASK: PayloadForm(None),
+    FrameKind.LOGGED: PayloadForm(Since),
+    FrameKind.LOGGED_BULK: PayloadForm(Since),
+    FrameKind.LOGGED_STATE: PayloadForm(Since),
+    FrameKind.CHECK: PayloadForm(Check),
 }
 
 
@@ -99,16 +99,16 @@ def read(frame: Frame) -> Frame:
     """The same frame, its payload in the form that its kind has. Raises Refused."""
     form, count = _FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
-        raise Refused(f"{count} tensors")
+        raise RefusedFrame(f"{count} tensors")
     for tensor in frame.tensors:
         if form.flat and (tensor.dtype != torch.float32 or tensor.dim() != 1):
-            raise Refused(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
+            raise RefusedFrame(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
     try:
         payload = msgspec.convert(frame.payload, form.payload)
     except msgspec.ValidationError as error:
-        raise Refused(f"payload: {error}") from error
+        raise RefusedFrame(f"payload: {error}") from error
     if isinstance(payload, Check) and len(payload.sums) % 8:
-        raise Refused(f"sums of {len(payload.sums)} bytes")
-    if isinstance(payload, State) and payload.state.get("version") != frame.address.step:
-        raise Refused(f"a state of version {payload.state.get('version')!r}")
+        raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
+    if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
+        raise RefusedFrame(f"a state of version {payload.state.get('version')!r}")
     return frame if payload is frame.payload else replace(frame, payload=payload)

@@ -41,7 +41,7 @@ def receive(sock: socket.socket, size: int, deadline: float | None = None) -> by
     return buffer
 
 
-class Reader:
+class SocketReader:
     """Reads ahead, so that a small frame takes one call of the system; what is large is read straight into place."""
 
     def __init__(self, sock: socket.socket, size: int = 64 << 10) -> None:

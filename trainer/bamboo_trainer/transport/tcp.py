@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from bamboo.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Frame, Kind
+from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
+from bamboo_trainer.transport.link_states import LinkStates
 from bamboo_trainer.transport.outbound import Outbound
-from bamboo_trainer.transport.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class TcpTransport:
         self._outbound: dict[tuple[WorkerId, wire.Lane], Outbound] = {}
         self._inbound: dict[tuple[WorkerId, wire.Lane], Inbound] = {}  # the admitted ones
         self._accepted: set[Inbound] = set()  # all whose threads run
-        self._in, self._out = Standing(), Standing()
+        self._in, self._out = LinkStates(), LinkStates()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self.sent, self.resent = [0] * (max(Kind) + 1), [0] * (max(Kind) + 1)  # bytes, by kind of frame
+        self.sent, self.resent = [0] * (max(FrameKind) + 1), [0] * (max(FrameKind) + 1)  # bytes, by kind of frame
         self.broken = 0  # links to peers of the plan
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -115,7 +115,7 @@ class TcpTransport:
                 thread.join(max(0.0, deadline - time.monotonic()))
         self._listener.close()
 
-    def admit(self, link: Inbound, hello: wire.Hello) -> bool:
+    def admit(self, link: Inbound, hello: wire.LinkHello) -> bool:
         """For readers only. A newer link of the same sender and lane replaces an older one.
 
         Then only the sender has seen the older one break. What it sent over it may be lost all the same: a LinkUp.

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from bamboo.plan import WorkerId
-from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, Kind
+from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
 MAGIC: Final = b"BMBO"
 VERSION: Final = 1
@@ -65,7 +65,7 @@ class Lane(StrEnum):
     STATE = "state"  # at a bounded rate, so that it does not take the network from the other two
 
 
-def lane_of(kind: Kind) -> Lane:
+def lane_of(kind: FrameKind) -> Lane:
     if kind in STATES:
         return Lane.STATE
     return Lane.BULK if kind in BULK else Lane.BOUNDARY
@@ -93,7 +93,7 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     payload: Any
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who opens a link, for which lane, and the proof that it knows the job's secret."""
 
     worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
@@ -102,7 +102,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _META_DECODER: Final = msgspec.msgpack.Decoder(_Meta)
-_HELLO_DECODER: Final = msgspec.msgpack.Decoder(Hello)
+_HELLO_DECODER: Final = msgspec.msgpack.Decoder(LinkHello)
 _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -140,7 +140,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
     if meta > MAX_META or body > MAX_BODY:
         raise WireError(f"meta {meta}, body {body} bytes: too large")
     try:
-        address = Address(Kind(kind), pipeline, stage, step, microbatch, part)
+        address = Address(FrameKind(kind), pipeline, stage, step, microbatch, part)
     except ValueError as error:
         raise WireError(f"kind {kind}") from error
     return Header(address, epoch, meta, body)
@@ -193,7 +193,7 @@ def _mac(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane
 
 def encode_hello(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
     """The answer to the acceptor's nonce: a length, then the hello."""
-    hello = Hello(worker=sender, lane=lane, mac=_mac(secret, nonce, sender, receiver, lane))
+    hello = LinkHello(worker=sender, lane=lane, mac=_mac(secret, nonce, sender, receiver, lane))
     raw = msgspec.msgpack.encode(hello)
     return HELLO_LENGTH.pack(len(raw)) + raw
 
@@ -206,7 +206,7 @@ def parse_hello_length(raw: bytes | bytearray) -> int:
     return length
 
 
-def parse_hello(raw: bytes | bytearray, secret: bytes, nonce: bytes, receiver: WorkerId) -> Hello:
+def parse_hello(raw: bytes | bytearray, secret: bytes, nonce: bytes, receiver: WorkerId) -> LinkHello:
     """Raises WireError, also if the sender does not know the secret or means another receiver."""
     try:
         hello = _HELLO_DECODER.decode(raw)

@@ -45,21 +45,21 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.determinism import NotDeterministic
-from bamboo_trainer.tasks.reader import Reader
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker import logs
-from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, Notice, Wanted
+from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
-from bamboo_trainer.worker.time_account import Tally
+from bamboo_trainer.worker.current_instruction import CurrentInstruction
+from bamboo_trainer.worker.time_account import TimeAccount
 from bamboo_trainer.worker.trace import Silent, TraceFile
-from bamboo_trainer.worker.watchdog import Inside
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerSettings:
     """Where a worker runs.
 
     host: this machine's address, for the other workers. grace: seconds from SIGTERM to SIGKILL. authority: PEM of who
@@ -113,27 +113,33 @@ class Place:
     shared_log: bool = True
 
 
-HERE = Place()
+LOCAL_SETTINGS = WorkerSettings()
 
 
-class Worker:
+class WorkerAgent:
     """The agent around the engine. run() returns the process's exit code."""
 
     def __init__(
-        self, worker: str, url: str, token: Callable[[], str], zone: str, observer: ClosingObserver, place: Place
+        self,
+        worker: str,
+        url: str,
+        token: Callable[[], str],
+        zone: str,
+        observer: ClosingObserver,
+        settings: WorkerSettings,
     ) -> None:
-        host = place.host
+        host = settings.host
         self.worker, self.zone, self.observer, self.host = worker, zone, observer, host
-        self.inside = Inside(observer, time.monotonic)
-        self.grace = place.grace
+        self.inside = CurrentInstruction(observer, time.monotonic)
+        self.grace = settings.grace
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
-        self.control = Control(url, token, self._hello, self._heartbeat, self._heard, place.authority)
+        self.control = Control(url, token, self._hello, self._heartbeat, self._heard, settings.authority)
         self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
         self.task: Task | None = None
         self.spec: JobSpec | None = None
-        self.reader: Reader | None = None
+        self.reader: BatchReader | None = None
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
@@ -232,7 +238,7 @@ class Worker:
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
         )
-        reader = self.reader = Reader(task, config.samples)
+        reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
         use(device)
         self.device = str(device)
@@ -290,7 +296,7 @@ class Worker:
         self.terminated = True
         self.inbox.put(NoticeReceived(seconds=self.grace))
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: CloudNotice) -> None:
         """From any thread. What several notices mean is for the coordinator to decide."""
         self.inbox.put(NoticeReceived(seconds=notice.seconds))
 
@@ -332,7 +338,7 @@ def main(
     zone: str = "",
     trace: str | None = None,
     observer: ClosingObserver | None = None,
-    place: Place = HERE,
+    settings: WorkerSettings = LOCAL_SETTINGS,
 ) -> int:
     """Run one worker in this process until it is told to stop; returns its exit code.
 
@@ -340,25 +346,31 @@ def main(
     """
     torch.set_num_threads(1)
     if observer is None:
-        observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Tally() if place.metrics_port else Silent()
+        observer = (
+            TraceFile(Path(trace), worker, os.getpid())
+            if trace
+            else TimeAccount()
+            if settings.metrics_port
+            else Silent()
+        )
     newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
-    agent = Worker(worker, url, newest, zone, observer, place)
-    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=place.shared_log)
+    agent = WorkerAgent(worker, url, newest, zone, observer, settings)
+    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=settings.shared_log)
     try:
-        if place.metrics_port and isinstance(observer, Tally):
+        if settings.metrics_port and isinstance(observer, TimeAccount):
             from bamboo_trainer.worker.metrics import serve  # nobody else needs it
 
-            serve(agent, observer, place.host, place.metrics_port)
-        return _run(agent, place)
+            serve(agent, observer, settings.host, settings.metrics_port)
+        return _run(agent, settings)
     finally:
         logs.end()
 
 
-def _run(agent: Worker, place: Place) -> int:
+def _run(agent: WorkerAgent, settings: WorkerSettings) -> int:
     """With an eye on the cloud's notices, if that is wanted."""
-    if place.metadata is None:
+    if settings.metadata is None:
         return agent.run()
-    watcher = Watcher(place.metadata, agent.notice)
+    watcher = Watcher(settings.metadata, agent.notice)
     watcher.start()
     code = None
     try:

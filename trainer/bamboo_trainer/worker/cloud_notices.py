@@ -79,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class CloudNotice:
     """source: a CamelCase reason. said: what tells this notice from the next. message completes "this node ...".
 
     seconds: what is left. events: Azure's, that concern nobody but this node and have not begun.
@@ -94,7 +94,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    notice: Notice
+    notice: CloudNotice
 
 
 def wanted(environment: Mapping[str, str]) -> Wanted | None:
@@ -122,7 +122,7 @@ def _switch(environment: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def news(before: Notice | None, after: Notice | None) -> Notice | Withdrawn | None:
+def news(before: CloudNotice | None, after: CloudNotice | None) -> CloudNotice | Withdrawn | None:
     """What there is to tell when one look found `before`, and the next one `after`."""
     if after is None:
         return Withdrawn(before) if before else None
@@ -148,7 +148,7 @@ def aws_token(answer: Answer) -> str:
     return token
 
 
-def aws_action(answer: Answer, now: datetime) -> Notice | None:
+def aws_action(answer: Answer, now: datetime) -> CloudNotice | None:
     """Of a spot instance. Hibernation is announced when it begins."""
     if answer.status == 404:
         return None
@@ -157,7 +157,7 @@ def aws_action(answer: Answer, now: datetime) -> Notice | None:
     if found.action not in ("terminate", "stop", "hibernate"):
         raise Unclear(f'{AWS_ACTION}: no such action is known: "{found.action[:40]}"')
     left = min(AWS_SECONDS, _left(when, now)) if found.action != "hibernate" else LEAST_SECONDS
-    return Notice(
+    return CloudNotice(
         source="AwsSpotInterruption",
         said=f"{found.action} {found.time}",
         message=f"is being reclaimed by AWS ({found.action} at {found.time})",
@@ -165,14 +165,14 @@ def aws_action(answer: Answer, now: datetime) -> Notice | None:
     )
 
 
-def aws_rebalance(answer: Answer, now: datetime) -> Notice | None:
+def aws_rebalance(answer: Answer, now: datetime) -> CloudNotice | None:
     """It names no end; as much time as an interruption would leave is taken."""
     if answer.status == 404:
         return None
     since = _read(answer, _Recommendation, AWS_REBALANCE).notice_time
     _iso(since, AWS_REBALANCE)
     message = f"may soon be reclaimed by AWS (rebalance recommendation of {since})"
-    return Notice(source="AwsRebalanceRecommendation", said=since, message=message, seconds=AWS_SECONDS)
+    return CloudNotice(source="AwsRebalanceRecommendation", said=since, message=message, seconds=AWS_SECONDS)
 
 
 # GCP
@@ -182,17 +182,17 @@ def is_gcp(answer: Answer) -> bool:
     return answer.status == 200 and answer.headers.get("Metadata-Flavor") == "Google"
 
 
-def gcp_preempted(answer: Answer, now: datetime) -> Notice | None:
+def gcp_preempted(answer: Answer, now: datetime) -> CloudNotice | None:
     said = _text(answer, GCP_PREEMPTED).strip()
     if said == "FALSE":
         return None
     if said != "TRUE":
         raise Unclear(f'{GCP_PREEMPTED}: expected TRUE or FALSE, got "{said[:40]}"')
     message = "is being reclaimed by GCP"
-    return Notice(source="GcpPreempted", said=said, message=message, seconds=GCP_PREEMPTED_SECONDS)
+    return CloudNotice(source="GcpPreempted", said=said, message=message, seconds=GCP_PREEMPTED_SECONDS)
 
 
-def gcp_maintenance(answer: Answer, now: datetime) -> Notice | None:
+def gcp_maintenance(answer: Answer, now: datetime) -> CloudNotice | None:
     """A node that migrates keeps its worker. One with a GPU has an hour; leaving early costs it nothing."""
     said = _text(answer, GCP_MAINTENANCE).strip()
     if said in ("NONE", "MIGRATE_ON_HOST_MAINTENANCE"):
@@ -200,7 +200,7 @@ def gcp_maintenance(answer: Answer, now: datetime) -> Notice | None:
     if said != "TERMINATE_ON_HOST_MAINTENANCE":
         raise Unclear(f'{GCP_MAINTENANCE}: no such event is known: "{said[:40]}"')
     message = "is to be stopped for maintenance by GCP"
-    return Notice(source="GcpMaintenance", said=said, message=message, seconds=GCP_MAINTENANCE_SECONDS)
+    return CloudNotice(source="GcpMaintenance", said=said, message=message, seconds=GCP_MAINTENANCE_SECONDS)
 
 
 # Azure
@@ -227,14 +227,14 @@ def azure_name(answer: Answer) -> str:
     return name
 
 
-def azure_events(answer: Answer, node: str, now: datetime) -> Notice | None:
+def azure_events(answer: Answer, node: str, now: datetime) -> CloudNotice | None:
     """The strongest of what is scheduled for this node, or has begun."""
     found = [e for e in _read(answer, _Events, "Azure's scheduled events").events if _concerns(e, node)]
     if not found:
         return None
     seconds = {e.event_id: _azure_left(e, now) for e in found}
     first = min(found, key=lambda e: seconds[e.event_id])
-    return Notice(
+    return CloudNotice(
         source=f"Azure{first.event_type}",
         said=" ".join(sorted(f"{e.event_id}:{e.event_status}" for e in found)),
         message=f"will be taken away by Azure's event {first.event_type} {first.event_id}",

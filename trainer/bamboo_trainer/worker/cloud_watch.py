@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from bamboo_trainer.worker import cloud_notices
-from bamboo_trainer.worker.cloud_notices import Answer, Cloud, Notice, Unclear, Wanted, Withdrawn, news
+from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news
 from bamboo_trainer.worker.control import until_first
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ ERRORS = (Unclear, aiohttp.ClientError, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class PollIntervals:
     """Seconds between an answer and the next question (GCP answers when something changes), and for an answer.
 
     change: how long GCP is asked to wait for a change. first: for Azure's first answer, which can take two minutes.
@@ -39,10 +39,10 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class NoticeSource:
     """One question. binding: a notice that comes of it is passed on; else it is only logged."""
 
-    look: Callable[[], Awaitable[Notice | None]]
+    look: Callable[[], Awaitable[CloudNotice | None]]
     interval: float
     binding: bool = True
 
@@ -72,17 +72,17 @@ class Http:
 class Aws:
     """IMDSv2: every question carries a token, which is asked for anew when it is not accepted any more."""
 
-    def __init__(self, http: Http, pace: Pace, rebalance: bool) -> None:
+    def __init__(self, http: Http, pace: PollIntervals, rebalance: bool) -> None:
         self._http, self._pace, self._token = http, pace, ""
         self.sources = (
-            Source(look=self._action, interval=pace.aws),
-            Source(look=self._rebalance, interval=pace.aws, binding=rebalance),
+            NoticeSource(look=self._action, interval=pace.aws),
+            NoticeSource(look=self._rebalance, interval=pace.aws, binding=rebalance),
         )
 
-    async def _action(self) -> Notice | None:
+    async def _action(self) -> CloudNotice | None:
         return cloud_notices.aws_action(await self._get(cloud_notices.AWS_ACTION), _now())
 
-    async def _rebalance(self) -> Notice | None:
+    async def _rebalance(self) -> CloudNotice | None:
         return cloud_notices.aws_rebalance(await self._get(cloud_notices.AWS_REBALANCE), _now())
 
     async def _get(self, path: str) -> Answer:
@@ -110,19 +110,19 @@ class Aws:
 class Gcp:
     """Asks once how things are, and from then on to be told of a change."""
 
-    def __init__(self, http: Http, pace: Pace) -> None:
+    def __init__(self, http: Http, pace: PollIntervals) -> None:
         self._http, self._pace = http, pace
         self._etags: dict[str, str] = {}
         self.sources = (
-            Source(
+            NoticeSource(
                 look=lambda: self._look(cloud_notices.GCP_PREEMPTED, cloud_notices.gcp_preempted), interval=pace.gcp
             ),
-            Source(
+            NoticeSource(
                 look=lambda: self._look(cloud_notices.GCP_MAINTENANCE, cloud_notices.gcp_maintenance), interval=pace.gcp
             ),
         )
 
-    async def _look(self, path: str, read: Callable[[Answer, datetime], Notice | None]) -> Notice | None:
+    async def _look(self, path: str, read: Callable[[Answer, datetime], CloudNotice | None]) -> CloudNotice | None:
         seconds, change = self._pace.answer, {}
         if etag := self._etags.get(path):
             seconds += self._pace.change
@@ -139,18 +139,18 @@ class Gcp:
 
 
 class Azure:
-    def __init__(self, http: Http, pace: Pace) -> None:
+    def __init__(self, http: Http, pace: PollIntervals) -> None:
         self._http, self._pace = http, pace
         self._node = ""
         self._seconds = pace.first
         self._events: tuple[str, ...] = ()
-        self.sources = (Source(look=self._look, interval=pace.azure),)
+        self.sources = (NoticeSource(look=self._look, interval=pace.azure),)
 
     async def name(self) -> str:
         answer = await self._http.ask("GET", cloud_notices.AZURE_NAME, cloud_notices.AZURE_ASK, self._pace.answer)
         return cloud_notices.azure_name(answer)
 
-    async def _look(self) -> Notice | None:
+    async def _look(self) -> CloudNotice | None:
         self._node = self._node or await self.name()
         answer = await self._http.ask("GET", cloud_notices.AZURE_EVENTS, cloud_notices.AZURE_ASK, self._seconds)
         notice = cloud_notices.azure_events(answer, self._node, _now())
@@ -170,8 +170,10 @@ class Azure:
 class Watcher:
     """deliver: gets every binding notice, in this object's own thread; it must neither block nor raise."""
 
-    def __init__(self, wanted: Wanted, deliver: Callable[[Notice], None], pace: Pace | None = None) -> None:
-        self._wanted, self._deliver, self._pace = wanted, deliver, pace or Pace()
+    def __init__(
+        self, wanted: Wanted, deliver: Callable[[CloudNotice], None], pace: PollIntervals | None = None
+    ) -> None:
+        self._wanted, self._deliver, self._pace = wanted, deliver, pace or PollIntervals()
         self._complained = False
         self._azure: Azure | None = None
         self._lock = threading.Lock()  # over the three below
@@ -224,7 +226,7 @@ class Watcher:
         logger.info("watching the metadata endpoint of %s for notices", cloud)
         if cloud is Cloud.AZURE:
             self._azure = Azure(http, self._pace)
-            sources: tuple[Source, ...] = self._azure.sources
+            sources: tuple[NoticeSource, ...] = self._azure.sources
         elif cloud is Cloud.GCP:
             sources = Gcp(http, self._pace).sources
         else:
@@ -242,8 +244,8 @@ class Watcher:
         found = (cloud for cloud, a in zip(asked, answers, strict=True) if a and not isinstance(a, BaseException))
         return next(found, None)
 
-    async def _follow(self, source: Source) -> None:
-        known: Notice | None = None
+    async def _follow(self, source: NoticeSource) -> None:
+        known: CloudNotice | None = None
         failures = 0
         while True:
             try:
@@ -258,9 +260,9 @@ class Watcher:
                 known = found
             await asyncio.sleep(source.interval)
 
-    def _tell(self, source: Source, told: Notice | Withdrawn | None) -> None:
+    def _tell(self, source: NoticeSource, told: CloudNotice | Withdrawn | None) -> None:
         match told:
-            case Notice():
+            case CloudNotice():
                 more = f"about {told.seconds:.0f} s are left" if source.binding else "which is not acted upon"
                 logger.warning("%s: this node %s; %s", told.source, told.message, more)
                 if source.binding:

@@ -14,27 +14,27 @@ from prometheus_client.exposition import MetricsHandler
 
 from bamboo import metrics_table as table
 from bamboo.metrics import Exporter, Page, PageCollector
-from bamboo_trainer.transport.frames import Kind
-from bamboo_trainer.worker.time_account import Tally
+from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.worker.time_account import TimeAccount
 
 if TYPE_CHECKING:
-    from bamboo_trainer.worker.agent import Worker
+    from bamboo_trainer.worker.agent import WorkerAgent
 
 logger = logging.getLogger(__name__)
 
 CALLER_SECONDS = 5.0  # for a request to be made and an answer to be taken
 SENT_KINDS = {
-    Kind.ACTIVATION: "activation",
-    Kind.GRADIENT: "gradient",
-    Kind.CONTRIBUTION: "reduction",
-    Kind.RESULT: "reduction",
-    Kind.TIED: "tied",
-    Kind.SYNC: "sync",
-    Kind.STATE: "state",
+    FrameKind.ACTIVATION: "activation",
+    FrameKind.GRADIENT: "gradient",
+    FrameKind.CONTRIBUTION: "reduction",
+    FrameKind.RESULT: "reduction",
+    FrameKind.TIED: "tied",
+    FrameKind.SYNC: "sync",
+    FrameKind.STATE: "state",
 }  # everything else is control
 
 
-def fill(page: Page, worker: "Worker", tally: Tally) -> None:
+def fill(page: Page, worker: "WorkerAgent", tally: TimeAccount) -> None:
     """In the thread that is scraped: what it reads is a number, or is copied at once."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in tally.seconds().items():
@@ -58,13 +58,13 @@ def _bytes(page: Page, sent: list[int], resent: list[int]) -> None:
     """sent, resent: bytes by the number of the frame's kind."""
     for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
         sums = dict.fromkeys([*SENT_KINDS.values(), "control"], 0)
-        for number in Kind:
+        for number in FrameKind:
             sums[SENT_KINDS.get(number, "control")] += numbers[number]
         for kind, size in sums.items():
             page.add(metric, size, kind)
 
 
-def serve(worker: "Worker", tally: Tally, host: str, port: int) -> None:
+def serve(worker: "WorkerAgent", tally: TimeAccount, host: str, port: int) -> None:
     """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
     registry = CollectorRegistry()
     registry.register(PageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))

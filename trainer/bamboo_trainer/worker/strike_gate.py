@@ -21,7 +21,7 @@ GATED = ("Forward", "Backward")
 ANSWER_SECONDS = 60.0
 
 
-class Gate:
+class StrikeGate:
     """An observer of the engine that asks first and then passes on what it is told. Without an answer it goes on."""
 
     def __init__(self, observer: ClosingObserver, channel: socket.socket, steps: Collection[int]) -> None:
@@ -60,4 +60,4 @@ def main(
 ) -> int:  # fmt: skip
     """Like `worker.main`. gate: the descriptor of the socket to the launcher; steps: those in which it asks."""
     observer = TraceFile(Path(trace), worker, os.getpid()) if trace else Silent()
-    return run_worker(worker, url, token, zone, observer=Gate(observer, socket.socket(fileno=gate), steps))
+    return run_worker(worker, url, token, zone, observer=StrikeGate(observer, socket.socket(fileno=gate), steps))

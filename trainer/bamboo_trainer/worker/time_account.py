@@ -11,7 +11,7 @@ from bamboo.usage import KINDS, Kind
 from bamboo_trainer.worker.trace import NEVER_AWAITED
 
 
-class Tally:
+class TimeAccount:
     """An observer of the engine."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -4,7 +4,7 @@ from bamboo.plan import WorkerId
 from bamboo_trainer.transport.wire import Lane
 
 
-class Standing:
+class LinkStates:
     """One direction of links. Of lanes that break together only the first is news; each one that heals is.
 
     Each is, because whoever sends again at the first recovery had its frames for the other lane dropped.

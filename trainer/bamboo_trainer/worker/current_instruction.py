@@ -25,7 +25,7 @@ class Begun:
         return f"inside {self.name} for {where}, step {self.step}, microbatch {self.microbatch}"
 
 
-class Inside:
+class CurrentInstruction:
     """An observer that remembers what has begun and not ended, and passes on what it is told."""
 
     def __init__(self, observer: Observer, clock: Callable[[], float]) -> None:

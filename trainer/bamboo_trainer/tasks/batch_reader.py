@@ -20,7 +20,7 @@ Batch = tuple[Parts, Parts]  # inputs and targets
 Key = tuple[int, int, int]  # stage, step, microbatch
 
 
-class Reader:
+class BatchReader:
     """One for all stages of a worker. The dataset is called by one thread at a time."""
 
     def __init__(self, task: Task, samples: Callable[[int, int, int], Sequence[int]]) -> None:
