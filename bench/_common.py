@@ -21,13 +21,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bamboo import coordinator
-from bamboo.events import AddWorkers, Command, Event, Finish, Interrupted, Outcome, Received, Send, Tick, WorkerLost
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import StepCommitted
+from bamboo.control.server import ControlServer, token_check
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Command, Event, Finish, Interrupted, Outcome, Send, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
 from bamboo.local.pool import Pool, exit_detail
-from bamboo.manifest import parse_manifest
-from bamboo.plan import WorkerId
-from bamboo.protocol import StepCommitted
-from bamboo.server import Server, token_check
+from bamboo.planning.plan import WorkerId
 
 TICK_SECONDS = 0.05
 HERE = Path(__file__).parent
@@ -149,7 +150,7 @@ class Job:
 
     async def run(self) -> "Job":
         """Until the job ends. RuntimeError if it ends badly."""
-        server = Server(self.queue.put_nowait, token_check(self._token))
+        server = ControlServer(self.queue.put_nowait, token_check(self._token))
         self.lab.on_exit = self._exited
         ticking = asyncio.create_task(self._ticks())
         try:
@@ -177,7 +178,7 @@ class Job:
         if self.tell_exits or code != -signal.SIGKILL:
             self.queue.put_nowait(WorkerLost(worker, exit_detail(code), code))
 
-    def _step(self, event: Event, server: Server) -> None:
+    def _step(self, event: Event, server: ControlServer) -> None:
         now = time.monotonic()
         self.state, commands = coordinator.step(self.state, event, now)
         for command in commands:

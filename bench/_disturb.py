@@ -10,9 +10,10 @@ from typing import Any
 
 from _common import Job, Lab, median, say
 from _recorder import Done, read
-from bamboo.events import ChannelClosed, Command, Event, Notice, Received, Send
-from bamboo.plan import Cell, WorkerId
-from bamboo.protocol import PlanApplied, SendPlan, TakenOver
+from bamboo.control.channel_events import ChannelClosed, Received
+from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
+from bamboo.coordinator.events import Command, Event, PreemptionNotice, Send
+from bamboo.planning.plan import Cell, WorkerId
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0
@@ -97,7 +98,7 @@ class Taker:
         victim = plan.at(cell).owner
         calm, step, at = self._step_seconds(), len(self.job.committed), asyncio.get_running_loop().time()
         if self.notice:
-            self.job.queue.put_nowait(Notice(victim, NOTICE_SECONDS))
+            self.job.queue.put_nowait(PreemptionNotice(victim, NOTICE_SECONDS))
         else:
             self.job.lab.pool.signal(victim, signal.SIGKILL)
         self.found.append(Disturbance(victim, cell, self.notice, step, calm, at))

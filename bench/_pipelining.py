@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from bamboo.grid import split_layers
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch

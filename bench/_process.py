@@ -17,7 +17,7 @@ STOP_SECONDS = 30
 COUNTED = {  # (file, function) -> what a call of it is
     ("hands.py", "work"): "passes over a job",
     ("coordinator.py", "step"): "events of a coordinator",
-    ("planning.py", "reconcile"): "looks for a better plan",
+    ("planner.py", "replan"): "looks for a better plan",
     ("conditions.py", "job_status"): "statuses made",
     ("api.py", "_call"): "calls of the API",
 }

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.worker import agent
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from bamboo.memory import Memory
-from bamboo.names import HEARTBEAT_SECONDS
-from bamboo.plan import ROOT, Cell, Plan, WorkerId
-from bamboo.protocol import (
+from bamboo.control.memory import Memory
+from bamboo.control.protocol import (
     Bye,
     Heartbeat,
     Hello,
@@ -34,6 +32,8 @@ from bamboo.protocol import (
     decode_from_coordinator,
     encode,
 )
+from bamboo.names import HEARTBEAT_SECONDS
+from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
 
 LAYERS = 8
 FIRST_BACKOFF_SECONDS, LAST_BACKOFF_SECONDS = 0.05, 2.0  # as a worker's

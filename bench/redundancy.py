@@ -26,7 +26,7 @@ import typer
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, quantile, say, show, write_json
 from _disturb import WORK, disturb
 from _recorder import Done, read
-from bamboo.spec import RedundancyMode
+from bamboo.job.spec import RedundancyMode
 
 OFF, MODES = RedundancyMode.NONE, list(RedundancyMode)
 WARMUP = 5  # steps that do not count: calibration and rehearsal are among them

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from bamboo.cli import app
+from bamboo.cli.commands import app
 
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"

@@ -7,14 +7,16 @@ from typing import Any
 
 import yaml
 
-from bamboo.metrics import Exporter, Metric
-from bamboo.metrics_table import TABLE
+from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.exposition import Exporter, Metric
 
 PAGE = Path(__file__).with_name("metrics.md")
 RUNBOOKS = Path(__file__).with_name("runbooks")
 ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = "<!-- metrics: made by `make docs` from core/bamboo/metrics_table.py, dashboards/alerts.yaml and runbooks -->\n"
+BEGIN = (
+    "<!-- metrics: made by `make docs` from core/bamboo/metrics/catalog.py, dashboards/alerts.yaml and runbooks -->\n"
+)
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (

@@ -19,15 +19,15 @@ from rich.console import Console
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bamboo.events import Emit, Status  # noqa: E402
-from bamboo.local import preempt  # noqa: E402
-from bamboo.local.keys import Keys  # noqa: E402
-from bamboo.local.page import PageView  # noqa: E402
-from bamboo.local.picture import SHOWN_EVENTS, Footer, render  # noqa: E402
-from bamboo.local.runner import Options, run_job  # noqa: E402
-from bamboo.local.view import Quit, Views, Wish  # noqa: E402
-from bamboo.manifest import parse_manifest  # noqa: E402
-from bamboo.yamlfile import load_document  # noqa: E402
+from bamboo.coordinator.events import Emit, Status  # noqa: E402
+from bamboo.job.manifest import parse_manifest  # noqa: E402
+from bamboo.job.yaml_file import load_document  # noqa: E402
+from bamboo.local.page_view import PageView  # noqa: E402
+from bamboo.local.runner import RunOptions, run_job  # noqa: E402
+from bamboo.preemption import scheduling  # noqa: E402
+from bamboo.terminal.keys import Keys  # noqa: E402
+from bamboo.terminal.picture import SHOWN_EVENTS, Footer, render  # noqa: E402
+from bamboo.terminal.view import CombinedView, StopJob, UserRequest  # noqa: E402
 from chromium_kit import MISSING, Tab, browser, chromium  # noqa: E402
 
 JOB = ROOT / "examples/quickstart.yaml"
@@ -47,9 +47,9 @@ class Terminal:
         self.newest: Status | None = None
         self.quit: Callable[[], None] = lambda: None
 
-    def start(self, wish: Callable[[Wish], None]) -> None:
+    def start(self, request: Callable[[UserRequest], None]) -> None:
         self._began = asyncio.get_running_loop().time()
-        self.quit = lambda: wish(Quit())
+        self.quit = lambda: request(StopJob())
 
     def status(self, status: Status) -> None:
         self.newest = status
@@ -75,10 +75,10 @@ class Terminal:
 async def take(folder: Path) -> None:
     document = load_document(str(JOB))
     spec = parse_manifest(document)
-    schedule = preempt.parse(LOSSES, seed=0)
+    schedule = scheduling.parse(LOSSES, seed=0)
     terminal, page = Terminal(spec.name), PageView(spec)
     async with page.serving() as url, browser() as tab:
-        run = asyncio.create_task(run_job(spec, document, Options(preempt=schedule), Views(page, terminal)))
+        run = asyncio.create_task(run_job(spec, document, RunOptions(preempt=schedule), CombinedView(page, terminal)))
         try:
             await look(tab, url, terminal, folder, run)
         finally:

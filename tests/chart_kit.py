@@ -3,7 +3,7 @@
 import runpy
 from typing import Any
 
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
 from helm_kit import ROOT, Json, one
 from manifest_kit import minimal

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.worker import agent
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}

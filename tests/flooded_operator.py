@@ -12,11 +12,11 @@ from pathlib import Path
 import kopf
 from prometheus_client import CollectorRegistry
 
-from bamboo.descriptors import Shares, raise_limit
-from bamboo.events import Received
-from bamboo.listener import Bounds
-from bamboo.protocol import Stop
-from bamboo.server import ChannelEvent, Channels
+from bamboo.control.channel_events import ChannelEvent, Received
+from bamboo.control.descriptors import DescriptorShares, raise_limit
+from bamboo.control.listener import ConnectionBounds
+from bamboo.control.protocol import Stop
+from bamboo.control.server import Channels
 from bamboo_operator.api import Api
 from bamboo_operator.doors import Doors, Reviews, pod_check
 from bamboo_operator.tls import Certificate
@@ -27,9 +27,12 @@ OWN = 64  # descriptors that this process needs itself
 
 
 async def main(server: str, folder: Path) -> None:
-    shares = Shares.of(raise_limit(), OWN)
+    shares = DescriptorShares.of(raise_limit(), OWN)
     api = Api(kopf.ConnectionInfo(server=server), 4)
-    doors, web = Doors(), Web(lambda: None, lambda: None, CollectorRegistry(), Bounds(strangers=shares.visitors))
+    doors, web = (
+        Doors(),
+        Web(lambda: None, lambda: None, CollectorRegistry(), ConnectionBounds(unauthenticated=shares.visitors)),
+    )
 
     def heard(event: ChannelEvent) -> None:
         if isinstance(event, Received):
@@ -38,7 +41,7 @@ async def main(server: str, folder: Path) -> None:
     channels = Channels(heard, pod_check(JOB, Reviews(api), lambda worker: f"uid-of-{worker}"))
     doors.open(JOB, channels)
     certificate = Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
-    bounds = Bounds(strangers=shares.strangers, known=shares.workers)
+    bounds = ConnectionBounds(unauthenticated=shares.unauthenticated, known=shares.workers)
     print(await doors.start("127.0.0.1", 0, certificate.context(), bounds), await web.start("127.0.0.1", 0), flush=True)
     while True:  # until it is killed
         await api.uid_of("/api/v1/namespaces/team/pods/any")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bamboo.events import Received, WorkerJoined
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo.job.spec import JobSpec
 from bamboo.names import TRAINER_CONTAINER
-from bamboo.plan import Plan
-from bamboo.protocol import Hello, Message, Profile, WorkerReady
-from bamboo.spec import JobSpec
+from bamboo.planning.plan import Plan
 from bamboo_operator.api import ApiError
 from bamboo_operator.brain import TICK_SECONDS, Brain, Running
 from bamboo_operator.cluster import Cluster

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.job.manifest import ManifestError, parse_manifest
 
 MINIMAL = """\
 apiVersion: bamboo.dev/v1alpha1

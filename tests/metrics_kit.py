@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bamboo.metrics import Exporter, Kind, Metric
-from bamboo.metrics_table import TABLE
+from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.exposition import Exporter, Metric, MetricKind
 
 STANDARD = "process_"  # prometheus-client's own
 SOMETIMES = {
@@ -18,7 +18,7 @@ def declared(exporter: Exporter) -> dict[str, Metric]:
 
 
 def _family(metric: Metric) -> str:
-    return metric.name.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.name
+    return metric.name.removesuffix("_total") if metric.kind is MetricKind.COUNTER else metric.name
 
 
 def check_page(exporter: Exporter, text: str, *, complete: bool) -> None:

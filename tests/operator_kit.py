@@ -9,9 +9,9 @@ import yaml
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-from bamboo.events import Status, WorkerState
-from bamboo.manifest import parse_manifest
-from bamboo.spec import Capacity, JobSpec, NodePool, Preset
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
 from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
 from manifest_kit import MINIMAL
 

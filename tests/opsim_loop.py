@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from bamboo.clock import AwakeClock
+from bamboo.coordinator.awake_clock import AwakeClock
 from bamboo_operator import brain, farewell, hands, telling
 
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)

@@ -7,12 +7,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from bamboo import protocol
-from bamboo.events import ChannelClosed, Event, Received, WorkerJoined
+from bamboo.control import protocol
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.control.protocol import Message
+from bamboo.control.server import Authenticate, Unauthorized, Unavailable
+from bamboo.coordinator.events import Event
 from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
-from bamboo.plan import Cell, WorkerId
-from bamboo.protocol import Message
-from bamboo.server import Authenticate, Unauthorized, Unavailable
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo_operator.doors import Doors, JobKey
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
@@ -26,7 +27,7 @@ from sim_worker import Node
 
 
 class SimChannels:
-    """bamboo.server.Channels without sockets."""
+    """bamboo.control.server.Channels without sockets."""
 
     def __init__(self, on_event: Callable[[Any], None], authenticate: Authenticate) -> None:
         self._on_event, self._authenticate = on_event, authenticate

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from bamboo.spec import wanted_pipelines, wanted_workers
+from bamboo.job.spec import wanted_pipelines, wanted_workers
 from bamboo_operator import brain as brain_module
 from bamboo_operator import farewell as farewell_module
 from bamboo_operator.brain import Brain

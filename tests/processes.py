@@ -11,11 +11,11 @@ from typing import Any
 
 import faulty_worker
 import paced
-from bamboo import coordinator
-from bamboo.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.control.server import ControlServer, token_check
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
 from bamboo.local.pool import Pool
-from bamboo.manifest import parse_manifest
-from bamboo.server import Server, token_check
 
 TICK_SECONDS = 0.05
 Decide = Callable[["Processes"], None]
@@ -42,7 +42,7 @@ class Processes:
         )  # fmt: skip
 
     async def run(self, seconds: float = 100.0) -> "Processes":
-        server = Server(self.queue.put_nowait, token_check(self.token))
+        server = ControlServer(self.queue.put_nowait, token_check(self.token))
         await self.pool.open()
         ticking = asyncio.create_task(self._ticks())
         try:
@@ -83,7 +83,7 @@ class Processes:
         self.exits[worker] = code
         self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
 
-    def _step(self, event: Event, server: Server) -> None:
+    def _step(self, event: Event, server: ControlServer) -> None:
         self.state, commands = coordinator.step(self.state, event, time.monotonic())
         for command in commands:
             match command:

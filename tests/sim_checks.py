@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bamboo.events import Outcome, Takeover
-from bamboo.plan import Cell, Plan, plan_problems
-from bamboo.protocol import StepCommitted
+from bamboo.control.protocol import StepCommitted
+from bamboo.coordinator.events import Outcome, Takeover
+from bamboo.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
 from sim_holders import holders, usable
 from sim_stage import Oracle, Violation

@@ -1,4 +1,4 @@
-"""The control channel of one simulated worker, with the manners of `bamboo_trainer.worker.control` and `bamboo.server`.
+"""The control channel of one simulated worker: it behaves as `bamboo_trainer.worker.control` and the server do.
 
 First in, first out, both ways. What is said while the channel is cut waits at the worker; the coordinator's end drops
 it. What was on its way when the channel was cut is lost (`lossy`), as with bytes in a broken socket, or arrives.
@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from bamboo.events import ChannelClosed, Event, Received, WorkerJoined
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.control.protocol import Heartbeat, Hello, Message
+from bamboo.coordinator.events import Event
 from bamboo.names import HEARTBEAT_SECONDS
-from bamboo.plan import WorkerId
-from bamboo.protocol import Heartbeat, Hello, Message
+from bamboo.planning.plan import WorkerId
 from sim_clock import Clock
 
 BACKOFF_SECONDS = (0.05, 2.0)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from bamboo.coordinator import State
-from bamboo.plan import WorkerId
+from bamboo.coordinator.coordinator import CoordinatorState
+from bamboo.planning.plan import WorkerId
 from sim_worker import Node
 
 
@@ -26,7 +26,7 @@ def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], stage: int, commit
     return [n.name for n in nodes if n.name not in gone and usable(n, stage, commit)]
 
 
-def would_orphan(state: State, victims: set[WorkerId]) -> bool:
+def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:
     """Would the loss of these leave a cell that nobody can take over, as far as the coordinator knows?"""
     plan = state.plan
     if plan is None:

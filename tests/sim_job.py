@@ -10,25 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bamboo import coordinator, protocol
-from bamboo.coordinator import State
-from bamboo.events import (
-    AddWorkers,
-    Emit,
-    Event,
-    Finish,
-    Outcome,
-    Received,
-    RemoveWorker,
-    Send,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
-from bamboo.manifest import parse_manifest
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.protocol import Message
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.coordinator import CoordinatorState
+from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
-from bamboo.plan import Cell, Plan
-from bamboo.protocol import Message
+from bamboo.planning.plan import Cell, Plan
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_checks import Checks, Verdict, judge, waiting
@@ -72,7 +62,7 @@ class Simulation:
         self.state = self._initial()
         self.strikes = Strikes(self)
 
-    def _initial(self, resumed: bool = False) -> State:
+    def _initial(self, resumed: bool = False) -> CoordinatorState:
         return coordinator.initial(
             self.spec, self.scenario.manifest(), secret="s", now=self.clock.now, heartbeat_timeout=HEARTBEAT_TIMEOUT,
             save_path="memory" if self.scenario.saving else None, resumed=resumed,
@@ -158,7 +148,7 @@ class Simulation:
             return
         for taken in self.state.takeovers[known:]:
             self.checked(self.checks.taken_over, taken)
-        if self.state.calm and self.state.recoveries:
+        if self.state.steady and self.state.recoveries:
             self.fail(f"the job is calm, and waits for reports of {self.state.recoveries}")
         for command in commands:
             self._execute(command)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo.grid import split_microbatches
+from bamboo.planning.grid import split_microbatches
 from bamboo_trainer.stage.parameters import TiedSegment
 from bamboo_trainer.stage.saved_tensors import ContextSize
 from bamboo_trainer.stage.work import Work

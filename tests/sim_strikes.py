@@ -3,8 +3,8 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bamboo.events import Notice
-from bamboo.plan import ROOT, Cell
+from bamboo.coordinator.events import PreemptionNotice
+from bamboo.planning.plan import ROOT, Cell
 from bamboo_trainer.transport.wire import Lane
 from sim_faults import KILLS, Fault, What
 from sim_holders import usable, would_orphan
@@ -167,7 +167,7 @@ class Strikes:
             case What.HANG:
                 node.hangs = fault.seconds
             case What.NOTICE:
-                job.coordinate(Notice(node.name, fault.seconds))
+                job.coordinate(PreemptionNotice(node.name, fault.seconds))
                 self._doom(node, fault.seconds)
             case What.TERM:
                 node.term()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from bamboo import protocol
-from bamboo.plan import Cell
-from bamboo.protocol import Message
+from bamboo.control import protocol
+from bamboo.control.protocol import Message
+from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_clock import Clock

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from bamboo import coordinator, protocol
-from bamboo.events import AddWorkers, Emit, Finish, Notice, Received, RemoveWorker, Send, Tick, WorkerJoined, WorkerLost
-from bamboo.manifest import parse_manifest
-from bamboo.plan import Cell
-from bamboo.spec import Placement
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import ReplicaPlacement
+from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
@@ -162,7 +164,7 @@ class Job:
             self.inbox.append(WorkerLost(name, "killed"))
 
     def notice(self, name: str, seconds: float = 1e6) -> None:
-        self.inbox.append(Notice(name, seconds))
+        self.inbox.append(PreemptionNotice(name, seconds))
 
     def _turn(self, node: Node) -> None:
         if not node.alive:
@@ -236,7 +238,7 @@ class Job:
             observer=Watch(self),
             clock=lambda: self.now,
             lookahead=self.spec.topology.lookahead,
-            on_host=self.spec.redundancy.placement is Placement.HOST,
+            on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
         )
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))

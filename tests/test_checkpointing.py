@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bamboo.events import Outcome
-from bamboo.plan import Cell
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bamboo.cli import app
+from bamboo.cli.commands import app
 
 MANIFEST = """
 apiVersion: bamboo.dev/v1alpha1
@@ -51,7 +51,7 @@ def build(config):
         optimizer=lambda named: torch.optim.SGD([p for _, p in named]), costs=[1, 1],
     )
 """
-BAMBOO = [sys.executable, "-c", "from bamboo.cli import main; main()"]
+BAMBOO = [sys.executable, "-c", "from bamboo.cli.commands import main; main()"]
 
 
 def write(folder: Path, text: str = MANIFEST) -> str:

@@ -3,7 +3,7 @@
 import runpy
 from typing import Any
 
-from bamboo.cli import app
+from bamboo.cli.commands import app
 from crd_kit import ROOT
 
 GENERATOR: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "generate_cli.py"))

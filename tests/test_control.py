@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.events import ChannelClosed, Received, WorkerJoined
-from bamboo.memory import Memory
-from bamboo.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
-from bamboo.server import ChannelEvent, Server, token_check
+from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo.control.memory import Memory
+from bamboo.control.protocol import Bye, Heartbeat, Hello, Message, Refused, Stop
+from bamboo.control.server import ControlServer, token_check
 from bamboo_trainer.worker.control import Control
 
 
@@ -26,7 +26,7 @@ class Channel:
 
     def __init__(self, token: str = "right", heartbeat: float = 5.0) -> None:
         self.events: list[ChannelEvent] = []
-        self.server = Server(self.events.append, token_check(token), heartbeat=heartbeat)
+        self.server = ControlServer(self.events.append, token_check(token), heartbeat=heartbeat)
         self.url = ""
 
     async def __aenter__(self) -> "Channel":

@@ -6,25 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo import coordinator, protocol
-from bamboo.events import (
+from bamboo.control import protocol
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import (
     AddWorkers,
-    ChannelClosed,
-    Notice,
     NoticeWithdrawn,
     Outcome,
-    Received,
+    PreemptionNotice,
     RemoveWorker,
     Send,
     SpecChanged,
     Tick,
-    WorkerJoined,
 )
-from bamboo.manifest import parse_manifest
-from bamboo.membership import unwanted
-from bamboo.plan import Cell, misfits
-from bamboo.reconcile import protected
-from bamboo.status import status
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.membership import surplus_requests
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, plan_misfits
+from bamboo.planning.transitions import is_protected
 from world import World, back, restarted, silence
 
 actions = st.lists(
@@ -52,7 +51,7 @@ def test_invariants_hold_whatever_happens(
         elif worker and action == "lose":
             world.lose(worker)
         elif worker and action == "notice":
-            world.tell(Notice(worker, 1e9))
+            world.tell(PreemptionNotice(worker, 1e9))
         elif action == "away":
             world.away += index % 4
         elif worker and action == "cut":
@@ -77,7 +76,7 @@ def test_invariants_hold_whatever_happens(
         assert all(len(plan.owned_by(w)) <= 1 for w in world.state.workers), "not healed, although workers were there"
     if stages > 1 and workers > 1:
         for cell in plan.cells():
-            assert protected(plan, world.state.synced, cell), f"{cell} is unprotected at rest"
+            assert is_protected(plan, world.state.synced, cell), f"{cell} is unprotected at rest"
 
 
 changes = st.lists(
@@ -103,7 +102,7 @@ def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tup
         elif worker and action == "lose":
             world.lose(worker)
         elif worker and action == "notice":
-            world.tell(Notice(worker, 1e9))
+            world.tell(PreemptionNotice(worker, 1e9))
         elif worker and action == "stay":
             world.tell(NoticeWithdrawn(worker))
         world.withdraw()
@@ -126,9 +125,9 @@ def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> Non
     world.tell(SpecChanged(replace(world.spec, elastic=more)))
     assert (world.state.requested, world.unmade) == (4, 4)
     world.tell(SpecChanged(replace(world.spec, elastic=fewer)))
-    assert unwanted(world.state) == 4
+    assert surplus_requests(world.state) == 4
     world.withdraw()
-    assert (world.state.requested, world.unmade, unwanted(world.state)) == (0, 0, 0)
+    assert (world.state.requested, world.unmade, surplus_requests(world.state)) == (0, 0, 0)
     _, commands = coordinator.step(world.state, SpecChanged(replace(world.spec, elastic=more)), world.now)
     assert AddWorkers(4) in commands
 
@@ -395,7 +394,7 @@ def test_a_loss_that_is_not_finite_ends_the_job() -> None:
 def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
     world = World(3, 1, 0)
     world.settle()
-    world.tell(Notice("w1", 1e9))
+    world.tell(PreemptionNotice("w1", 1e9))
     world.tell(NoticeWithdrawn("w1"))
     world.settle()
     assert world.state.workers["w1"].notice_until is None
@@ -406,7 +405,7 @@ def test_a_notice_that_is_withdrawn_changes_nothing_more() -> None:
 def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
     world = World(3, 1, 1)
     world.settle()
-    world.tell(Notice("w1", 1e9))
+    world.tell(PreemptionNotice("w1", 1e9))
     world.tell(Received("w1", protocol.NoticeReceived(seconds=2e9)))
     world.tell(NoticeWithdrawn("w1"))
     world.settle()
@@ -417,23 +416,23 @@ def test_only_a_worker_itself_could_take_back_what_it_said() -> None:
 def test_heartbeats_and_the_mere_passing_of_time_decide_nothing() -> None:
     world = World(3, 2, 1)
     world.settle()
-    assert world.state.calm
+    assert world.state.steady
     beat = protocol.Heartbeat(step=7, doing="thinking")
     state, commands = coordinator.step(world.state, Received("w1", beat), world.now + 1)
     assert not commands
     assert (state.workers["w1"].seen, state.workers["w1"].doing) == (world.now + 1, "thinking")
     assert coordinator.step(state, Tick(), world.now + 1)[0] is state
-    assert not coordinator.step(state, Notice("w1", 60), world.now + 1)[0].calm
+    assert not coordinator.step(state, PreemptionNotice("w1", 60), world.now + 1)[0].steady
 
 
 def test_a_later_notice_can_only_shorten_the_time() -> None:
     world = World(3, 1, 1)
     world.settle()
-    world.tell(Notice("w1", 120))
+    world.tell(PreemptionNotice("w1", 120))
     until = world.state.workers["w1"].notice_until
-    world.tell(Notice("w1", 500))
+    world.tell(PreemptionNotice("w1", 500))
     assert world.state.workers["w1"].notice_until == until
-    world.tell(Notice("w1", 30))
+    world.tell(PreemptionNotice("w1", 30))
     assert world.state.workers["w1"].notice_seconds == 30
     assert world.state.preemptions == 1
 
@@ -441,7 +440,7 @@ def test_a_later_notice_can_only_shorten_the_time() -> None:
 def test_what_is_given_back_is_no_preemption() -> None:
     world = World(3, 1, 1)
     world.settle()
-    world.tell(Notice("w1", 3600, wanted=True))
+    world.tell(PreemptionNotice("w1", 3600, wanted=True))
     world.settle()
     assert (world.state.preemptions, world.state.notices) == (0, 0)
     assert world.state.plan is not None
@@ -451,7 +450,7 @@ def test_what_is_given_back_is_no_preemption() -> None:
 def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
     world = World(3, 1, 0)
     world.settle()
-    world.tell(Notice("w1", 0.05))
+    world.tell(PreemptionNotice("w1", 0.05))
     assert world.state.plan is not None
     assert world.state.plan.reason == "PlannedTakeover"
     assert not world.state.plan.boundary
@@ -477,9 +476,9 @@ def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
     world.settle()
     assert len(world.plans) > 2
     assert {plan.stages for plan in world.plans} == {((0, 1), (1, 6), (6, 8))}
-    assert misfits(world.plans[-1], world.spec) == []
+    assert plan_misfits(world.plans[-1], world.spec) == []
     other = parse_manifest(World(3, 1, 1, split=[2, 4, 2]).document)
-    assert misfits(world.plans[-1], other) == ["the stages do not have the layers that spec.topology.split says"]
+    assert plan_misfits(world.plans[-1], other) == ["the stages do not have the layers that spec.topology.split says"]
 
 
 @pytest.mark.parametrize(("stages", "split"), [(2, [3, 4]), (9, None)])

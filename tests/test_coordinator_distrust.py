@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from bamboo import coordinator, protocol
-from bamboo.events import AddWorkers, Received, RemoveWorker, Send, WorkerJoined
-from bamboo.plan import Plan
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, RemoveWorker, Send
+from bamboo.planning.plan import Plan
 from world import World, back, restarted
 
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from bamboo import coordinator, protocol
-from bamboo.events import Emit, Finish, Received, Send, Tick
-from bamboo.plan import Cell
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import Emit, Finish, Send, Tick
+from bamboo.planning.plan import Cell
 from world import World, back, restarted, silence, taken_over
 
 
@@ -103,7 +105,7 @@ def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
         else:
             world.deliver()
     assert world.state.recoveries
-    assert not world.state.calm
+    assert not world.state.steady
     world.settle()
     assert world.state.recoveries
     world.now += 100
@@ -111,7 +113,7 @@ def test_a_takeover_whose_report_is_lost_is_forgotten_in_the_end() -> None:
         world.tell(Received(worker, protocol.Heartbeat(step=1)))
     for _ in range(5):  # commits
         world.settle()
-    assert (world.state.recoveries, world.state.calm) == ((), True)
+    assert (world.state.recoveries, world.state.steady) == ((), True)
 
 
 def test_a_restarted_coordinator_waits_for_workers_that_live_and_says_so_once() -> None:

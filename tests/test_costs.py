@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from bamboo.grid import split_layers
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.grid import split_layers
 from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task

@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft4Validator, ValidationError
 
 from bamboo import names
-from bamboo import spec as s
-from bamboo.manifest import METADATA
+from bamboo.job import spec as s
+from bamboo.job.manifest import METADATA
 from bamboo_operator.verdicts import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
@@ -30,7 +30,7 @@ CORE_CEL = {
 CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.precision": s.Precision,
     "spec.redundancy.mode": s.RedundancyMode,
-    "spec.redundancy.placement": s.Placement,
+    "spec.redundancy.placement": s.ReplicaPlacement,
     "spec.nodePools[].capacity": s.Capacity,
     "spec.nodePools[].preset": s.Preset,
     "spec.spread.policy": s.SpreadPolicy,

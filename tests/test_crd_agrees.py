@@ -8,10 +8,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo import spec as s
-from bamboo.fields import Fields
-from bamboo.manifest import METADATA, parse_manifest
-from bamboo.yamlfile import load_document
+from bamboo.job import spec as s
+from bamboo.job.fields import Fields
+from bamboo.job.manifest import METADATA, parse_manifest
+from bamboo.job.yaml_file import load_document
 from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
 from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.edits import refusal, refused, taken_over, taken_over_manifest
-from bamboo.manifest import parse_manifest
+from bamboo.job.edits import apply_edit, apply_edit_to_manifest, refusal_message, refused_fields
+from bamboo.job.manifest import parse_manifest
 from crd_cases import SPEC, Edit, Path, good_changes, running, whole
 from crd_kit import ABSENT, refusals
 from manifest_kit import minimal
@@ -54,23 +54,23 @@ def test_what_a_running_job_does_not_take_over_is_named(field: str) -> None:
     """Where no rule of the CRD refuses it, as on a server without them; and the rest is taken over."""
     for old, edit, new in good_changes(field):
         before, after, names = parse_manifest(old), parse_manifest(new), ".".join(map(str, edit.path))
-        named = refused(before, after)
+        named = refused_fields(before, after)
         if may_change(edit.path):
             assert named == (), edit
-            assert taken_over(before, after) == after, edit
+            assert apply_edit(before, after) == after, edit
         else:
             assert named, edit
             for path in named:
                 assert f"{names}.".startswith(f"{path}.") or f"{path}.".startswith(f"{names}."), (path, edit)
-            assert taken_over(before, after) == before, edit
-        assert parse_manifest(taken_over_manifest(old, new)) == taken_over(before, after), edit
+            assert apply_edit(before, after) == before, edit
+        assert parse_manifest(apply_edit_to_manifest(old, new)) == apply_edit(before, after), edit
 
 
 def test_a_refusal_names_ten_fields_at_most() -> None:
-    assert refusal(("spec.task.config.a",)) == (
+    assert refusal_message(("spec.task.config.a",)) == (
         "spec.task.config.a: is fixed while the job runs; the job keeps the original values"
     )
-    assert refusal(tuple("abcdefghijkl")).startswith("a, b, c, d, e, f, g, h, i, j and 2 more: are fixed")
+    assert refusal_message(tuple("abcdefghijkl")).startswith("a, b, c, d, e, f, g, h, i, j and 2 more: are fixed")
 
 
 @pytest.mark.parametrize("field", sorted(WHILE_SUSPENDED))
@@ -120,8 +120,8 @@ def test_a_field_that_was_absent_may_not_come_up(path: str, value: Any, refusal:
         at = at.setdefault(name, {})
     at[last] = value
     assert refusals(new) == []
-    assert refusals(new, minimal()) == [refusal]
-    assert refusals(minimal(), new) == [refusal]
+    assert refusals(new, minimal()) == [refusal_message]
+    assert refusals(minimal(), new) == [refusal_message]
 
 
 def test_a_change_without_effect_is_no_change() -> None:

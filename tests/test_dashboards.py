@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.metrics import Kind, Metric
-from bamboo.metrics_table import TABLE
+from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.exposition import Metric, MetricKind
 from dashboard_kit import FOLDER, NAMES, ROOT, alerts, dashboard, panels, queries
 from prometheus_kit import promtool
 
@@ -75,7 +75,7 @@ def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
 
 
 def _series(metric: Metric) -> list[str]:
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         return [f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]
     return [metric.name]
 
@@ -85,7 +85,7 @@ def test_every_query_is_about_metrics_and_labels_that_are_declared() -> None:
     for expr in asked:
         for metric, labels in _metrics(expr):
             added = SCRAPED if metric.name.startswith("bamboo_worker_") else {"instance"}
-            extra = {"le"} if metric.kind is Kind.HISTOGRAM else set()
+            extra = {"le"} if metric.kind is MetricKind.HISTOGRAM else set()
             assert labels <= {*metric.labels, *added, *extra}, (expr, metric.name)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from bamboo.cli import app
+from bamboo.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

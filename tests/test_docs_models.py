@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 import yaml
 
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
 from bamboo.names import (
     ENV_METADATA,
     ENV_METADATA_ACKNOWLEDGE,

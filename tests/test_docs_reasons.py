@@ -23,7 +23,7 @@ TELLERS: dict[str, tuple[int, str]] = {
     "Trouble": (0, "reason"),
     "Mark": (0, "source"),
     "Signal": (9, "source"),
-    "Notice": (9, "source"),
+    "CloudNotice": (9, "source"),
     "Finish": (1, "reason"),
     "finish": (1, "reason"),
     "interrupt": (0, "reason"),
@@ -68,11 +68,10 @@ PASSED_ON = {
 }
 # These calls have nothing to do with reasons.
 OTHERS = {
-    ("core/bamboo/fields.py", "_refuse"),
+    ("core/bamboo/job/fields.py", "_refuse"),
     ("operator/bamboo_operator/template.py", "refuse"),
     ("core/bamboo/local/session.py", "finish"),
-    ("core/bamboo/local/page.py", "finish"),
-    ("core/bamboo/page/record.py", "Mark"),
+    ("core/bamboo/local/page_view.py", "finish"),
 }
 
 

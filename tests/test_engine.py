@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo.events import Outcome, SpecChanged
-from bamboo.manifest import parse_manifest
-from bamboo.plan import Cell, WorkerId
+from bamboo.coordinator.events import Outcome, SpecChanged
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import paced
-from bamboo.manifest import load_manifest
+from bamboo.job.manifest import load_manifest
 from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task

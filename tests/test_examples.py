@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
 from bamboo_operator.pods import template_problems
 from bamboo_trainer import reference
 from bamboo_trainer.check import check

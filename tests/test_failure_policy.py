@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 
-from bamboo import protocol
-from bamboo.events import ChannelClosed, Notice, Outcome, Received, WorkerLost
-from bamboo.failures import most_losses
+from bamboo.control import protocol
+from bamboo.control.channel_events import ChannelClosed, Received
+from bamboo.coordinator.events import Outcome, PreemptionNotice, WorkerLost
+from bamboo.coordinator.failures import most_losses
+from bamboo.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
 from bamboo.names import EXIT_FENCED
-from bamboo.plan import Cell
-from bamboo.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
+from bamboo.planning.plan import Cell
 from world import World, silence
 
 
@@ -110,7 +111,7 @@ def test_a_disruption_that_is_missed_first_is_none_the_less_a_disruption(late: b
 
 def test_a_worker_that_leaves_after_its_notice_has_not_ended_by_itself() -> None:
     world = policy(0)
-    world.tell(Notice("w1", 30.0))
+    world.tell(PreemptionNotice("w1", 30.0))
     crash(world, "w1", 0)
     assert (world.finish, world.state.failures) == (None, ())
 

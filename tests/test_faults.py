@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.events import Outcome
+from bamboo.coordinator.events import Outcome
 from processes import Processes, run, run_slowly, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too

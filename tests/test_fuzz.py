@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo import coordinator, protocol
-from bamboo.events import Event, Finish, Interrupted, Received, Send, Tick, WorkerJoined, WorkerLost
-from bamboo.local.preempt import parse
-from bamboo.local.recording import removals
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.memory import Memory
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import RedundancyMode
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
-from bamboo.memory import Memory
-from bamboo.plan import Assignment, Cell, Layout, Peer, Plan, plan_problems
-from bamboo.spec import RedundancyMode
-from bamboo.state import State
-from bamboo.status import status
+from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, plan_problems
+from bamboo.preemption.recorded_trace import removals
+from bamboo.preemption.scheduling import parse
 from world import World
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
@@ -183,7 +185,7 @@ def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
     return WorkerJoined(sent) if isinstance(sent, protocol.Hello) else Received(event.worker, sent)  # type: ignore[union-attr]
 
 
-def step(state: State, event: Event, now: float) -> State:
+def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
     """What it decides can be sent, shown, and read at the other end."""
     state, commands = coordinator.step(state, event, now)
     for command in commands:

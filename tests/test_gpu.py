@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from bamboo.events import Outcome
-from bamboo.plan import Cell
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.placement import use
 from simulation import Fault, Job
 from test_engine import manifest

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.grid import initial_plan, layer_ranges, ring, shadow_of, split_layers, split_microbatches
-from bamboo.plan import Peer, plan_problems
-from bamboo.spec import RedundancyMode, TopologySpec
+from bamboo.job.spec import RedundancyMode, TopologySpec
+from bamboo.planning.grid import initial_plan, layer_ranges, ring, shadow_of, split_layers, split_microbatches
+from bamboo.planning.plan import Peer, plan_problems
 
 
 def peer(name: str, zone: str = "") -> Peer:

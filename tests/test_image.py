@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.events import Outcome
-from bamboo.status import status
+from bamboo.coordinator.events import Outcome
+from bamboo.coordinator.job_status import status
 from image_kit import BUILD_SECONDS, ROOT, TARGETS, Images, Unavailable, call, images
 from image_pool import Containers
 from operator_jobs import digests_of_a_local_run

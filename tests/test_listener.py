@@ -19,9 +19,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.descriptors import Shares, raise_limit
-from bamboo.guests import Guests, neighbourhood
-from bamboo.listener import Bounds, Listener
+from bamboo.control.descriptors import DescriptorShares, raise_limit
+from bamboo.control.listener import BoundedListener, ConnectionBounds
+from bamboo.control.unauthenticated import UnauthenticatedConnections, network_of
 from bamboo_operator.doors import path
 from bamboo_operator.operating import RESERVED, WATCHES
 from certificates import issue, trusting
@@ -33,26 +33,26 @@ PATIENCE = 60.0
 
 
 def test_whoever_has_most_idle_connections_loses_the_oldest() -> None:
-    guests = Guests[str](4)
+    callers = UnauthenticatedConnections[str](4)
     for key, host in (("a", "10.0.0.1"), ("b1", "10.0.0.2"), ("b2", "10.0.0.2"), ("c", "10.0.0.3")):
-        assert guests.come(key, host) is None
-    assert guests.come("c2", "10.0.0.3") == "b1"
-    assert guests.come("d", "10.0.0.4") == "c"
-    assert guests.come("e", "10.0.0.5") == "a", "all have one: the oldest"
-    assert len(guests) == 4
+        assert callers.admit(key, host) is None
+    assert callers.admit("c2", "10.0.0.3") == "b1"
+    assert callers.admit("d", "10.0.0.4") == "c"
+    assert callers.admit("e", "10.0.0.5") == "a", "all have one: the oldest"
+    assert len(callers) == 4
 
 
 def test_who_is_being_served_stays_and_a_newcomer_is_sent_away_if_all_are() -> None:
-    guests = Guests[str](2)
+    callers = UnauthenticatedConnections[str](2)
     for key in ("a", "b"):
-        guests.come(key, "10.0.0.1")
-        guests.served(key, busy=True)
-    assert guests.come("c", "10.0.0.2") == "c"
-    assert "c" not in guests
-    guests.served("b", busy=False)
-    assert guests.come("c", "10.0.0.2") == "b"
-    guests.leave("a")
-    assert guests.come("d", "10.0.0.1") is None
+        callers.admit(key, "10.0.0.1")
+        callers.mark(key, busy=True)
+    assert callers.admit("c", "10.0.0.2") == "c"
+    assert "c" not in callers
+    callers.mark("b", busy=False)
+    assert callers.admit("c", "10.0.0.2") == "b"
+    callers.remove("a")
+    assert callers.admit("d", "10.0.0.1") is None
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_who_is_being_served_stays_and_a_newcomer_is_sent_away_if_all_are() -> N
     ],
 )
 def test_addresses_that_one_host_may_have_count_together(host: str, place: str) -> None:
-    assert neighbourhood(host) == place
+    assert network_of(host) == place
 
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "busy", "idle", "leave"]), st.integers(0, 9), st.integers(0, 2))))
 def test_the_room_is_never_exceeded_and_the_crowd_pays(acts: list[tuple[str, int, int]]) -> None:
-    guests, there = Guests[int](3), dict[int, tuple[int, bool]]()
+    callers, there = UnauthenticatedConnections[int](3), dict[int, tuple[int, bool]]()
     for act, key, host in acts:
         match act:
             case "come" if key not in there:
                 idle = [h for h, busy in there.values() if not busy]
-                leaving = guests.come(key, str(host))
+                leaving = callers.admit(key, str(host))
                 if leaving is not None and leaving != key:
                     gone, busy = there.pop(leaving)
                     assert not busy
@@ -84,29 +84,29 @@ def test_the_room_is_never_exceeded_and_the_crowd_pays(acts: list[tuple[str, int
                 if leaving != key:
                     there[key] = (host, False)
             case "busy" | "idle" if key in there:
-                guests.served(key, busy=act == "busy")
+                callers.mark(key, busy=act == "busy")
                 there[key] = (there[key][0], act == "busy")
             case "leave":
-                guests.leave(key)
+                callers.remove(key)
                 there.pop(key, None)
-        assert len(guests) == len(there) <= 3
-        assert all(key in guests for key in there)
+        assert len(callers) == len(there) <= 3
+        assert all(key in callers for key in there)
 
 
 @pytest.mark.parametrize("namespaces", [1, 100])
 @pytest.mark.parametrize("limit", [64, 1024, 2048, 4096, 65_536, 1 << 20])
 def test_shares_leave_the_operator_its_own(limit: int, namespaces: int) -> None:
     reserved = RESERVED + WATCHES * namespaces
-    shares = Shares.of(limit, reserved)
+    shares = DescriptorShares.of(limit, reserved)
     if limit >= 1024:
-        assert shares.strangers + shares.visitors + shares.workers + reserved <= limit
-        assert min(shares.strangers, shares.visitors) >= 32
+        assert shares.unauthenticated + shares.visitors + shares.workers + reserved <= limit
+        assert min(shares.unauthenticated, shares.visitors) >= 32
 
 
 def test_a_thousand_workers_need_what_the_page_says() -> None:
     """docs/operating.md: 2,048 descriptors; with a list of 100 namespaces 4,096."""
-    assert Shares.of(2048, RESERVED + WATCHES).workers >= 1000
-    assert Shares.of(4096, RESERVED + 100 * WATCHES).workers >= 1000
+    assert DescriptorShares.of(2048, RESERVED + WATCHES).workers >= 1000
+    assert DescriptorShares.of(4096, RESERVED + 100 * WATCHES).workers >= 1000
 
 
 def test_the_limit_is_raised_as_far_as_it_may_be() -> None:
@@ -125,10 +125,10 @@ def test_the_limit_is_raised_as_far_as_it_may_be() -> None:
 class Port:
     """A listener whose application answers at / and holds callers at /wait until they are let go."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: ConnectionBounds) -> None:
         app = web.Application()
         self.refused: list[str] = []
-        self.listener = Listener(app, bounds, self.refused.append)
+        self.listener = BoundedListener(app, bounds, self.refused.append)
         self.go, self.waiting = asyncio.Event(), 0
         app.router.add_get("/", self._answer)
         app.router.add_get("/wait", self._wait)
@@ -148,7 +148,7 @@ class Port:
 
 @contextlib.asynccontextmanager
 async def port(tls: ssl.SSLContext | None = None, **bounds: Any) -> AsyncIterator[Port]:
-    made = Port(Bounds(**{"strangers": 4, "request": PATIENCE, "idle": PATIENCE, **bounds}))
+    made = Port(ConnectionBounds(**{"unauthenticated": 4, "request": PATIENCE, "idle": PATIENCE, **bounds}))
     await made.runner.setup()
     made.number = await made.listener.start(made.runner, "127.0.0.1", 0, tls)
     try:
@@ -180,7 +180,7 @@ async def test_a_request_that_does_not_come_or_does_not_end_is_not_waited_for(sa
         writer.write(said)
         assert await ended(reader) == b""
         writer.close()
-        await until(lambda: place.listener.strangers == 0)
+        await until(lambda: place.listener.unauthenticated == 0)
         assert place.refused == ["TooSlow"]
 
 
@@ -192,7 +192,7 @@ async def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) 
         reader, writer = await place.connect()
         assert await ended(reader) == b""
         writer.close()
-        await until(lambda: place.listener.strangers == 0)
+        await until(lambda: place.listener.unauthenticated == 0)
         assert place.refused == ["TooSlow"]
     async with port(tls) as place, aiohttp.ClientSession() as session:
         url = f"https://127.0.0.1:{place.number}/"
@@ -218,7 +218,7 @@ async def test_half_open_connections_give_way_and_those_that_are_served_do_not()
         for _, writer in ends:
             stack.callback(writer.close)
         await until(lambda: place.refused.count("TooManyCallers") == 17)
-        assert place.listener.strangers == 4
+        assert place.listener.unauthenticated == 4
         assert await _get(session, place, "/") == "here"
         place.go.set()
         assert await served == "gone"
@@ -232,9 +232,9 @@ async def test_connections_that_break_in_the_middle_of_a_handshake_leave_nothing
         for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
             _, writer = await place.connect()
             writer.write(said)
-            await until(lambda: place.listener.strangers)
+            await until(lambda: place.listener.unauthenticated)
             writer.close()
-            await until(lambda: place.listener.strangers == 0)
+            await until(lambda: place.listener.unauthenticated == 0)
 
 
 async def _get(session: aiohttp.ClientSession, place: Port, what: str) -> str:
@@ -333,6 +333,6 @@ async def test_a_thousand_half_open_connections_take_nothing_from_workers_nor_fr
             await until(lambda: server.reads > reads + 10)
             assert process.poll() is None
             used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
-            shares = Shares.of(FEW, OWN)
-            assert used <= shares.strangers + shares.visitors + OWN
+            shares = DescriptorShares.of(FEW, OWN)
+            assert used <= shares.unauthenticated + shares.visitors + OWN
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

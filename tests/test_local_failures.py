@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from bamboo import protocol
-from bamboo.events import ChannelClosed, Event, Received, WorkerJoined, WorkerLost
-from bamboo.local.runner import Options, _Run
-from bamboo.local.view import QuietView, Take
-from bamboo.manifest import parse_manifest
+from bamboo.control import protocol
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.coordinator.events import Event, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.local.runner import RunOptions, _LocalRun
+from bamboo.terminal.view import QuietView, TakeWorker
 
 NINE = {"name": "nine", "onExitCodes": [9], "action": "FailJob"}
 
@@ -29,11 +30,11 @@ def manifest(stages: int, **spec: Any) -> dict[str, Any]:
     }
 
 
-class Run(_Run):
+class Run(_LocalRun):
     """One without processes, whose workers are known by what they say."""
 
     def __init__(self, folder: Path, document: dict[str, Any]) -> None:
-        super().__init__(parse_manifest(document), document, Options(), QuietView(), folder)
+        super().__init__(parse_manifest(document), document, RunOptions(), QuietView(), folder)
         self.told: list[WorkerLost] = []
 
     def trains(self) -> "Run":
@@ -98,7 +99,7 @@ async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_pat
     run.miss("w1")
     run._signal("w1", signal.SIGKILL)
     run.ends("w1", -signal.SIGKILL)
-    run._take(Take("w3", notice=False))
+    run._take(TakeWorker("w3", notice=False))
     run.ends("w3", -signal.SIGKILL)
     assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
     assert (run._finish, run._state.restarts, run._crashes) == (None, 0, [])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bamboo import spec as s
-from bamboo.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from bamboo.job import spec as s
+from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -73,7 +73,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ),
         topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, split=(3, 4, 4, 2)),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
-        redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.Placement.HOST),
+        redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
         node_pools=(
             s.NodePool(name="spot", preset=s.Preset.KARPENTER, price_per_hour=Decimal("0.91"), max_workers=8),

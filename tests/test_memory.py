@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bamboo.events import Received
-from bamboo.memory import MOST, Memory
-from bamboo.plan import Cell
-from bamboo.protocol import Heartbeat, decode_from_worker, encode
-from bamboo.status import status
+from bamboo.control.channel_events import Received
+from bamboo.control.memory import MOST, Memory
+from bamboo.control.protocol import Heartbeat, decode_from_worker, encode
+from bamboo.coordinator.job_status import status
+from bamboo.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.memory_account import MemoryMeter

@@ -19,7 +19,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 import watched_worker
-from bamboo.events import Interrupted, Outcome
+from bamboo.coordinator.events import Interrupted, Outcome
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
 from bamboo_operator.pods import OperatorSettings

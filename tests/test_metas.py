@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo.events import Outcome
-from bamboo.plan import Cell
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from bamboo import metrics_table as table
-from bamboo.events import Takeover, WorkerState
-from bamboo.histogram import Histogram
-from bamboo.job_metrics import useful_seconds
-from bamboo.local.metrics import MetricsError, MetricsView, fill
-from bamboo.memory import Memory
-from bamboo.metrics import Exporter, Kind, Metric, Page, PageCollector
-from bamboo.server import Unauthorized, Unavailable
-from bamboo.spec import JobSpec
+from bamboo.control.memory import Memory
+from bamboo.control.server import Unauthorized, Unavailable
+from bamboo.coordinator.events import Takeover, WorkerState
+from bamboo.job.spec import JobSpec
+from bamboo.local.metrics_view import MetricsError, MetricsView, fill
+from bamboo.metrics import catalog as table
+from bamboo.metrics.exposition import Exporter, Metric, MetricKind, MetricsPage, MetricsPageCollector
+from bamboo.metrics.histogram import Histogram
+from bamboo.metrics.job_metrics import useful_seconds
 from bamboo_operator.counts import Counts, Meter, resource_of
 from bamboo_operator.doors import Doors
 from bamboo_operator.facts import Facts
@@ -49,15 +49,15 @@ POOLS = [
 ]
 
 
-def exposed(page: Page) -> str:
+def exposed(page: MetricsPage) -> str:
     registry = CollectorRegistry()
-    registry.register(PageCollector(page._exporter, lambda new: new._families.update(page._families)))
+    registry.register(MetricsPageCollector(page._exporter, lambda new: new._families.update(page._families)))
     return generate_latest(registry).decode()
 
 
-def values(page: Page, metric: Metric) -> dict[tuple[str, ...], float]:
+def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
     """By the metric's own labels; of a histogram its count."""
-    name = f"{metric.name}_count" if metric.kind is Kind.HISTOGRAM else metric.name
+    name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
     own = [label for label in metric.labels if label not in ("namespace", "job")]
     samples = [sample for family in page.families() for sample in family.samples if sample.name == name]
     return {tuple(sample.labels[label] for label in own): sample.value for sample in samples}
@@ -71,9 +71,9 @@ def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
     assert len(names) == len(set(names))
     for metric in table.TABLE:
         assert re.fullmatch(r"bamboo_(operator|job|worker)_[a-z_]+", metric.name)
-        assert metric.name.endswith("_total") is (metric.kind is Kind.COUNTER), metric.name
+        assert metric.name.endswith("_total") is (metric.kind is MetricKind.COUNTER), metric.name
         assert metric.name.endswith(UNITS.get(metric.unit, ("",))), metric.name
-        assert bool(metric.buckets) is (metric.kind is Kind.HISTOGRAM), metric.name
+        assert bool(metric.buckets) is (metric.kind is MetricKind.HISTOGRAM), metric.name
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert metric.help.endswith("."), metric.name
         assert metric.by
@@ -83,7 +83,7 @@ def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
 
 
 def test_what_is_not_declared_cannot_be_exported() -> None:
-    page = Page(Exporter.WORKER)
+    page = MetricsPage(Exporter.WORKER)
     with pytest.raises(AssertionError, match="not declared for worker"):
         page.add(table.JOB_STEP, 1, *JOB)
     with pytest.raises(AssertionError, match="has the labels"):
@@ -106,9 +106,9 @@ def test_a_histogram_counts_every_value_once(observed: list[float], bounds: list
 
 @pytest.mark.parametrize("exporter", Exporter)
 def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
-    page = Page(exporter)
+    page = MetricsPage(exporter)
     for metric in table.TABLE:
-        if exporter in metric.by and metric.kind is Kind.HISTOGRAM:
+        if exporter in metric.by and metric.kind is MetricKind.HISTOGRAM:
             page.add_histogram(metric, metric.histogram([1.0]), *metric.labels)
         elif exporter in metric.by:
             page.add(metric, 1.0, *metric.labels)
@@ -132,7 +132,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
     )  # fmt: skip
-    page, spec = Page(Exporter.RUN), job()
+    page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
     check_page(Exporter.RUN, exposed(page), complete=True)
     assert values(page, table.JOB_SAMPLES) == {(): 3 * spec.training.global_batch_size - 4}
@@ -166,7 +166,7 @@ def test_the_states_are_those_of_the_status() -> None:
 
 
 def test_a_job_without_redundancy_is_not_called_protected() -> None:
-    page = Page(Exporter.RUN)
+    page = MetricsPage(Exporter.RUN)
     bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
     fill(page, JOB, bare, job(redundancy={"mode": "None"}))
     assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
@@ -174,7 +174,7 @@ def test_a_job_without_redundancy_is_not_called_protected() -> None:
 
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
-    page, meter = Page(Exporter.OPERATOR), Meter(Counts())
+    page, meter = MetricsPage(Exporter.OPERATOR), Meter(Counts())
     meter.useful, meter.paid, meter.committed, meter.cost, meter.samples = 30.0, 40.0, 1000.0, 0.1, 48
     meter.signals["NodeDeleted"] += 1
     assert job_page(page, look(), meter) == "Running"
@@ -194,7 +194,7 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
 
 
 def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
-    page = Page(Exporter.OPERATOR)
+    page = MetricsPage(Exporter.OPERATOR)
     job_page(page, look(status=said(phase="Recovering", step=0)), Meter(Counts()))
     for metric in (table.JOB_STEP, table.JOB_COST_PER_SAMPLES):
         assert values(page, metric) == {}
@@ -202,7 +202,7 @@ def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
 
 def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
     spec = job(nodePools=POOLS, suspend=True)
-    page = Page(Exporter.OPERATOR)
+    page = MetricsPage(Exporter.OPERATOR)
     facts = Facts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
     assert job_page(page, look(spec=spec, facts=facts), Meter(Counts())) == "Suspended"
     assert set(values(page, table.JOB_WORKERS).values()) == {0}
@@ -211,7 +211,7 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
 
 
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
-    page = Page(Exporter.OPERATOR)
+    page = MetricsPage(Exporter.OPERATOR)
     facts = Facts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
     found = Look(namespace="default", name="bad", spec=None, facts=facts)
     assert job_page(page, found, Meter(Counts())) == "Invalid"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.events import Tick
-from bamboo.metrics import Exporter, Page
+from bamboo.coordinator.events import Tick
+from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo_operator.conditions import job_status
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.lifecycle import Life
@@ -78,7 +78,7 @@ class Operated:
         self._at += 60.0
         self.life._count(brain, hands, self._at)
         self.life._brain = brain
-        page = Page(Exporter.OPERATOR)
+        page = MetricsPage(Exporter.OPERATOR)
         job_page(page, self.life.look(), self.life.meter)
         return exposed(page)
 

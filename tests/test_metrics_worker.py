@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bamboo.local.trace_files import merge_traces
 from bamboo.local.trace_summary import parse_trace, summarize_trace
-from bamboo.local.traces import merge_traces
-from bamboo.metrics import Exporter
-from bamboo.plan import Cell
-from bamboo.usage import KINDS, Kind
+from bamboo.metrics.exposition import Exporter
+from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
+from bamboo.planning.plan import Cell
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind
 from bamboo_trainer.worker import metrics, trace
@@ -39,7 +39,9 @@ MANIFEST = {
     },
 }
 MOMENTS = st.lists(
-    st.tuples(st.sampled_from([*(name for name in KINDS if name != "Wait"), "Idle", "Epoch"]), st.floats(0, 2)),
+    st.tuples(
+        st.sampled_from([*(name for name in TIME_USE_OF_SPAN if name != "Wait"), "Idle", "Epoch"]), st.floats(0, 2)
+    ),
     max_size=40,
 )
 
@@ -62,12 +64,12 @@ def test_the_sums_are_those_of_the_trace(
                 observer.event("Epoch", epoch=1, reason="", message="", boundary=False, seconds=seconds / 2)
             else:
                 observer.started(name, CELL, 0, 0)
-        if name in KINDS:
+        if name in TIME_USE_OF_SPAN:
             now += seconds
             for observer in (tally, written):
                 observer.finished(name, CELL, 0, 0)
         after = tally.seconds()
-        assert all(after[kind] >= before[kind] for kind in Kind), "a counter fell"
+        assert all(after[kind] >= before[kind] for kind in TimeUse), "a counter fell"
         before = after
     for observer in (tally, written):  # a wait that is not over is in no trace
         observer.started("Forward", CELL, 0, 0)
@@ -83,12 +85,12 @@ def test_a_wait_is_counted_while_it_lasts() -> None:
     tally = TimeAccount(lambda: now)
     tally.event("Idle")
     now = 7.0
-    assert tally.seconds()[Kind.IDLE] == 7.0
+    assert tally.seconds()[TimeUse.IDLE] == 7.0
     tally.started("Backward", CELL, 0, 0)
     now = 9.0
-    assert (tally.seconds()[Kind.IDLE], tally.seconds()[Kind.BACKWARD]) == (7.0, 0.0)
+    assert (tally.seconds()[TimeUse.IDLE], tally.seconds()[TimeUse.BACKWARD]) == (7.0, 0.0)
     tally.finished("Backward", CELL, 0, 0)
-    assert tally.seconds()[Kind.BACKWARD] == 2.0
+    assert tally.seconds()[TimeUse.BACKWARD] == 2.0
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.edits import task_digest
-from bamboo.manifest import parse_manifest
+from bamboo.job.edits import task_digest
+from bamboo.job.manifest import parse_manifest
 from bamboo_operator.accepted import Accepted, follow, refusal_in
 from bamboo_operator.api import ApiError
 from manifest_kit import minimal

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.events import WorkerState
-from bamboo.protocol import ReplicaSynced
+from bamboo.control.protocol import ReplicaSynced
+from bamboo.coordinator.events import WorkerState
 from bamboo_operator.budget import disruption_budget, least_healthy
 from hands_kit import Job, Place
 from operator_kit import META, job, said

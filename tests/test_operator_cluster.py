@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.protocol import Hello, Refused, decode_from_coordinator, encode
-from bamboo.server import REFUSED_HEADER
+from bamboo.control.protocol import Hello, Refused, decode_from_coordinator, encode
+from bamboo.control.server import REFUSED_HEADER
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster
 from operator_jobs import digests_of_a_local_run, manifest, slowed, small

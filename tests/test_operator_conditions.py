@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.events import Finish, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
 from bamboo_operator.conditions import job_status, worth_writing
 from bamboo_operator.facts import Base, Facts
 from operator_kit import NOW, at, job, said

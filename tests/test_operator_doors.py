@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.allowance import Allowance
-from bamboo.events import ChannelClosed, Received, WorkerJoined
-from bamboo.listener import Bounds
-from bamboo.protocol import Heartbeat, Hello, Message, Refused, Stop
-from bamboo.server import REFUSED_HEADER, ChannelEvent, Channels, Unauthorized
+from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
+from bamboo.control.listener import ConnectionBounds
+from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, Stop
+from bamboo.control.rate_limit import TokenBucket
+from bamboo.control.server import REFUSED_HEADER, Channels, Unauthorized
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import (
     REVIEWS_AT_ONCE,
@@ -260,14 +260,14 @@ def test_a_token_that_names_no_pod_is_refused(text: str) -> None:
 
 
 def test_who_says_too_much_is_slowed_down() -> None:
-    allowance = Allowance(rate=10, burst=5, now=0.0)
+    allowance = TokenBucket(rate=10, burst=5, now=0.0)
     assert [allowance.wait(0.0) for _ in range(7)] == pytest.approx([0, 0, 0, 0, 0, 0.1, 0.2])
     assert allowance.wait(100.0) == 0
 
 
 async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bamboo.server.MESSAGES_AT_ONCE", 10)
-    monkeypatch.setattr("bamboo.server.MESSAGES_A_SECOND", 100.0)
+    monkeypatch.setattr("bamboo.control.server.MESSAGES_AT_ONCE", 10)
+    monkeypatch.setattr("bamboo.control.server.MESSAGES_A_SECOND", 100.0)
     async with house() as place, aiohttp.ClientSession() as session:
         place.server.good[token()] = Bearer("team", "job-w0", "u0")
         headers = {"Authorization": f"Bearer {token()}"}
@@ -310,7 +310,7 @@ async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None
 
 async def test_more_workers_than_there_are_descriptors_for_come_again_later(caplog: pytest.LogCaptureFixture) -> None:
     place = House()
-    port = await place.doors.start("127.0.0.1", 0, bounds=Bounds(strangers=8, known=1))
+    port = await place.doors.start("127.0.0.1", 0, bounds=ConnectionBounds(unauthenticated=8, known=1))
     place.url = f"ws://127.0.0.1:{port}"
     place.doors.open(JOB, place.channels)
     place.server.good[token()] = Bearer("team", "job-w0", "u0")

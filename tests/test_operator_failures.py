@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bamboo.events import ChannelClosed
+from bamboo.control.channel_events import ChannelClosed
+from bamboo.control.protocol import PeerDown
 from bamboo.names import TRAINER_CONTAINER
-from bamboo.protocol import PeerDown
 from hands_kit import Job, Place
 
 pytest_plugins = ["hands_fixtures"]
@@ -73,7 +73,7 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
     assert place.deleted == ["tiny-w1"]
     await job.ticks(0.2)
     assert not job.brain.state.ends["tiny-w1"].disrupted
-    assert "tiny-w1" not in job.brain.state.unjudged
+    assert "tiny-w1" not in job.brain.state.exit_unknown
     await missed(job, "tiny-w2")
     place.take("tiny-w2")
     await job.ticks(0.2)

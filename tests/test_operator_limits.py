@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.spec import JobSpec
+from bamboo.job.spec import JobSpec
 from bamboo_operator.backoff import FIRST_SECONDS, LAST_SECONDS, Backoff
 from bamboo_operator.brain import known_lost
 from bamboo_operator.network_policy import network_policy

@@ -9,7 +9,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from bamboo.fields import ManifestError
+from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
 from bamboo_operator.node_marks import NodeMark, read_marks

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.spec import Capacity, NodePool
+from bamboo.job.spec import Capacity, NodePool
 from bamboo_operator.pools import choose_pool, is_fallback, move_to, pool_to_try, price_per_hour, reverts, spent
 
 SPOT = NodePool(name="spot", price_per_hour=Decimal("0.91"), max_workers=8)

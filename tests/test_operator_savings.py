@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.remote import words
-from bamboo.remote.model import job_of
+from bamboo.remote import phrases
+from bamboo.remote.objects import job_of
 from bamboo_operator.conditions import job_status
 from bamboo_operator.facts import Facts
 from bamboo_operator.savings import Comparison
@@ -65,4 +65,4 @@ def test_the_command_line_says_it(price: str, said_so: str) -> None:
         comparison=compared(pools, {"spot": 1}),
     )  # fmt: skip
     status = job_status(said(), {}, facts)
-    assert words.cost(job_of({"metadata": {}, "spec": {}, "status": status})).endswith(said_so)
+    assert phrases.cost(job_of({"metadata": {}, "spec": {}, "status": status})).endswith(said_so)

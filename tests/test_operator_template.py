@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo import names
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
 from bamboo_operator.placement import placement
 from bamboo_operator.pods import OperatorSettings, template_problems, worker_pod
 from bamboo_operator.template import merge

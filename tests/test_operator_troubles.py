@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.spec import NodePool
+from bamboo.job.spec import NodePool
 from bamboo_operator.surplus import surplus
 from bamboo_operator.troubles import Trouble, troubles
 from operator_kit import at, pod

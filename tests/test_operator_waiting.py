@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bamboo.events import NoticeWithdrawn, WorkerLost
-from bamboo.state import State
+from bamboo.coordinator.events import NoticeWithdrawn, WorkerLost
+from bamboo.coordinator.state import CoordinatorState
 from bamboo_operator.brain import known_lost
 from hands_kit import Job, Place
 from operator_kit import job
@@ -147,7 +147,7 @@ async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resu
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
 
 
-def _running(started: Job) -> State:
+def _running(started: Job) -> CoordinatorState:
     return replace(started.brain.state, phase="Running")
 
 

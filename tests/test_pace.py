@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.bubble_budget import MARGIN, PERIOD, SAFETY, SWITCHING_SECONDS, BubbleBudget
 
 SLOT = (Cell(0, 1), 3)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.events import Emit, Outcome, Takeover, WorkerState
-from bamboo.memory import Memory
+from bamboo.control.memory import Memory
+from bamboo.coordinator.events import Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
-from bamboo.page.record import MOST_EVENTS, MOST_MARKS, Curves, Figures, Record, steady_clock
-from bamboo.page.view import Labels, document, ended, state
+from bamboo.page.builder import Labels, document, ended, state
+from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, Figures, JobHistory, steady_clock
 from bamboo_operator.facts import Base, Facts
 from bamboo_operator.looks import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED, Look
 from bamboo_operator.looks import look_document as looked
@@ -22,7 +22,7 @@ TAKEOVER = Takeover(
     epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=7, notice=False,
     decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3, reused=4,
 )  # fmt: skip
-JOB = d.Job(name="tiny", namespace="default", place="local")
+JOB = d.PageJob(name="tiny", namespace="default", place="local")
 WHEN = NOW.timestamp()
 POOLS = [
     {"name": "spot", "capacity": "Spot", "pricePerHour": "1.00"},
@@ -71,15 +71,15 @@ def test_a_loss_that_is_not_known_spoils_no_mean() -> None:
 
 def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     clock = Time()
-    record = Record(clock)
+    record = JobHistory(clock)
     record.follow(0, NOTHING, ())
     for now, step in ((1001, 1), (1002, 1), (1003, 2)):
         clock.now = now
         record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
         record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
-    record.told(Emit("WorkerLost", "w1 is lost: killed", True))
-    record.told(Emit("NoticeReceived", "w2 will be taken away", True))
-    record.told(Emit("WorkerJoined", "w3 joined"))
+    record.add_event(Emit("WorkerLost", "w1 is lost: killed", True))
+    record.add_event(Emit("NoticeReceived", "w2 will be taken away", True))
+    record.add_event(Emit("WorkerJoined", "w3 joined"))
     found = [(p.step, p.at, p.figures.loss) for p in record.curves.points()]
     assert found == [(1, 1001, 4.0), (2, 1003, 3.0)]
     assert [mark.kind.value for mark in record.marks] == ["takeover", "loss", "notice"]
@@ -88,16 +88,16 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
 
 def test_what_a_coordinator_found_is_no_step_of_its_own() -> None:
     """The first it tells after its restart is known to be committed, but not when."""
-    record = Record(Time())
+    record = JobHistory(Time())
     record.follow(300, Figures(2.0), ())
     record.follow(301, Figures(1.9), ())
     assert [p.step for p in record.curves.points()] == [301]
 
 
 def test_the_record_is_bounded() -> None:
-    record = Record(Time())
+    record = JobHistory(Time())
     for n in range(1000):
-        record.told(Emit("WorkerLost", str(n), True))
+        record.add_event(Emit("WorkerLost", str(n), True))
     assert (len(record.events), len(record.marks)) == (MOST_EVENTS, MOST_MARKS)
     assert record.marks[-1].message == "999"
 
@@ -153,16 +153,16 @@ def test_the_state_in_a_word_and_a_sentence(changes: dict[str, Any], name: str, 
 )
 def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
     found = ended(outcome, "so it ended")
-    assert found == d.State(name=outcome.value, tone=tone, sentence="so it ended", over=True)
+    assert found == d.PageState(name=outcome.value, tone=tone, sentence="so it ended", over=True)
 
 
 def test_the_whole_document() -> None:
     clock = Time(WHEN - 60)
-    record = Record(clock)
+    record = JobHistory(clock)
     record.follow(0, NOTHING, ())
     clock.now = WHEN - 5.00049
     record.follow(1, Figures(4.123456789, 1.5, 1e-4 / 3), (TAKEOVER,))
-    record.told(Emit("TakenOver", "<script>alert(1)</script>", True))
+    record.add_event(Emit("TakenOver", "<script>alert(1)</script>", True))
     status = said(
         grid=((("tiny-w0", False), ("tiny-w9", True)), (("tiny-w0", True), ("tiny-w2", True))),
         workers=(
@@ -195,7 +195,9 @@ def test_the_whole_document() -> None:
 
 
 def test_who_ran_what_at_the_end_trains_no_more() -> None:
-    found = document(JOB, job(), said(phase="Over"), Record(Time()), now=WHEN, ended=ended(Outcome.COMPLETE, "done"))
+    found = document(
+        JOB, job(), said(phase="Over"), JobHistory(Time()), now=WHEN, ended=ended(Outcome.COMPLETE, "done")
+    )
     assert {(c.state, c.protected) for row in found.grid for c in row} == {("ended", None)}
     assert found.others == ()
 
@@ -226,7 +228,7 @@ def look(**more: Any) -> Look:
 
 
 def seen(since: float = -59.0, **more: Any) -> Look:
-    return look(status=said(), record=Record(Time(WHEN + since)), written=written(), **more)
+    return look(status=said(), record=JobHistory(Time(WHEN + since)), written=written(), **more)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def seen(since: float = -59.0, **more: Any) -> Look:
 )  # fmt: skip
 def test_without_a_coordinator_the_status_speaks(name: str, tone: str, over: bool) -> None:
     found = looked(look(written=written(name)), WHEN).state
-    assert found == d.State(name=name, tone=tone, sentence=f"It is {name}.", over=over)
+    assert found == d.PageState(name=name, tone=tone, sentence=f"It is {name}.", over=over)
 
 
 def test_a_job_that_has_only_just_been_seen() -> None:
@@ -268,14 +270,14 @@ def test_after_a_restart_what_is_unknown_is_said() -> None:
     """Until the workers are back, owners and progress are as the status has them; the past stays unknown."""
     status = written(training={"step": 300, "steps": 1000}, plan='{"pipelines":[["tiny-w0","tiny-w2"]]}', takeovers=7)
     away = replace(said(phase="Recovering"), grid=(), workers=(), step=0)
-    recovering = look(written=status, status=away, record=Record(Time(WHEN)))
+    recovering = look(written=status, status=away, record=JobHistory(Time(WHEN)))
     found = looked(recovering, WHEN)
     assert (found.state.name, found.progress.step) == ("Recovering", 300)
     assert [[(c.label, c.state, c.protected) for c in row] for row in found.grid] == [
         [("w0", "unknown", None), ("w2", "unknown", None)]
     ]
     assert found.unknown == (OWNERS_ONLY, RESTARTED)
-    later = looked(look(written=status, status=said(step=301), record=Record(Time(WHEN))), WHEN)
+    later = looked(look(written=status, status=said(step=301), record=JobHistory(Time(WHEN))), WHEN)
     assert (later.progress.step, later.counts.takeovers, later.unknown) == (301, 7, (RESTARTED,))
     assert looked(seen(), WHEN).unknown == ()
 

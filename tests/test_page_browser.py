@@ -12,13 +12,13 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from bamboo.events import Emit, Outcome, Takeover, WorkerState
-from bamboo.memory import Memory
+from bamboo.control.memory import Memory
+from bamboo.coordinator.events import Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
-from bamboo.page.kept import kept
-from bamboo.page.record import Figures, Record, steady_clock
-from bamboo.page.serve import LocalPage, add_page, answer, refusal
-from bamboo.page.view import document, ended
+from bamboo.page.builder import document, ended
+from bamboo.page.history import Figures, JobHistory, steady_clock
+from bamboo.page.server import LocalPage, add_page, answer, refusal
+from bamboo.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from operator_kit import job, said
 
@@ -42,7 +42,7 @@ DRAWN = "!document.getElementById('main').hidden"
 
 def page(*, over: bool = False, told: int = 1) -> d.Document:
     """A job with everything that a page can show. told: so many events."""
-    record = Record()
+    record = JobHistory()
     record.follow(0, Figures(None), ())
     taken = Takeover(
         epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=2, notice=False,
@@ -51,7 +51,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     for step in range(1, 6):
         record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
-        record.told(Emit("WorkerLost", HOSTILE, True))
+        record.add_event(Emit("WorkerLost", HOSTILE, True))
     status = said(
         grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
@@ -60,11 +60,11 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     )  # fmt: skip
     now = steady_clock()()
     pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
-    cost = d.Cost(
+    cost = d.PageCost(
         total=12.5, per_hour=3.0, pools=pools, on_demand_pool="fallback", on_demand_per_hour=10.5, spent=3.0,
         on_demand=10.5, compared_since=now - 3600,
     )  # fmt: skip
-    about = d.Job(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
+    about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None
     return document(about, job(), status, record, now=now, cost=cost, ended=state)
 
@@ -198,7 +198,7 @@ async def test_curves_are_read_and_zoomed_with_mouse_and_keys() -> None:
 async def test_a_kept_page_needs_no_server(tmp_path: Path) -> None:
     """It opens from a folder, shows the same, asks for nothing, and takes what a job says as text."""
     file = tmp_path / "page.html"
-    file.write_text(kept(curves_of(50)), encoding="utf-8")
+    file.write_text(standalone_page(curves_of(50)), encoding="utf-8")
     async with browser() as tab:
         await tab.goto(file.as_uri())
         await tab.until(DRAWN)

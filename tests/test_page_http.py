@@ -15,15 +15,15 @@ from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bamboo.cli import app as command_line
-from bamboo.events import Emit, Finish, Outcome
-from bamboo.local.page import PageView
-from bamboo.local.picture import Footer, render
+from bamboo.cli.commands import app as command_line
+from bamboo.coordinator.events import Emit, Finish, Outcome
+from bamboo.local.page_view import PageView
 from bamboo.local.summary import summarize
 from bamboo.names import PAGE_AUDIENCE
 from bamboo.page import document as d
-from bamboo.page import serve
-from bamboo.page.serve import FILES, MOST_TOKEN, LocalPage, PageError
+from bamboo.page import server
+from bamboo.page.server import FILES, MOST_TOKEN, LocalPage, PageError
+from bamboo.terminal.picture import Footer, render
 from bamboo_operator.api import ApiError
 from bamboo_operator.facts import Facts
 from bamboo_operator.looks import Look
@@ -37,10 +37,10 @@ TEAM = ("team", "tiny")
 def document(*, over: bool = False) -> d.Document:
     return d.Document(
         now=1.0,
-        job=d.Job(name="tiny", namespace="team", place="local"),
-        state=d.State(name="Running", tone="good", sentence="It runs.", over=over),
-        progress=d.Progress(step=1),
-        counts=d.Counts(preemptions=0, takeovers=0),
+        job=d.PageJob(name="tiny", namespace="team", place="local"),
+        state=d.PageState(name="Running", tone="good", sentence="It runs.", over=over),
+        progress=d.PageProgress(step=1),
+        counts=d.PageCounts(preemptions=0, takeovers=0),
     )
 
 
@@ -132,9 +132,9 @@ async def test_the_page_is_gone_at_once_if_nobody_looks_and_later_if_somebody_do
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = asyncio.get_running_loop().time
-    monkeypatch.setattr(serve, "WATCHED_SECONDS", 60.0)
+    monkeypatch.setattr(server, "WATCHED_SECONDS", 60.0)
     for asked, told, linger, least in ((False, False, 60.0, 0.0), (True, False, 1.5, 1.4), (True, True, 60.0, 0.0)):
-        monkeypatch.setattr(serve, "LINGER_SECONDS", linger)
+        monkeypatch.setattr(server, "LINGER_SECONDS", linger)
         over = False
         page = LocalPage(lambda: document(over=over))  # noqa: B023
         url, _, token = (await page.start()).partition("#token=")
@@ -174,7 +174,9 @@ async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
     finish = Finish(Outcome.FAILED, "LossNotFinite", "the loss is not a number")
     view.finish(summarize("tiny", said(), finish, batch=8, seconds=1.0))
     view.stop()
-    assert view.document().state == d.State(name="Failed", tone="bad", sentence="the loss is not a number", over=True)
+    assert view.document().state == d.PageState(
+        name="Failed", tone="bad", sentence="the loss is not a number", over=True
+    )
 
 
 @pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bamboo.cli import app
-from bamboo.pod_fields import unknown_fields
+from bamboo.cli.commands import app
+from bamboo.job.pod_fields import unknown_fields
 from bamboo_operator.misspelt import outside_the_spec, refusal
 from bamboo_operator.template import merge
 from manifest_kit import minimal

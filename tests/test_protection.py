@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from bamboo import metrics_table as table
-from bamboo.events import WorkerState
-from bamboo.local.metrics import fill
-from bamboo.metrics import Exporter, Page
-from bamboo.page.view import Labels, state
-from bamboo.protection import protection
-from bamboo.remote import words
-from bamboo.remote.model import job_of
+from bamboo.coordinator.events import WorkerState
+from bamboo.coordinator.protection import protection
+from bamboo.local.metrics_view import fill
+from bamboo.metrics import catalog as table
+from bamboo.metrics.exposition import Exporter, MetricsPage
+from bamboo.page.builder import Labels, state
+from bamboo.remote import phrases
+from bamboo.remote.objects import job_of
 from bamboo_operator.conditions import job_status
 from bamboo_operator.counts import Counts, Meter
 from bamboo_operator.facts import Facts
@@ -53,7 +53,7 @@ def test_everybody_gives_the_same_answer(
     written = job_status(status, {}, facts)
     (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
     assert (told["status"], told["reason"], told["message"]) == (str(holds), reason, found.message)
-    local, remote = Page(Exporter.RUN), Page(Exporter.OPERATOR)
+    local, remote = MetricsPage(Exporter.RUN), MetricsPage(Exporter.OPERATOR)
     fill(local, ("default", "tiny"), status, asked)
     look = Look(namespace="default", name="tiny", spec=asked, facts=facts, status=status, written=written)
     job_page(remote, look, Meter(Counts()))
@@ -63,8 +63,8 @@ def test_everybody_gives_the_same_answer(
     assert (found.message in shown.sentence) == (not holds)
     assert (shown.name == "Degraded") == (written["state"] == "Degraded") == (not holds and reason != "RedundancyOff")
     seen = job_of({"metadata": {}, "spec": {}, "status": written})
-    assert words.protected(seen) == word
-    assert words.protection(seen) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
+    assert phrases.protected(seen) == word
+    assert phrases.protection(seen) == f"protected: {'yes' if holds else 'no'}, {found.message} ({reason})"
     assert seen.protected == (holds or reason == "RedundancyOff"), "as far as it is meant to be"
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, An
     written = job_status(status, {}, Facts(now=NOW, generation=1, spec=job(**spec)))
     (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
     assert (told["status"], told["reason"]) == ("False", reason)
-    assert words.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
+    assert phrases.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
 
 
 def test_a_restart_of_the_operator_changes_no_answer() -> None:

@@ -12,10 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bamboo.cli import app
-from bamboo.pod_fields import NEWEST_MINOR
-from bamboo.remote import plugin
-from bamboo.remote.flags import seconds
+from bamboo.cli import kubectl_plugin
+from bamboo.cli.commands import app
+from bamboo.cli.options import seconds
+from bamboo.job.pod_fields import NEWEST_MINOR
 from remote_kit import Asked, Json, condition, ended, event, job, kubeconfig, node, pod, refusal, server
 
 MANIFEST = """
@@ -76,7 +76,7 @@ def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, l
         manifest.write_text(MANIFEST)
         words = [str(manifest) if word == "FILE" else word for word in arguments]
         if words[0] in ("submit", "run") and "--load" not in words:
-            words.append("--no-load")  # it takes seconds; tests/test_taskcheck.py has it
+            words.append("--no-load")  # it takes seconds; tests/test_task_check.py has it
         done = CliRunner().invoke(app, [*words, "--kubeconfig", str(path)])
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -357,7 +357,7 @@ def test_kubectl_finds_the_plugin_and_completes_it(tmp_path: Path) -> None:
 
 
 def test_the_plugin_has_the_clusters_commands_only() -> None:
-    done = CliRunner().invoke(plugin.app, ["--help"])
+    done = CliRunner().invoke(kubectl_plugin.app, ["--help"])
     names = {
         line.split()[0]
         for line in done.stdout.split("Commands:")[1].splitlines()
@@ -369,6 +369,6 @@ def test_the_plugin_has_the_clusters_commands_only() -> None:
 
 def test_nothing_heavy_is_imported_for_help() -> None:
     heavy = "[m for m in ('aiohttp', 'asyncio', 'torch') if m in sys.modules]"
-    code = f"import sys, bamboo.cli, bamboo.remote.plugin; print({heavy})"
+    code = f"import sys, bamboo.cli.commands, bamboo.cli.kubectl_plugin; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,55 +4,60 @@ from typing import Any
 
 import pytest
 
+from bamboo.kube.errors import ApiError, RemoteError, UsageError
 from bamboo.remote import drill, victims
-from bamboo.remote.errors import ApiError, RemoteError, UsageError
-from bamboo.remote.model import Worker, job_of, workers_of
+from bamboo.remote.objects import RemoteWorker, job_of, workers_of
 from bamboo.remote.session import Session
-from bamboo.remote.victims import Choice
+from bamboo.remote.victims import VictimChoice
 from bamboo_operator.signals import Kind, node_signal
 from remote_kit import NOW, SPEC, Json, condition, ended, job, node, plan, pod
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
 
 
-def workers(*numbers: int, **status: Json) -> tuple[Worker, ...]:
+def workers(*numbers: int, **status: Json) -> tuple[RemoteWorker, ...]:
     return workers_of(job_of(job()), [pod(n, **status.get(f"w{n}", {})) for n in numbers or range(5)])
 
 
-def chosen(choice: Choice, found: tuple[Worker, ...] | None = None, body: Json | None = None) -> str:
+def chosen(choice: VictimChoice, found: tuple[RemoteWorker, ...] | None = None, body: Json | None = None) -> str:
     return victims.victim(job_of(body or job()), found or workers(), choice, lambda several: several[-1]).name
 
 
 @pytest.mark.parametrize(
     ("choice", "name"),
     [
-        (Choice(worker="w3"), "story-w3"),
-        (Choice(worker="story-w3"), "story-w3"),
-        (Choice(worker="3"), "story-w3"),
-        (Choice(worker="w4"), "story-w4"),
-        (Choice(stage=2), "story-w2"),
-        (Choice(stage=2, pipeline=0), "story-w2"),
-        (Choice(random=True), "story-w3"),  # the last of those that train
+        (VictimChoice(worker="w3"), "story-w3"),
+        (VictimChoice(worker="story-w3"), "story-w3"),
+        (VictimChoice(worker="3"), "story-w3"),
+        (VictimChoice(worker="w4"), "story-w4"),
+        (VictimChoice(stage=2), "story-w2"),
+        (VictimChoice(stage=2, pipeline=0), "story-w2"),
+        (VictimChoice(random=True), "story-w3"),  # the last of those that train
     ],
 )
-def test_the_victim_is_whom_the_choice_means(choice: Choice, name: str) -> None:
+def test_the_victim_is_whom_the_choice_means(choice: VictimChoice, name: str) -> None:
     assert chosen(choice) == name
 
 
 @pytest.mark.parametrize(
     ("choice", "found", "body", "said"),
     [
-        (Choice(worker="w9"), None, None, "story has no worker w9; there are: w0, w1, w2, w3, w4"),
-        (Choice(stage=4), None, None, "--stage 4: the job has stages 0 to 3"),
-        (Choice(stage=0, pipeline=1), None, None, "--pipeline 1: the job has pipelines 0 to 0 now"),
-        (Choice(stage=0), None, job(plan=None), "story has no plan yet"),
-        (Choice(stage=0), workers(1, 2), None, "stage 0 of pipeline 0 belongs to story-w0, which is gone already"),
-        (Choice(worker="w1"), workers(1, w1=ended(1)), None, "story-w1 has ended already (Error, exit code 1)"),
-        (Choice(random=True), workers(4), None, "no worker of story is training"),
+        (VictimChoice(worker="w9"), None, None, "story has no worker w9; there are: w0, w1, w2, w3, w4"),
+        (VictimChoice(stage=4), None, None, "--stage 4: the job has stages 0 to 3"),
+        (VictimChoice(stage=0, pipeline=1), None, None, "--pipeline 1: the job has pipelines 0 to 0 now"),
+        (VictimChoice(stage=0), None, job(plan=None), "story has no plan yet"),
+        (
+            VictimChoice(stage=0),
+            workers(1, 2),
+            None,
+            "stage 0 of pipeline 0 belongs to story-w0, which is gone already",
+        ),
+        (VictimChoice(worker="w1"), workers(1, w1=ended(1)), None, "story-w1 has ended already (Error, exit code 1)"),
+        (VictimChoice(random=True), workers(4), None, "no worker of story is training"),
     ],
 )
 def test_a_choice_that_means_nobody_is_refused(
-    choice: Choice, found: tuple[Worker, ...] | None, body: Json | None, said: str
+    choice: VictimChoice, found: tuple[RemoteWorker, ...] | None, body: Json | None, said: str
 ) -> None:
     with pytest.raises(RemoteError, match="^" + said.replace("(", r"\(").replace(")", r"\)")):
         chosen(choice, found, body)
@@ -63,7 +68,7 @@ def test_a_choice_that_means_nobody_is_refused(
 )
 def test_exactly_one_way_to_choose(flags: Any) -> None:
     with pytest.raises(UsageError):
-        Choice(**flags)
+        VictimChoice(**flags)
 
 
 NONE = {**SPEC, "redundancy": {"mode": "None"}}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bamboo.protocol import Message, Report
+from bamboo.control.protocol import Message, Report
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.worker.trace import Silent
 

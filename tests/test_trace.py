@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from bamboo.cli import app
+from bamboo.cli.commands import app
+from bamboo.local.trace_files import merge_traces
 from bamboo.local.trace_summary import (
-    KINDS,
-    Kind,
+    TIME_USE_OF_SPAN,
+    TimeUse,
     TraceError,
     parse_trace,
     read_trace,
@@ -23,8 +24,7 @@ from bamboo.local.trace_summary import (
     to_json,
     to_text,
 )
-from bamboo.local.traces import merge_traces
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.schedule import Instruction
 from bamboo_trainer.worker.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
 
@@ -132,8 +132,12 @@ def test_plans_and_takeovers_are_instants_and_a_takeover_has_two_phases(tmp_path
 
 def test_every_instruction_has_its_kind() -> None:
     instructions = {instruction.__name__ for instruction in get_args(Instruction)}
-    assert set(KINDS) == instructions | NEVER_AWAITED | {"OptimizerStep", "Wait"}
-    assert {KINDS[name] for name in IN_ADVANCE} == {Kind.REDUNDANT_FORWARD, Kind.REDUNDANT_BACKWARD, Kind.REHEARSAL}
+    assert set(TIME_USE_OF_SPAN) == instructions | NEVER_AWAITED | {"OptimizerStep", "Wait"}
+    assert {TIME_USE_OF_SPAN[name] for name in IN_ADVANCE} == {
+        TimeUse.REDUNDANT_FORWARD,
+        TimeUse.REDUNDANT_BACKWARD,
+        TimeUse.REHEARSAL,
+    }
 
 
 @pytest.mark.parametrize(
@@ -186,8 +190,8 @@ def test_the_shares_of_a_known_trace(
     usage = found.overall if worker is None else found.workers[worker]
     assert [u.name for u in found.workers] == ["w0", "w2", "w10"]
     assert usage.wall_seconds == pytest.approx(wall)
-    expected = {kind: shares.get(kind, 0.0) if shares is not None else None for kind in Kind}
-    for kind in Kind:
+    expected = {kind: shares.get(kind, 0.0) if shares is not None else None for kind in TimeUse}
+    for kind in TimeUse:
         assert usage.share(kind) == pytest.approx(expected[kind])
     assert usage.other == pytest.approx(other)
     assert (usage.bubble, usage.filled) == (pytest.approx(bubble), pytest.approx(filled))

@@ -4,20 +4,13 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from bamboo import coordinator, protocol
-from bamboo.events import (
-    AddWorkers,
-    Finish,
-    Received,
-    RequestsWithdrawn,
-    Send,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
-from bamboo.manifest import parse_manifest
-from bamboo.membership import unwanted
-from bamboo.plan import Cell, Plan, plan_problems
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
+from bamboo.coordinator.membership import surplus_requests
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, Plan, plan_problems
 
 
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
@@ -69,15 +62,15 @@ class World:
 
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
-        if not self.state.calm or self.state.phase != "Running":
+        if not self.state.steady or self.state.phase != "Running":
             return
         for seconds in (0.1, 3600.0):
             now = self.now + seconds
             workers = {w: replace(r, seen=now, cut_since=None) for w, r in self.state.workers.items()}
-            state = replace(self.state, calm=False, workers=workers, links={}, last_progress=now)
+            state = replace(self.state, steady=False, workers=workers, links={}, last_progress=now)
             after, commands = coordinator.step(state, Tick(), now)
             assert not commands
-            assert after == replace(state, calm=True)
+            assert after == replace(state, steady=True)
 
     def tell(self, event: object) -> None:
         self.now += 0.01
@@ -197,7 +190,7 @@ class World:
 
     def withdraw(self) -> None:
         """Nobody brings those any more who have not come and are not wanted now."""
-        if count := min(self.unmade, unwanted(self.state)):
+        if count := min(self.unmade, surplus_requests(self.state)):
             self.unmade -= count
             self.tell(RequestsWithdrawn(count))
 

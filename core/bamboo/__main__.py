@@ -7,9 +7,9 @@ from bamboo.names import EXIT_INTERRUPTED
 
 def main() -> None:
     try:
-        from bamboo import cli
+        from bamboo.cli import commands
 
-        cli.main()
+        commands.main()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -17,18 +17,18 @@ def main() -> None:
 def kubectl() -> None:
     """`kubectl bamboo ...`, which runs kubectl-bamboo."""
     try:
-        from bamboo.remote import plugin
+        from bamboo.cli import kubectl_plugin
 
-        plugin.main()
+        kubectl_plugin.main()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
 
 def kubectl_complete() -> None:
     """What kubectl runs to complete `kubectl bamboo ...`."""
-    from bamboo.remote import plugin
+    from bamboo.cli import kubectl_plugin
 
-    plugin.complete()
+    kubectl_plugin.complete()
 
 
 if __name__ == "__main__":

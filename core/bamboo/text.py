@@ -1,12 +1,40 @@
-"""Words that come from elsewhere, such as errors of the user's code, in places that promise one line."""
+"""Numbers and words in sentences that a person reads."""
 
 MOST_CHARACTERS = 2000
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The same in one line of printable characters: line breaks become spaces. Cut in its middle if it is too long."""
+    """The same in one line of printable characters: line breaks become spaces. Cut in its middle if it is too long.
+
+    For text that comes from elsewhere, such as errors of the user's code, in places that promise one line.
+    """
     line = " ".join("".join(c if c.isprintable() or c.isspace() else "\N{MIDDLE DOT}" for c in text).split())
     if len(line) <= most:
         return line
     half = (most - 5) // 2
     return f"{line[:half]} ... {line[-half:]}"
+
+
+def count(number: int, thing: str) -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def duration(seconds: float) -> str:
+    """5s, 2:05, 1:02:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(number: float) -> str:
+    """512 B, 1.5 KiB, 20.0 MiB."""
+    if number < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        number /= 1024
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} TiB"

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import kopf
 import typer
 
-from bamboo.fields import ManifestError
+from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_FAILED, EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.api import NAMESPACE_FILE, TOKEN_FILE
 from bamboo_operator.lease import LeaseLost, Place

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.edits import refusal, refused, taken_over_manifest, task_digest
-from bamboo.manifest import ManifestError, parse_manifest
+from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.spec import JobSpec
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
-from bamboo.spec import JobSpec
 from bamboo_operator.api import Api, ApiError
 from bamboo_operator.doors import JobKey
 from bamboo_operator.pods import owner
@@ -48,13 +48,13 @@ def follow(accepted: Json, newest: Json) -> tuple[Json, Followed]:
     suspend = (newest.get("spec") or {}).get("suspend") is True
     try:
         wanted = parse_manifest(newest)
-        merged = taken_over_manifest(accepted, newest)
+        merged = apply_edit_to_manifest(accepted, newest)
         spec = parse_manifest(merged)
     except ManifestError as error:
         kept = parse_manifest(accepted)
         return accepted, Followed(spec=replace(kept, suspend=suspend), problems=problems_of(error))
-    names = refused(spec, wanted)
-    return merged, Followed(spec=spec, refused=refusal(names) if names and not suspend else "")
+    names = refused_fields(spec, wanted)
+    return merged, Followed(spec=spec, refused=refusal_message(names) if names and not suspend else "")
 
 
 def refusal_in(status: Json) -> str:

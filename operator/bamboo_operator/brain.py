@@ -18,35 +18,35 @@ from typing import Any
 
 import msgspec
 
-from bamboo import coordinator
-from bamboo.clock import AwakeClock
-from bamboo.edits import task_digest
-from bamboo.events import (
+from bamboo.control.channel_events import WorkerJoined
+from bamboo.control.protocol import Hello, Stop
+from bamboo.control.server import Channels
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo.coordinator.events import (
     Command,
     Emit,
     Event,
     Finish,
     Interrupted,
-    Notice,
     NoticeWithdrawn,
     Outcome,
+    PreemptionNotice,
     RemoveWorker,
     RequestsWithdrawn,
     Send,
     SpecChanged,
     Status,
     Tick,
-    WorkerJoined,
     WorkerLost,
 )
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.edits import task_digest
+from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
-from bamboo.page.record import Figures, Record
-from bamboo.plan import WorkerId
-from bamboo.protocol import Hello, Stop
-from bamboo.server import Channels
-from bamboo.spec import JobSpec
-from bamboo.state import State
-from bamboo.status import status
+from bamboo.page.history import Figures, JobHistory
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.cloud_marks import DISRUPTIONS
 from bamboo_operator.cluster import Cluster, owner_uid
 from bamboo_operator.counts import Counts, Meter
@@ -107,12 +107,12 @@ class Brain:
         self._now = AwakeClock()
         self.removing: dict[WorkerId, float] = {}  # since when
         self.removed: set[WorkerId] = set()  # those that did not go, so that their pods were deleted
-        self.record = Record()  # for the job's page
+        self.record = JobHistory()  # for the job's page
         self.story = Story(self.record)  # not posted yet
         self.finish: Finish | None = None
         check = pod_check(job.key, reviews, self._uid_of, partial(cluster.is_of_another, job.key, job.uid))
         self._channels = Channels(self._events.put_nowait, doors.counted(check))
-        self.state: State = coordinator.initial(
+        self.state: CoordinatorState = coordinator.initial(
             job.spec,
             job.manifest,
             secret=hmac.new(key, job.uid.encode(), sha256).hexdigest(),
@@ -166,7 +166,7 @@ class Brain:
 
     def give_back(self, worker: WorkerId, seconds: float) -> None:
         """The worker is to leave as soon as it can be spared."""
-        self._events.put_nowait(Notice(worker, seconds, wanted=True))
+        self._events.put_nowait(PreemptionNotice(worker, seconds, wanted=True))
 
     def withdraw(self, count: int) -> None:
         """So many pods that are not wanted any more are not made."""
@@ -226,7 +226,7 @@ class Brain:
         elif deadline > before - 1:
             return
         self._noticed[name] = deadline
-        self._events.put_nowait(Notice(name, signal.seconds))
+        self._events.put_nowait(PreemptionNotice(name, signal.seconds))
 
     def pod_gone(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]
@@ -268,7 +268,7 @@ class Brain:
         self._job.meter.late(now - self._due)
         if now - self._due > LATE_SECONDS:  # NB: the coordinator leaves that time out, and the clouds do not
             for worker, until in self._noticed.items():
-                self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - now)))
+                self._events.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - now)))
         self._give_up(now)
         self._events.put_nowait(Tick())
         self._due = now + TICK_SECONDS
@@ -302,7 +302,7 @@ class Brain:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
         record = self.state.workers.get(worker)
         if record is not None and record.notice_until is None and (until := self._noticed.get(worker)) is not None:
-            self._events.put_nowait(Notice(worker, max(LEAST_SECONDS, until - time.monotonic())))
+            self._events.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - time.monotonic())))
 
     def _placed(self, hello: Hello) -> Hello:
         """With the zone of the worker's node: the worker itself does not know it."""

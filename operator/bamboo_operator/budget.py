@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from bamboo.events import Emit, Status, WorkerState
+from bamboo.coordinator.events import Emit, Status, WorkerState
+from bamboo.coordinator.protection import protection
+from bamboo.job.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_workers
 from bamboo.names import LABEL_JOB_UID
-from bamboo.protection import protection
-from bamboo.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_workers
 from bamboo_operator.api import ApiError
 from bamboo_operator.pods import JobMeta, about_workers
 

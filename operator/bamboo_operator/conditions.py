@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from bamboo.events import Status, WorkerState
-from bamboo.spec import Capacity, wanted_pipelines, wanted_workers
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.job.spec import Capacity, wanted_pipelines, wanted_workers
 from bamboo_operator.facts import Facts
 from bamboo_operator.pools import price_per_hour
 from bamboo_operator.verdicts import LONGEST_MESSAGE, Scene, Verdict, display, held, verdicts

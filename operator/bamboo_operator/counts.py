@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bamboo.events import Event
-from bamboo.histogram import Histogram
-from bamboo.job_metrics import samples, useful_seconds
-from bamboo.metrics_table import OPERATOR_API_DURATION, OPERATOR_LAG, OPERATOR_PASS_DURATION
-from bamboo.state import State
+from bamboo.coordinator.events import Event
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.metrics.catalog import OPERATOR_API_DURATION, OPERATOR_LAG, OPERATOR_PASS_DURATION
+from bamboo.metrics.histogram import Histogram
+from bamboo.metrics.job_metrics import samples, useful_seconds
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Meter:
         """A coordinator is made. resumed: of a job that trains; how far that is, it is told when its workers come."""
         self.committed, self._resumed = time.time(), resumed
 
-    def handled(self, event: Event, before: State, after: State) -> None:
+    def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
         """The job's coordinator has taken in an event."""
         self._counts.events[type(event).__name__] += 1
         if after.step > before.step:

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from bamboo.listener import Bounds, Listener
+from bamboo.control.listener import BoundedListener, ConnectionBounds
+from bamboo.control.server import Authenticate, Channels, Unauthorized, Unavailable
+from bamboo.job.spec import DNS_LABEL, DNS_NAME
 from bamboo.names import TOKEN_AUDIENCE
-from bamboo.plan import WorkerId
-from bamboo.server import Authenticate, Channels, Unauthorized, Unavailable
-from bamboo.spec import DNS_LABEL, DNS_NAME
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.api import API_ERRORS
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
-BOUNDS = Bounds(strangers=1024)
+BOUNDS = ConnectionBounds(unauthenticated=1024)
 REVIEWS_AT_ONCE = 16
 REVIEWS_WAITING = 512  # more than that are told to come again
 JobKey = tuple[str, str]  # namespace and name
@@ -154,13 +154,15 @@ class Doors:
         self._open: dict[JobKey, Channels] = {}
         self.refusals: Counter[str] = Counter()  # by reason
         self._runner: web.AppRunner | None = None
-        self._listener: Listener | None = None
+        self._listener: BoundedListener | None = None
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: Bounds = BOUNDS) -> int:
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: ConnectionBounds = BOUNDS
+    ) -> int:
         """Listens; returns the port."""
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._enter)
-        self._listener = Listener(app, bounds, self._closed)
+        self._listener = BoundedListener(app, bounds, self._closed)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         return await self._listener.start(self._runner, host, port, tls)

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from bamboo.events import Finish
-from bamboo.spec import JobSpec
+from bamboo.coordinator.events import Finish
+from bamboo.job.spec import JobSpec
 from bamboo_operator.savings import Comparison
 from bamboo_operator.troubles import Trouble
 

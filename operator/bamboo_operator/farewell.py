@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from bamboo.events import WorkerJoined
-from bamboo.plan import WorkerId
-from bamboo.protocol import Stop
-from bamboo.server import ChannelEvent, Channels
+from bamboo.control.channel_events import ChannelEvent, WorkerJoined
+from bamboo.control.protocol import Stop
+from bamboo.control.server import Channels
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.api import API_ERRORS
 from bamboo_operator.cluster import Cluster, job_of, owner_uid
 from bamboo_operator.doors import Doors, JobKey, Reviews, pod_check

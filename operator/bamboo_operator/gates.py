@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bamboo.job.spec import JobSpec
 from bamboo.names import LABEL_QUEUE
-from bamboo.plan import WorkerId
-from bamboo.spec import JobSpec
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.template import read_template
 
 Json = Mapping[str, Any]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bamboo.events import Emit, WorkerState
-from bamboo.membership import unwanted
+from bamboo.coordinator.events import Emit, WorkerState
+from bamboo.coordinator.membership import surplus_requests
+from bamboo.job.spec import JobSpec, NodePool, wanted_workers
 from bamboo.names import API_VERSION, KIND, worker_name
-from bamboo.plan import WorkerId
-from bamboo.spec import JobSpec, NodePool, wanted_workers
+from bamboo.planning.plan import WorkerId
 from bamboo_operator import silence
 from bamboo_operator.api import API_ERRORS, Api, ApiError, PodRefused, pod_place
 from bamboo_operator.backoff import Backoff
@@ -135,7 +135,7 @@ class Hands:
         return {name: pod for name, pod in self._pods().items() if name not in known}
 
     def _withdraw(self) -> None:
-        if count := min(self.adding, unwanted(self._brain.state)):
+        if count := min(self.adding, surplus_requests(self._brain.state)):
             self._brain.withdraw(count)
 
     def by_pool(self) -> Counter[str]:

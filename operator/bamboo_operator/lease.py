@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from bamboo.spec import DNS_LABEL, DNS_NAME
+from bamboo.job.spec import DNS_LABEL, DNS_NAME
 from bamboo_operator.api import API_ERRORS, TIMEOUT_SECONDS, ApiError, Object
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from bamboo.events import Emit, Outcome, Status
-from bamboo.protocol import Stop
-from bamboo.spec import CleanPodPolicy, JobSpec
+from bamboo.control.protocol import Stop
+from bamboo.coordinator.events import Emit, Outcome, Status
+from bamboo.job.spec import CleanPodPolicy, JobSpec
 from bamboo_operator.accepted import refusal_in
 from bamboo_operator.api import API_ERRORS, Api, ApiError, PodRefused
 from bamboo_operator.brain import Brain, Running, known_lost

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bamboo.events import Status
+from bamboo.coordinator.events import Status
+from bamboo.job.spec import JobSpec, NodePool
 from bamboo.page import document as d
-from bamboo.page.record import Record
-from bamboo.page.view import Labels, document, past, rows, state
-from bamboo.spec import JobSpec, NodePool
+from bamboo.page.builder import Labels, document, history_fields, rows, state
+from bamboo.page.history import JobHistory
 from bamboo_operator.facts import Facts
 from bamboo_operator.pools import price_per_hour
 from bamboo_operator.savings import on_demand_per_hour, on_demand_pool
 
-T = TypeVar("T", d.Document, d.Cost)
+T = TypeVar("T", d.Document, d.PageCost)
 
 LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
 TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
@@ -53,14 +53,14 @@ class Look:
     facts: Facts
     written: Mapping[str, Any] = field(default_factory=dict)
     status: Status | None = None
-    record: Record | None = None
+    record: JobHistory | None = None
 
 
 def look_document(look: Look, now: float) -> d.Document:
     """The page of that job."""
     began = _unix(look.written.get("startTime"))
     since = look.record.since if look.record else None
-    job = d.Job(
+    job = d.PageJob(
         name=look.name,
         namespace=look.namespace,
         place="cluster",
@@ -77,14 +77,14 @@ def look_document(look: Look, now: float) -> d.Document:
         unknown.append(RESTARTED)
     return _replace(
         base,
-        counts=d.Counts(**written),
+        counts=d.PageCounts(**written),
         cost=cost(look),
         conditions=conditions(look.written),
         unknown=tuple(unknown),
     )
 
 
-def base_counts(written: Mapping[str, Any], counts: d.Counts) -> Mapping[str, Any]:
+def base_counts(written: Mapping[str, Any], counts: d.PageCounts) -> Mapping[str, Any]:
     """The coordinator counts from its own start; the status has counted on, and neither falls."""
     of_status = {name: _count(written, name) for name in ("preemptions", "takeovers", "restarts")}
     return {
@@ -95,7 +95,7 @@ def base_counts(written: Mapping[str, Any], counts: d.Counts) -> Mapping[str, An
     }
 
 
-def _live(look: Look, job: d.Job, now: float) -> d.Document:
+def _live(look: Look, job: d.PageJob, now: float) -> d.Document:
     assert look.spec is not None
     assert look.status is not None
     assert look.record is not None
@@ -108,28 +108,28 @@ def _live(look: Look, job: d.Job, now: float) -> d.Document:
     return found
 
 
-def _from_status(look: Look, job: d.Job, now: float) -> d.Document:
+def _from_status(look: Look, job: d.PageJob, now: float) -> d.Document:
     """A job without a coordinator: invalid, suspended, over, or only just seen."""
     names = Labels(look.name)
     steps = look.spec.training.steps if look.spec else None
-    nothing = d.Progress(samples=look.spec.training.global_batch_size if look.spec else None, steps=steps)
-    counts = d.Counts(preemptions=_count(look.written, "preemptions"), takeovers=_count(look.written, "takeovers"))
+    nothing = d.PageProgress(samples=look.spec.training.global_batch_size if look.spec else None, steps=steps)
+    counts = d.PageCounts(preemptions=_count(look.written, "preemptions"), takeovers=_count(look.written, "takeovers"))
     found = d.Document(
         now=now, job=job, state=written_state(look), progress=nothing, counts=counts, epoch=look.written.get("epoch"),
     )  # fmt: skip
     if look.record:
-        found = _replace(found, **past(look.record, names))
+        found = _replace(found, **history_fields(look.record, names))
     else:
         found = _replace(found, marks=_last_takeover(look.written, names))
     return _replace(found, **_remembered(look, nothing))
 
 
-def _remembered(look: Look, progress: d.Progress) -> Mapping[str, Any]:
+def _remembered(look: Look, progress: d.PageProgress) -> Mapping[str, Any]:
     """Progress and owners as the BambooJob's status has them."""
     training = look.written.get("training") or {}
     over = written_state(look).over
     owners = () if over else rows(_owners(look.written.get("plan")), Labels(look.name))
-    known = d.Progress(
+    known = d.PageProgress(
         step=training.get("step", progress.step),
         steps=training.get("steps", progress.steps),
         loss=training.get("loss", progress.loss),
@@ -140,19 +140,19 @@ def _remembered(look: Look, progress: d.Progress) -> Mapping[str, Any]:
     return {"progress": known, "grid": owners, "unknown": (OWNERS_ONLY,) if owners else ()}
 
 
-def written_state(look: Look) -> d.State:
+def written_state(look: Look) -> d.PageState:
     """As the status says it; a job without one has only just been seen."""
     name = str(look.written.get("state") or "Pending")
     kind = CONDITIONS.get(name, name)
     found: Mapping[str, Any] = next((c for c in look.written.get("conditions") or () if c.get("type") == kind), {})
     sentence = str(found.get("message") or "")
     over = name in ("Complete", "Failed")
-    return d.State(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
+    return d.PageState(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
 
 
-def conditions(written: Mapping[str, Any]) -> tuple[d.Condition, ...]:
+def conditions(written: Mapping[str, Any]) -> tuple[d.PageCondition, ...]:
     return tuple(
-        d.Condition(
+        d.PageCondition(
             type=str(c.get("type")),
             status=str(c.get("status")),
             reason=str(c.get("reason") or ""),
@@ -163,7 +163,7 @@ def conditions(written: Mapping[str, Any]) -> tuple[d.Condition, ...]:
     )
 
 
-def cost(look: Look) -> d.Cost | None:
+def cost(look: Look) -> d.PageCost | None:
     """None without pools: then there is nothing that could have a price."""
     pools = look.spec.node_pools if look.spec else ()
     if not pools:
@@ -173,9 +173,9 @@ def cost(look: Look) -> d.Cost | None:
     paid = {} if over else look.facts.paid if look.facts.paid is not None else look.facts.pods
     per_hour = price_per_hour(pools, paid)
     if per_hour is None:
-        return d.Cost(sentence=NO_PRICE)
+        return d.PageCost(sentence=NO_PRICE)
     total = max(look.facts.base.cost + look.facts.cost, Decimal(str(written.get("total") or 0)))
-    found = d.Cost(
+    found = d.PageCost(
         total=float(total),
         per_hour=float(per_hour),
         pools=tuple(
@@ -191,7 +191,7 @@ def cost(look: Look) -> d.Cost | None:
     return _compared(found, look, pools, paid)
 
 
-def _compared(found: d.Cost, look: Look, pools: Sequence[NodePool], paid: Mapping[str, int]) -> d.Cost:
+def _compared(found: d.PageCost, look: Look, pools: Sequence[NodePool], paid: Mapping[str, int]) -> d.PageCost:
     reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
     if reference is None or instead is None:
         return _replace(found, sentence=NO_ON_DEMAND)
@@ -207,19 +207,19 @@ def _compared(found: d.Cost, look: Look, pools: Sequence[NodePool], paid: Mappin
     )
 
 
-def _last_takeover(written: Mapping[str, Any], names: Labels) -> tuple[d.Mark, ...]:
+def _last_takeover(written: Mapping[str, Any], names: Labels) -> tuple[d.PageMark, ...]:
     last = written.get("lastTakeover")
     at = _unix(last.get("time")) if last else None
     if not last or at is None:
         return ()
-    phases = d.Phases(
+    phases = d.TakeoverPhases(
         victim=names(str(last.get("victim"))),
         worker=names(str(last.get("worker"))),
         pipeline=int(last.get("pipeline") or 0),
         stage=int(last.get("stage") or 0),
         pause=1000 * float(last.get("pauseSeconds") or 0),
     )
-    return (d.Mark(at=at, kind="takeover", message="", takeover=phases),)
+    return (d.PageMark(at=at, kind="takeover", message="", takeover=phases),)
 
 
 def _owners(plan: Any) -> list[list[str]]:

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from bamboo.edits import task_digest
-from bamboo.manifest import ManifestError, parse_manifest
-from bamboo.spec import JobSpec
+from bamboo.job.edits import task_digest
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.spec import JobSpec
 from bamboo_operator.accepted import Accepted, follow, manifest_of, problems_of
 from bamboo_operator.api import API_ERRORS, Api, ApiError, JobGone
 from bamboo_operator.brain import known_task

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from bamboo import job_metrics
-from bamboo import metrics_table as table
-from bamboo.job_metrics import JobKey
-from bamboo.metrics import Metric, Page
+from bamboo.metrics import catalog as table
+from bamboo.metrics import job_metrics
+from bamboo.metrics.exposition import Metric, MetricsPage
+from bamboo.metrics.job_metrics import JobKey
 from bamboo_operator.conditions import job_status
 from bamboo_operator.counts import Calls, Counts, Meter
 from bamboo_operator.doors import Doors
@@ -33,7 +33,7 @@ class Sources:
     calls: Calls
     counts: Counts
 
-    def fill(self, page: Page) -> None:
+    def fill(self, page: MetricsPage) -> None:
         """In any thread."""
         states = dict.fromkeys(table.STATES, 0)
         lives = self.lives()
@@ -50,7 +50,7 @@ class Sources:
             page.add(table.OPERATOR_JOBS, count, state)
 
 
-def job_page(page: Page, look: Look, meter: Meter) -> str:
+def job_page(page: MetricsPage, look: Look, meter: Meter) -> str:
     """Adds a job's; returns its state."""
     job, status = (look.namespace, look.name), look.status
     told = job_status(status, look.written, look.facts)
@@ -78,13 +78,13 @@ def job_page(page: Page, look: Look, meter: Meter) -> str:
     return state
 
 
-def _workers(page: Page, job: JobKey, told: Mapping[str, Any]) -> None:
+def _workers(page: MetricsPage, job: JobKey, told: Mapping[str, Any]) -> None:
     page.add(table.JOB_WANTED_WORKERS, told["workers"]["desired"], *job)
     page.add(table.JOB_WANTED_PIPELINES, told["pipelines"]["desired"], *job)
     page.add(table.JOB_DEGRADED_PIPELINES, told["pipelines"]["degraded"], *job)
 
 
-def _pods(page: Page, job: JobKey, look: Look, *, idle: bool) -> None:
+def _pods(page: MetricsPage, job: JobKey, look: Look, *, idle: bool) -> None:
     facts = look.facts
     capacities = {pool.name: pool.capacity.value for pool in facts.spec.node_pools} if facts.spec else {}
     paid = facts.pods if facts.paid is None else facts.paid
@@ -93,7 +93,7 @@ def _pods(page: Page, job: JobKey, look: Look, *, idle: bool) -> None:
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
 
-def _cost(page: Page, look: Look, meter: Meter, told: Mapping[str, Any]) -> None:
+def _cost(page: MetricsPage, look: Look, meter: Meter, told: Mapping[str, Any]) -> None:
     """Only if a pool has a price."""
     job = (look.namespace, look.name)
     if (cost := told.get("cost")) is None:
@@ -112,7 +112,7 @@ def _cost(page: Page, look: Look, meter: Meter, told: Mapping[str, Any]) -> None
             page.add(table.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
 
 
-def _operator(page: Page, sources: Sources) -> None:
+def _operator(page: MetricsPage, sources: Sources) -> None:
     counts, calls = sources.counts, sources.calls
     page.add(table.OPERATOR_INFO, 1, version("bamboo-operator"))
     for result in ("ok", "failed"):
@@ -129,6 +129,6 @@ def _operator(page: Page, sources: Sources) -> None:
     page.add(table.OPERATOR_CHANNELS, sources.doors.connected)
 
 
-def _table(page: Page, metric: Metric, counts: Counter[str]) -> None:
+def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:
     for label, count in dict(counts).items():
         page.add(metric, count, label)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from bamboo.job.spec import JobSpec
 from bamboo.names import LABEL_JOB_UID, METRICS_PORT
-from bamboo.spec import JobSpec
 from bamboo_operator.pods import JobMeta, about_workers
 
 

@@ -10,19 +10,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bamboo.fields import Fields, ManifestError, Problem
-from bamboo.spec import LABEL_KEY, Form
-from bamboo.yamlfile import load_document
+from bamboo.job.fields import Fields, ManifestError, Problem
+from bamboo.job.spec import LABEL_KEY, TextPattern
+from bamboo.job.yaml_file import load_document
 from bamboo_operator.cloud_marks import Mark
 
 MOST_MARKS = 100
 FIELD = "nodeMarks"
-REASON = Form(
+REASON = TextPattern(
     said="a word in CamelCase such as RackMaintenance, of at most 63 letters and digits",
     pattern=re.compile(r"[A-Z][A-Za-z0-9]*", re.ASCII),
     most=63,
 )
-VALUE = Form(said="a text of at most 253 characters", pattern=re.compile(r".*", re.DOTALL))
+VALUE = TextPattern(said="a text of at most 253 characters", pattern=re.compile(r".*", re.DOTALL))
 
 
 class Place(StrEnum):

@@ -9,9 +9,9 @@ from typing import Any
 import kopf
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from bamboo.descriptors import Shares, raise_limit
-from bamboo.listener import Bounds
-from bamboo.metrics import Exporter, PageCollector
+from bamboo.control.descriptors import DescriptorShares, raise_limit
+from bamboo.control.listener import ConnectionBounds
+from bamboo.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_operator import page
 from bamboo_operator.active import ActiveLabel
 from bamboo_operator.api import API_ERRORS, AUTHORITY_FILE, Api, credentials
@@ -84,9 +84,9 @@ class _Operation:
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         limit = raise_limit()
-        self._shares = Shares.of(limit, RESERVED + WATCHES * max(1, len(options.namespaces)))
+        self._shares = DescriptorShares.of(limit, RESERVED + WATCHES * max(1, len(options.namespaces)))
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
-        bounds = Bounds(strangers=self._shares.visitors)
+        bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = Web(self._problem, self._absence, self._series, bounds)
         page.Pages(self._look, self._visitors).add_to(self._web.app)
 
@@ -153,7 +153,7 @@ class _Operation:
         tls = options.certificate.context() if options.certificate else None
         if options.certificate and tls:
             self._begin(options.certificate.keep_fresh(tls))
-        bounds = Bounds(strangers=self._shares.strangers, known=self._shares.workers)
+        bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
         bound = await self._doors.start(*options.listen, tls, bounds)
         own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
         tools = Tools(
@@ -162,7 +162,7 @@ class _Operation:
         )  # fmt: skip
         lives = self._lives = Lives(tools)
         sources = Sources(lives=lives.living, doors=self._doors, calls=self._calls, counts=tools.counts)
-        self._series.register(PageCollector(Exporter.OPERATOR, sources.fill))
+        self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
         ProcessCollector(registry=self._series)
         handlers = registry(lives, tools)
 

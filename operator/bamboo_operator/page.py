@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from bamboo.allowance import Allowance
+from bamboo.control.rate_limit import TokenBucket
+from bamboo.job.spec import DNS_LABEL, DNS_NAME
 from bamboo.names import GROUP, PAGE_AUDIENCE, PLURAL
-from bamboo.page.record import steady_clock
-from bamboo.page.serve import add_page, answer, bearer, refusal
-from bamboo.spec import DNS_LABEL, DNS_NAME
+from bamboo.page.history import steady_clock
+from bamboo.page.server import add_page, answer, bearer, refusal
 from bamboo_operator.api import API_ERRORS
 from bamboo_operator.doors import JobKey
 from bamboo_operator.looks import Look, look_document
@@ -64,7 +64,7 @@ class Gate:
         self._verdicts: OrderedDict[tuple[bytes, JobKey], _Verdict] = OrderedDict()
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        self._strangers = Allowance(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, clock())
+        self._strangers = TokenBucket(STRANGERS_A_SECOND, STRANGERS_AT_ONCE, clock())
 
     async def admit(self, token: str | None, job: JobKey) -> Refusal | None:
         """None: come in."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.spec import Capacity, JobSpec, NodePool, Preset
+from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo import names
+from bamboo.job.spec import JobSpec, NodePool, SpreadPolicy
 from bamboo.names import worker_name
-from bamboo.plan import WorkerId
-from bamboo.spec import JobSpec, NodePool, SpreadPolicy
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.placement import place, placement
 from bamboo_operator.template import TOKEN_VOLUME, merge, read_template
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
-from bamboo.plan import WorkerId
-from bamboo.spec import NodePool
+from bamboo.job.spec import NodePool
+from bamboo.planning.plan import WorkerId
 
 Pools = Sequence[NodePool]
 Counts = Mapping[str, int]  # pods by the name of their pool

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo.spec import CleanPodPolicy
+from bamboo.job.spec import CleanPodPolicy
 from bamboo_operator.api import API_ERRORS, Api, ApiError
 from bamboo_operator.cluster import Cluster
 from bamboo_operator.doors import JobKey

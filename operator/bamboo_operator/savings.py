@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from bamboo.spec import Capacity, NodePool
+from bamboo.job.spec import Capacity, NodePool
 from bamboo_operator.pools import price_per_hour, spent
 
 _CENTS = Decimal("0.0001")

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.names import TRAINER_CONTAINER
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.troubles import Trouble
 
 TOLD_SECONDS, REPLACED_SECONDS = 60.0, 600.0

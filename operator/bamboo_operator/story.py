@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from bamboo.events import Emit
-from bamboo.page.record import Record
+from bamboo.coordinator.events import Emit
+from bamboo.page.history import JobHistory
 
 MOST_UNPOSTED = 1000
 
@@ -11,10 +11,10 @@ MOST_UNPOSTED = 1000
 class Story(deque[Emit]):
     """What is still to be posted as events. The page is told at once, whatever the API server does."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: JobHistory) -> None:
         super().__init__((), MOST_UNPOSTED)
         self._record = record
 
     def append(self, emit: Emit) -> None:
-        self._record.told(emit)
+        self._record.add_event(emit)
         super().append(emit)

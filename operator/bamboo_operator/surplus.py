@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.pools import Pools
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from bamboo.events import Status
+from bamboo.coordinator.events import Status
 from bamboo_operator.api import Api
 from bamboo_operator.conditions import job_status, worth_writing
 from bamboo_operator.doors import JobKey

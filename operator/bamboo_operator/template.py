@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bamboo.job.spec import JobSpec
 from bamboo.names import (
     ENV_CA,
     ENV_COORDINATOR,
@@ -20,7 +21,6 @@ from bamboo.names import (
     TOKEN_FOLDER,
 )
 from bamboo.names import TRAINER_CONTAINER as TRAINER
-from bamboo.spec import JobSpec
 from bamboo_operator.placement import placement
 
 TOKEN_VOLUME = "bamboo-token"  # noqa: S105

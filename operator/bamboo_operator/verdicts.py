@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo.events import Outcome, Status, WorkerState
-from bamboo.protection import protection
-from bamboo.spec import RedundancyMode
+from bamboo.coordinator.events import Outcome, Status, WorkerState
+from bamboo.coordinator.protection import protection
+from bamboo.job.spec import RedundancyMode
 from bamboo_operator.facts import Facts
 from bamboo_operator.pools import is_fallback
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import kopf
 
+from bamboo.job.spec import DEFAULT_MANAGER
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
-from bamboo.spec import DEFAULT_MANAGER
 from bamboo_operator.api import JobGone, job_place, node_place, pod_place
 from bamboo_operator.cluster import owner_uid
 from bamboo_operator.doors import JobKey

@@ -9,11 +9,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from bamboo.listener import Bounds, Listener
+from bamboo.control.listener import BoundedListener, ConnectionBounds
 
 logger = logging.getLogger(__name__)
 
-BOUNDS = Bounds(strangers=256)
+BOUNDS = ConnectionBounds(unauthenticated=256)
 FRESH_SECONDS = 0.5  # for which an answer serves all who ask
 
 
@@ -25,14 +25,14 @@ class Web:
 
     def __init__(
         self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry,
-        bounds: Bounds = BOUNDS,
+        bounds: ConnectionBounds = BOUNDS,
     ) -> None:  # fmt: skip
         self._healthy, self._ready, self._registry = healthy, ready, registry
         self._scraping = asyncio.Lock()
         self._scraped, self._scraped_at = b"", 0.0
         self._runner: web.AppRunner | None = None
         self.app = web.Application()
-        self._listener = Listener(self.app, bounds)
+        self._listener = BoundedListener(self.app, bounds)
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/readyz", self._readiness)
         self.app.router.add_get("/metrics", self._metrics)

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from bamboo.plan import MOST_LAYERS
+from bamboo.job.spec import MOST_LAYERS
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.checkpointing import checkpointed_layers
 from bamboo_trainer.tasks.costs import stated_costs

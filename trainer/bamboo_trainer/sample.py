@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from bamboo.manifest import parse_manifest
+from bamboo.job.manifest import parse_manifest
 from bamboo_trainer.loading import load_task
 
 

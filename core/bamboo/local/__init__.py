@@ -1,1 +1,1 @@
-"""Run a BambooJob on this machine: the local shell around the coordinator."""
+"""`bamboo run`: a job on this machine, with a process for each worker."""

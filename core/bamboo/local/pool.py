@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Pool:
         if (process := self._process) is None:
             return
         assert process.stdin is not None
-        process.stdin.write(b'{"op": "close"}\n')  # NB: without it the launcher takes us for dead
+        process.stdin.write(b'{"op": "close"}\n')  # without it the launcher takes us for dead
         process.stdin.close()
         if not self._ready.is_set() and process.returncode is None:
             process.kill()  # it is still importing and has no child yet

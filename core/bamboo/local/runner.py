@@ -15,38 +15,38 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bamboo import coordinator
-from bamboo.clock import AwakeClock
-from bamboo.descriptors import raise_limit
-from bamboo.events import (
+from bamboo.control.channel_events import Received
+from bamboo.control.descriptors import raise_limit
+from bamboo.control.protocol import StepCommitted
+from bamboo.control.server import ControlServer, token_check
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo.coordinator.events import (
     AddWorkers,
     Command,
     Emit,
     Event,
     Finish,
     Interrupted,
-    Notice,
     Outcome,
-    Received,
+    PreemptionNotice,
     RemoveWorker,
     Send,
     Tick,
     WorkerLost,
 )
-from bamboo.local.log import LogFollower
+from bamboo.coordinator.job_status import status
+from bamboo.job.spec import JobSpec
 from bamboo.local.pool import Pool, PoolError, exit_detail
-from bamboo.local.preempt import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
 from bamboo.local.scratch import scratch_folder
-from bamboo.local.strikes import Aim, Strikes
 from bamboo.local.summary import Summary, summarize
-from bamboo.local.traces import merge_traces
-from bamboo.local.view import Quit, Take, View, Wish
+from bamboo.local.trace_files import merge_traces
+from bamboo.local.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
-from bamboo.plan import WorkerId
-from bamboo.protocol import StepCommitted
-from bamboo.server import Server, token_check
-from bamboo.spec import JobSpec
-from bamboo.status import status
+from bamboo.planning.plan import WorkerId
+from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
+from bamboo.preemption.scheduling import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
+from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RunOptions:
     """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
 
     folders: where the task's modules are looked for before all others, in this order. show_log: is given what the
@@ -75,19 +75,21 @@ class Options:
     show_log: Callable[[str], object] | None = None
 
 
-async def run_job(spec: JobSpec, manifest: dict[str, Any], options: Options, view: View) -> Summary:
+async def run_job(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView) -> Summary:
     """Runs the job to its end, or until a signal or the view stops it, and leaves no process and no socket.
 
     Raises PoolError if no worker can be started at all, and what the view raises if it cannot be shown.
     """
     with scratch_folder() as scratch:
-        return await _Run(spec, manifest, options, view, scratch).run()
+        return await _LocalRun(spec, manifest, options, view, scratch).run()
 
 
-class _Run:
+class _LocalRun:
     """One run. The coordinator decides; this object listens, carries out, and takes workers away on purpose."""
 
-    def __init__(self, spec: JobSpec, manifest: dict[str, Any], options: Options, view: View, scratch: Path) -> None:
+    def __init__(
+        self, spec: JobSpec, manifest: dict[str, Any], options: RunOptions, view: RunView, scratch: Path
+    ) -> None:
         self._spec, self._manifest, self._options, self._view = spec, manifest, options, view
         self._folder = options.output.absolute() if options.output else scratch
         self._traces = scratch / "traces"
@@ -95,7 +97,7 @@ class _Run:
         self._token = secrets.token_hex(16)
         self._now = AwakeClock()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._server = Server(
+        self._server = ControlServer(
             self._events.put_nowait, token_check(self._token), heartbeat=2 * options.heartbeat_timeout
         )
         self._url = ""
@@ -118,7 +120,7 @@ class _Run:
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
         )
-        self._preempt, self._strikes = options.preempt, Strikes()
+        self._preempt, self._mid_step = options.preempt, MidStepPreemptions()
         self._gate = steps_of(options.preempt)
         self._taken: set[WorkerId] = set()
         self._removed: set[WorkerId] = set()
@@ -140,7 +142,7 @@ class _Run:
         sample = None
         with self._signals():
             try:
-                self._view.start(self._wish)
+                self._view.start(self._request)
                 await self._pool.open()
                 raise_limit()
                 self._url = await self._server.start()
@@ -195,7 +197,7 @@ class _Run:
             self._log.follow()
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
-        """NB: one that was told to go may have ended by itself before: a closed link is often heard of first."""
+        """One that was told to go may have ended by itself before: a closed link is often heard of first."""
         detail = exit_detail(code)
         if code is None or self._finish is not None or (code < 0 and -code in self._sent[worker]):
             removed = worker in self._removed and worker not in self._taken
@@ -258,9 +260,9 @@ class _Run:
     def _asked(self, worker: WorkerId, step: int) -> None:
         """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
         now = self._now()
-        self._strikes.begins(worker, step)
+        self._mid_step.begins(worker, step)
         self._preempt_due(now, max(step, self._state.step))
-        self._pool.proceed(worker)  # NB: SIGKILL, if it was sent, is faster than this
+        self._pool.proceed(worker)  # SIGKILL, if it was sent, is faster than this
 
     def _preempt_due(self, now: float, step: int) -> None:
         """step: the newest that anybody is known to be in."""
@@ -268,27 +270,27 @@ class _Run:
             return
         actions, self._preempt = due(self._preempt, step, now - self._training_since)
         for action in actions:
-            self._aim(action, now)
-        for aim in self._strikes.due(self._state.step):
-            if aim.worker in self._pool.alive:
-                self._take(Take(aim.worker, notice=aim.action.notice), aim.where)
+            self._plan_or_take(action, now)
+        for planned in self._mid_step.due(self._state.step):
+            if planned.worker in self._pool.alive:
+                self._take(TakeWorker(planned.worker, notice=planned.action.notice), planned.where)
             else:
-                self._aim(replace(aim.action, step=None), now)
+                self._plan_or_take(replace(planned.action, step=None), now)
 
-    def _aim(self, action: Preemption, now: float) -> None:
+    def _plan_or_take(self, action: Preemption, now: float) -> None:
         shown = status(self._state, now)
-        worker = victim(action, shown, self._taken | self._strikes.aimed_at)
+        worker = victim(action, shown, self._taken | self._mid_step.targets)
         if worker is None:
             self._view.emit(Emit("PreemptionSkipped", "there is no worker to take away", True))
             return
         owns = any(worker == owner for row in shown.grid for owner, _ in row)
         if action.step is None or not owns:
-            self._take(Take(worker, notice=action.notice))
+            self._take(TakeWorker(worker, notice=action.notice))
         else:
             half = self._spec.training.microbatches // len(shown.grid)  # of a cell's forwards and backwards
-            self._strikes.aim(Aim(worker=worker, action=action, step=action.step, after=half))
+            self._mid_step.add(MidStepPreemption(worker=worker, action=action, step=action.step, after=half))
 
-    def _take(self, take: Take, where: str = "") -> None:
+    def _take(self, take: TakeWorker, where: str = "") -> None:
         """Kills a worker, also one that has its notice already, or gives it one."""
         if not take.notice:
             self._taken.add(take.worker)
@@ -296,15 +298,15 @@ class _Run:
             self._signal(take.worker, signal.SIGKILL)
         elif take.worker not in self._taken:
             self._taken.add(take.worker)
-            self._events.put_nowait(Notice(take.worker, NOTICE_SECONDS))
+            self._events.put_nowait(PreemptionNotice(take.worker, NOTICE_SECONDS))
             self._later(NOTICE_SECONDS, take.worker)
 
-    def _wish(self, wish: Wish) -> None:
-        match wish:
-            case Quit():
+    def _request(self, request: UserRequest) -> None:
+        match request:
+            case StopJob():
                 self._interrupt()
-            case Take() if not self._options.undisturbed:
-                self._take(wish)
+            case TakeWorker() if not self._options.undisturbed:
+                self._take(request)
 
     def _interrupt(self) -> None:
         """While training: asks for a clean stop within five seconds. A second time, or else: ends everything now."""
@@ -322,7 +324,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """NB: signals that the caller has blocked are let in only while there is a loop to handle them."""
+        """Signals that the caller has blocked are let in only while there is a loop to handle them."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in SIGNALS:
@@ -365,7 +367,7 @@ class _Run:
         self._write_trace()
 
     def _write_trace(self) -> None:
-        """NB: a trace that cannot be written does not spoil the job; it is told on standard error."""
+        """A trace that cannot be written does not spoil the job; it is told on standard error."""
         if (path := self._options.trace) is not None:
             try:
                 merge_traces(self._traces, path)
@@ -373,7 +375,7 @@ class _Run:
                 logger.error("--trace %s: %s", path, error.strerror)
 
     def _outcome(self) -> Finish:
-        """NB: what the coordinator decided before an interruption stands, unless it was success: not all is done."""
+        """What the coordinator decided before an interruption stands, unless it was success: not all is done."""
         if self._interrupted and (self._finish is None or self._finish.outcome is Outcome.COMPLETE):
             return Finish(Outcome.INTERRUPTED, "Interrupted", "stopped by the user")
         assert self._finish is not None

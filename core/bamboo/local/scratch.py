@@ -45,7 +45,7 @@ def collect(place: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """NB: another run may take a folder that is not locked yet for one that was left behind."""
+    """Another run may take a folder that is not locked yet for one that was left behind."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

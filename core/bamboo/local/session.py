@@ -11,20 +11,20 @@ from typing import Any
 
 from rich.console import Console
 
-from bamboo.events import Outcome
-from bamboo.local.live import LiveView
-from bamboo.local.metrics import MetricsError, MetricsView
-from bamboo.local.page import PageView
+from bamboo.coordinator.events import Outcome
+from bamboo.job.spec import JobSpec
+from bamboo.local.metrics_view import MetricsError, MetricsView
+from bamboo.local.page_view import PageView
 from bamboo.local.pool import PoolError
-from bamboo.local.preempt import Schedule
-from bamboo.local.runner import SIGNALS, Options, run_job
+from bamboo.local.runner import SIGNALS, RunOptions, run_job
 from bamboo.local.summary import Summary, compare, to_json, to_text
-from bamboo.local.view import PlainView, QuietView, View, Views
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from bamboo.page.kept import NAME as PAGE
-from bamboo.page.kept import kept
-from bamboo.page.serve import PageError
-from bamboo.spec import JobSpec
+from bamboo.page.server import PageError
+from bamboo.page.standalone import NAME as PAGE
+from bamboo.page.standalone import standalone_page
+from bamboo.preemption.scheduling import Schedule
+from bamboo.terminal.live_view import LiveView
+from bamboo.terminal.view import CombinedView, PlainView, QuietView, RunView
 
 DIFFERENT = (
     "the task does not do the same twice, with random numbers of Python or numpy, say, or by the clock "
@@ -33,7 +33,7 @@ DIFFERENT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ReportOptions:
     """What the user wants to see. json: nothing but one JSON object on standard output.
 
     page: the port of the job page, 0 for any; None for no page. debug: with what the workers print and log, on standard
@@ -47,7 +47,7 @@ class Report:
     page: int | None = None
 
 
-def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report, *, verify: bool) -> int:
+def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions, *, verify: bool) -> int:
     """Runs the job, reports on it, and returns the exit code."""
     try:
         summary = _run(spec, manifest, options, report)
@@ -66,8 +66,8 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Rep
     return _conclude(summary, check, json=report.json)
 
 
-def _run(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
-    """NB: a signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
+def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
+    """A signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         return asyncio.run(_shown(spec, manifest, options, report))
@@ -75,7 +75,7 @@ def _run(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Repo
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-async def _shown(spec: JobSpec, manifest: dict[str, Any], options: Options, report: Report) -> Summary:
+async def _shown(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
     """The run, its page beside it, and the page's last state kept in the output; the undisturbed run has none."""
     if options.undisturbed:
         return await run_job(spec, manifest, options, _view(spec, report, undisturbed=True))
@@ -83,7 +83,7 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: Options, repo
     async with nullcontext("") if report.page is None else page.serving() as url:
         if url:
             print(f"page: {url}", file=sys.stderr if report.json or report.quiet else sys.stdout, flush=True)
-        summary = await run_job(spec, manifest, options, Views(page, _view(spec, report, page=url)))
+        summary = await run_job(spec, manifest, options, CombinedView(page, _view(spec, report, page=url)))
         page.finish(summary)
     if options.output is not None:
         _keep(page, options.output / PAGE)
@@ -91,9 +91,9 @@ async def _shown(spec: JobSpec, manifest: dict[str, Any], options: Options, repo
 
 
 def _keep(page: PageView, file: Path) -> None:
-    """NB: the run is what counts; a page that cannot be written is said, and does not change how the run ended."""
+    """The run is what counts; a page that cannot be written is said, and does not change how the run ended."""
     try:
-        file.write_text(kept(page.document()), encoding="utf-8")
+        file.write_text(standalone_page(page.document()), encoding="utf-8")
     except OSError as error:
         print(f"bamboo: the page was not kept: {file}: {error.strerror}", file=sys.stderr)
 
@@ -115,8 +115,8 @@ def _conclude(summary: Summary, check: Summary | None, *, json: bool) -> int:
     return EXIT_OK if equal else EXIT_FAILED
 
 
-def _view(spec: JobSpec, report: Report, *, undisturbed: bool = False, page: str = "") -> View:
-    shown: View
+def _view(spec: JobSpec, report: ReportOptions, *, undisturbed: bool = False, page: str = "") -> RunView:
+    shown: RunView
     job = spec.name
     if report.json or report.quiet:
         shown = QuietView()
@@ -127,7 +127,7 @@ def _view(spec: JobSpec, report: Report, *, undisturbed: bool = False, page: str
             shown = LiveView(job, Console(), page=page)
     else:
         shown = PlainView(_say)
-    return shown if report.metrics_port is None else Views(MetricsView(spec, report.metrics_port), shown)
+    return shown if report.metrics_port is None else CombinedView(MetricsView(spec, report.metrics_port), shown)
 
 
 def _has_keyboard() -> bool:

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bamboo.events import Finish, Outcome, Status, Takeover
-from bamboo.memory import Memory
+from bamboo.control.memory import Memory
+from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
-from bamboo.plan import WorkerId
-from bamboo.words import size
+from bamboo.planning.plan import WorkerId
+from bamboo.text import size
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -169,7 +169,7 @@ def _rate(samples_per_second: float | None) -> str:
 
 
 def _quoted(text: str) -> list[str]:
-    """NB: the text may hold anything, also what a terminal would take for a command."""
+    """The text may hold anything, also what a terminal would take for a command."""
     return ["    | " + "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in line) for line in text.split("\n")]
 
 

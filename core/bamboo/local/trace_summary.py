@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bamboo.usage import KINDS, REDUNDANT, Kind
+from bamboo.metrics.time_use import REDUNDANT, TIME_USE_OF_SPAN, TimeUse
 
 MAX_BYTES = 512 << 20  # some 3.5 bytes of memory a byte
 Micros = Annotated[float, msgspec.Meta(ge=0, le=1e17)]
@@ -49,7 +49,7 @@ class _Document(msgspec.Struct):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Takeover:
+class TracedTakeover:
     worker: str
     epoch: int
     pipeline: int
@@ -60,7 +60,7 @@ class Takeover:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class WorkerTime:
     """A worker's time, or everybody's. Shares are of worker_seconds, and None where there is nothing to divide by.
 
     wall_seconds: from the first plan in force, or the first span, to the last span's end. worker_seconds: the same for
@@ -70,10 +70,10 @@ class Usage:
     name: str
     wall_seconds: float
     worker_seconds: float
-    seconds: Mapping[Kind, float]
+    seconds: Mapping[TimeUse, float]
     takeovers: int
 
-    def share(self, kind: Kind) -> float | None:
+    def share(self, kind: TimeUse) -> float | None:
         return _ratio(self.seconds[kind], self.worker_seconds)
 
     @property
@@ -84,12 +84,12 @@ class Usage:
     @property
     def bubble(self) -> float | None:
         """What would be idle without redundant work."""
-        return _ratio(self.seconds[Kind.IDLE] + self._redundant, self.worker_seconds)
+        return _ratio(self.seconds[TimeUse.IDLE] + self._redundant, self.worker_seconds)
 
     @property
     def filled(self) -> float | None:
         """The share of the bubble that redundant work took."""
-        return _ratio(self._redundant, self.seconds[Kind.IDLE] + self._redundant)
+        return _ratio(self._redundant, self.seconds[TimeUse.IDLE] + self._redundant)
 
     @property
     def _redundant(self) -> float:
@@ -98,9 +98,9 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
-    workers: tuple[Usage, ...]
-    overall: Usage
-    takeovers: tuple[Takeover, ...]
+    workers: tuple[WorkerTime, ...]
+    overall: WorkerTime
+    takeovers: tuple[TracedTakeover, ...]
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Account:
     name: str
     first: float = float("inf")
     last: float = float("-inf")
-    micros: dict[Kind, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
+    micros: dict[TimeUse, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(TimeUse, 0.0))
     takeovers: list[Arguments] = dataclasses.field(default_factory=list)
 
     @property
@@ -128,8 +128,8 @@ def summarize_trace(events: Iterable[TraceEvent]) -> TraceSummary:
                 account.name = event.args.name.removeprefix("worker ")
             case "X", category:
                 account.first, account.last = min(account.first, event.ts), max(account.last, event.ts + event.dur)
-                if category in KINDS:
-                    account.micros[KINDS[category]] += event.dur
+                if category in TIME_USE_OF_SPAN:
+                    account.micros[TIME_USE_OF_SPAN[category]] += event.dur
             case "i", "Epoch":
                 account.first, account.last = min(account.first, event.ts), max(account.last, event.ts)
             case "i", "Takeover":
@@ -142,12 +142,12 @@ def summarize_trace(events: Iterable[TraceEvent]) -> TraceSummary:
     )
 
 
-def _usage(name: str, wall_seconds: float, accounts: Sequence[_Account]) -> Usage:
-    return Usage(
+def _usage(name: str, wall_seconds: float, accounts: Sequence[_Account]) -> WorkerTime:
+    return WorkerTime(
         name=name,
         wall_seconds=wall_seconds,
         worker_seconds=sum(account.wall_seconds for account in accounts),
-        seconds={kind: sum(account.micros[kind] for account in accounts) / 1e6 for kind in Kind},
+        seconds={kind: sum(account.micros[kind] for account in accounts) / 1e6 for kind in TimeUse},
         takeovers=sum(len(account.takeovers) for account in accounts),
     )
 
@@ -157,8 +157,8 @@ def _span(accounts: Sequence[_Account]) -> float:
     return max(0.0, last - min((account.first for account in accounts), default=0.0)) / 1e6
 
 
-def _takeover(worker: str, args: Arguments) -> Takeover:
-    return Takeover(
+def _takeover(worker: str, args: Arguments) -> TracedTakeover:
+    return TracedTakeover(
         worker=worker,
         epoch=args.epoch,
         pipeline=args.pipeline,
@@ -197,7 +197,7 @@ def parse_trace(data: bytes, source: str) -> list[TraceEvent]:
             events = msgspec.json.decode(data, type=_Document).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{source}: expected a trace that `bamboo run --trace` wrote: {error}") from None
-    if not any(event.ph == "X" and event.cat in KINDS for event in events):
+    if not any(event.ph == "X" and event.cat in TIME_USE_OF_SPAN for event in events):
         raise TraceError(f"{source}: expected a trace that `bamboo run --trace` wrote: no instruction is in it")
     return events
 
@@ -205,16 +205,16 @@ def parse_trace(data: bytes, source: str) -> list[TraceEvent]:
 # what is shown
 
 HEADINGS = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.REDUNDANT_FORWARD: "redundant\nforward",
-    Kind.REDUNDANT_BACKWARD: "redundant\nbackward",
-    Kind.REHEARSAL: "rehearsal",
-    Kind.REDUCTION: "reduction",
-    Kind.SYNC_COMMIT: "sync,\ncommit",
-    Kind.OPTIMIZER: "optimizer",
-    Kind.REPLICA_UPDATE: "replica\nupdate",
-    Kind.IDLE: "idle",
+    TimeUse.FORWARD: "forward",
+    TimeUse.BACKWARD: "backward",
+    TimeUse.REDUNDANT_FORWARD: "redundant\nforward",
+    TimeUse.REDUNDANT_BACKWARD: "redundant\nbackward",
+    TimeUse.REHEARSAL: "rehearsal",
+    TimeUse.REDUCTION: "reduction",
+    TimeUse.SYNC_COMMIT: "sync,\ncommit",
+    TimeUse.OPTIMIZER: "optimizer",
+    TimeUse.REPLICA_UPDATE: "replica\nupdate",
+    TimeUse.IDLE: "idle",
 }
 LEGEND = (
     "Shares of a worker's wall time; all: of everybody's. bubble: idle and redundant work (with rehearsals);"
@@ -231,8 +231,8 @@ def to_json(summary: TraceSummary) -> str:
     return json.dumps(document, indent=2)
 
 
-def _to_dict(usage: Usage) -> dict[str, Any]:
-    shares = {str(kind): usage.share(kind) for kind in Kind}
+def _to_dict(usage: WorkerTime) -> dict[str, Any]:
+    shares = {str(kind): usage.share(kind) for kind in TimeUse}
     return {
         "name": usage.name,
         "wall_seconds": usage.wall_seconds,
@@ -246,7 +246,7 @@ def _to_dict(usage: Usage) -> dict[str, Any]:
 
 def rows(summary: TraceSummary) -> list[list[str]]:
     """The table, headings first, everybody's sum last. Kinds of work that nobody did have no column."""
-    kinds = [kind for kind in Kind if summary.overall.seconds[kind] > 0]
+    kinds = [kind for kind in TimeUse if summary.overall.seconds[kind] > 0]
     table = [["worker", "wall", *(HEADINGS[kind] for kind in kinds), "other", "bubble", "bubble\nfilled", "takeovers"]]
     for usage in (*summary.workers, summary.overall):
         shares = [*(usage.share(kind) for kind in kinds), usage.other, usage.bubble, usage.filled]

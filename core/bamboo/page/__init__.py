@@ -1,1 +1,1 @@
-"""The job page: what a job's shell keeps for it, the document it is made of, and how it is served."""
+"""A job's page: the document that it is drawn from, and the server of page and document."""

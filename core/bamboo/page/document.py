@@ -12,7 +12,7 @@ Struct = msgspec.Struct
 Point = tuple[int, float, float | None, float | None, float | None]
 
 
-class Job(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageJob(Struct, frozen=True, kw_only=True, rename="camel"):
     """place: local or cluster. began: when the job did. since: what is told here was seen since then."""
 
     name: str
@@ -23,7 +23,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     since: float | None = None
 
 
-class State(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageState(Struct, frozen=True, kw_only=True, rename="camel"):
     """tone: good, warn, bad or idle. over: nothing will change any more."""
 
     name: str
@@ -32,7 +32,7 @@ class State(Struct, frozen=True, kw_only=True, rename="camel"):
     over: bool = False
 
 
-class Progress(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     """samples: of one step. lost_samples: of committed steps, those that did not go into them.
 
     gradient_norm: the global one of the newest step, before clipping.
@@ -51,7 +51,7 @@ class Progress(Struct, frozen=True, kw_only=True, rename="camel"):
     lost_samples: int | None = None
 
 
-class Cell(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageCell(Struct, frozen=True, kw_only=True, rename="camel"):
     """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all."""
 
     worker: str
@@ -61,7 +61,7 @@ class Cell(Struct, frozen=True, kw_only=True, rename="camel"):
     cells: int = 1
 
 
-class Worker(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageWorker(Struct, frozen=True, kw_only=True, rename="camel"):
     """One that runs no stage."""
 
     worker: str
@@ -69,14 +69,14 @@ class Worker(Struct, frozen=True, kw_only=True, rename="camel"):
     state: str
 
 
-class Counts(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageCounts(Struct, frozen=True, kw_only=True, rename="camel"):
     preemptions: int
     takeovers: int
     notices: int | None = None
     restarts: int | None = None
 
 
-class Phases(Struct, frozen=True, kw_only=True, rename="camel"):
+class TakeoverPhases(Struct, frozen=True, kw_only=True, rename="camel"):
     """A takeover's pause in milliseconds, and what was done in it."""
 
     victim: str
@@ -94,23 +94,23 @@ class Phases(Struct, frozen=True, kw_only=True, rename="camel"):
     reused: int | None = None
 
 
-class Mark(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageMark(Struct, frozen=True, kw_only=True, rename="camel"):
     """kind: notice, loss or takeover."""
 
     at: float
     kind: str
     message: str
-    takeover: Phases | None = None
+    takeover: TakeoverPhases | None = None
 
 
-class Event(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageEvent(Struct, frozen=True, kw_only=True, rename="camel"):
     at: float
     reason: str
     message: str
     warning: bool = False
 
 
-class Account(Struct, frozen=True, kw_only=True, rename="camel"):
+class MemoryAccount(Struct, frozen=True, kw_only=True, rename="camel"):
     """What a worker's memory is used for: bytes by kind."""
 
     worker: str
@@ -128,7 +128,7 @@ class PoolCost(Struct, frozen=True, kw_only=True, rename="camel"):
     price: str | None = None
 
 
-class Cost(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
     """Amounts in the unit that the pools' prices are given in.
 
     total: paid so far. compared: since then spent was paid, and on_demand would have been if every worker had come
@@ -146,7 +146,7 @@ class Cost(Struct, frozen=True, kw_only=True, rename="camel"):
     sentence: str = ""
 
 
-class Condition(Struct, frozen=True, kw_only=True, rename="camel"):
+class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
     type: str
     status: str
     reason: str
@@ -159,26 +159,26 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
 
     version: int = VERSION
     now: float
-    job: Job
-    state: State
-    progress: Progress
-    counts: Counts
+    job: PageJob
+    state: PageState
+    progress: PageProgress
+    counts: PageCounts
     epoch: int | None = None
-    grid: tuple[tuple[Cell, ...], ...] = ()
-    others: tuple[Worker, ...] = ()
+    grid: tuple[tuple[PageCell, ...], ...] = ()
+    others: tuple[PageWorker, ...] = ()
     unprotected: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    events: tuple[Event, ...] = ()
-    memory: tuple[Account, ...] = ()
-    most_memory: Account | None = None
-    cost: Cost | None = None
-    conditions: tuple[Condition, ...] = ()
+    marks: tuple[PageMark, ...] = ()
+    events: tuple[PageEvent, ...] = ()
+    memory: tuple[MemoryAccount, ...] = ()
+    most_memory: MemoryAccount | None = None
+    cost: PageCost | None = None
+    conditions: tuple[PageCondition, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
 def encode(document: Document) -> bytes:
-    """As JSON. NB: a number that is not finite becomes null."""
+    """As JSON. A number that is not finite becomes null."""
     return msgspec.json.encode(document)
 
 

@@ -1,1 +1,1 @@
-"""The command line's way to jobs on a cluster. Imported late: nothing here is needed to train on this machine."""
+"""What the commands on a cluster do: show a job, change it, follow it, and take its workers away as a drill."""

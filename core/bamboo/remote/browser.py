@@ -32,7 +32,7 @@ async def show(url: str, seconds: float = READ_SECONDS) -> bool:
 @contextlib.contextmanager
 def leading_to(url: str) -> Iterator[Path]:
     """A page that leads there, which nobody else can read, for as long as the context lasts."""
-    with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # NB: with mode 0600
+    with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # with mode 0600
         file.write(LEADING.format(url=html.escape(url)))
         file.flush()
         yield Path(file.name)

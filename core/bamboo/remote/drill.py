@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.names import EXIT_OK, LABEL_JOB_NAME
-from bamboo.remote import victims, words
-from bamboo.remote.errors import ApiError, RemoteError
-from bamboo.remote.look import Looker
-from bamboo.remote.model import Job, Worker
-from bamboo.remote.render import Scene
+from bamboo.remote import phrases, victims
+from bamboo.remote.job_reader import JobReader
+from bamboo.remote.objects import RemoteJob, RemoteWorker
+from bamboo.remote.render import JobSnapshot
 from bamboo.remote.session import Session, Target, confirm
-from bamboo.remote.victims import Choice
-from bamboo.remote.watching import Gone, Overdue
+from bamboo.remote.victims import VictimChoice
+from bamboo.remote.watch import JobDeleted, WaitTimedOut
 
 LOOK_SECONDS = 0.5
 TAINT_TRIES = 10
@@ -23,31 +23,39 @@ UNTAINT_SECONDS = 20.0
 
 
 async def drill(
-    session: Session, name: Target, choice: Choice, *, kill: bool, node: bool, wait: bool, timeout: float, yes: bool
+    session: Session,
+    name: Target,
+    choice: VictimChoice,
+    *,
+    kill: bool,
+    node: bool,
+    wait: bool,
+    timeout: float,
+    yes: bool,
 ) -> int:
     """kill: without notice. node: the victim's whole node, with all of the job's workers on it."""
-    looker = Looker(session.api, *session.of(name))
-    scene = await looker.scene()
-    job = scene.job
+    job_reader = JobReader(session.api, *session.of(name))
+    snapshot = await job_reader.snapshot()
+    job = snapshot.job
     if not job.holds("Running"):
-        raise RemoteError(f"{job.name} is not training ({words.verdict(job)}), so there is nothing to try")
-    if scene.missing and not scene.workers:
-        raise RemoteError(scene.missing[0].removeprefix("workers: "))
-    chosen = victims.victim(job, scene.workers, choice, random.SystemRandom().choice)
-    lost = [w for w in scene.workers if w.alive and w.node == chosen.node] if node else [chosen]
+        raise RemoteError(f"{job.name} is not training ({phrases.outcome(job)}), so there is nothing to try")
+    if snapshot.missing and not snapshot.workers:
+        raise RemoteError(snapshot.missing[0].removeprefix("workers: "))
+    chosen = victims.victim(job, snapshot.workers, choice, random.SystemRandom().choice)
+    lost = [w for w in snapshot.workers if w.alive and w.node == chosen.node] if node else [chosen]
     if objection := victims.objections(job, lost, kill=kill):
         confirm(objection, yes=yes)
     if node and not kill:
-        return await _notice_to_node(session, looker, scene, lost, timeout=timeout, yes=yes)
+        return await _notice_to_node(session, job_reader, snapshot, lost, timeout=timeout, yes=yes)
     began = time.monotonic()
     for worker in lost:
         await session.api.delete_pod(job.namespace, worker.name, worker.uid, 0 if kill else None)
         session.say(_said(job, worker, kill))
-    return await _report(session, looker, job, lost, began, timeout) if wait else EXIT_OK
+    return await _report(session, job_reader, job, lost, began, timeout) if wait else EXIT_OK
 
 
-def _said(job: Job, worker: Worker, kill: bool) -> str:
-    what = f"{words.places(worker.cells) or 'no stage'}, on {worker.node or 'no node'}"
+def _said(job: RemoteJob, worker: RemoteWorker, kill: bool) -> str:
+    what = f"{phrases.places(worker.cells) or 'no stage'}, on {worker.node or 'no node'}"
     if kill:
         return f"{job.short(worker.name)} ({what}) is taken away without notice: its pod is deleted by force"
     return f"{job.short(worker.name)} ({what}) gets notice: its pod is deleted, with {worker.grace_seconds} s of grace"
@@ -57,23 +65,29 @@ def _said(job: Job, worker: Worker, kill: bool) -> str:
 
 
 async def _notice_to_node(
-    session: Session, looker: Looker, scene: Scene, lost: Sequence[Worker], *, timeout: float, yes: bool
+    session: Session,
+    job_reader: JobReader,
+    snapshot: JobSnapshot,
+    lost: Sequence[RemoteWorker],
+    *,
+    timeout: float,
+    yes: bool,
 ) -> int:
     """The taint is removed at the end, whatever comes in between."""
-    job, name = scene.job, lost[0].node
+    job, name = snapshot.job, lost[0].node
     key = victims.taint_key(await session.api.node(name))
     await _mind_others(session, job, name, yes)
     began = time.monotonic()
     await _set_taints(session, name, lambda node: victims.with_taint(node, key))
     try:
-        who = ", ".join(f"{job.short(w.name)} ({words.places(w.cells) or 'no stage'})" for w in lost)
+        who = ", ".join(f"{job.short(w.name)} ({phrases.places(w.cells) or 'no stage'})" for w in lost)
         session.say(f"node {name} gets notice (taint {key}): {who}")
-        return await _report(session, looker, job, lost, began, timeout)
+        return await _report(session, job_reader, job, lost, began, timeout)
     finally:
         await _untaint(session, name, key)
 
 
-async def _mind_others(session: Session, job: Job, node: str, yes: bool) -> None:
+async def _mind_others(session: Session, job: RemoteJob, node: str, yes: bool) -> None:
     """Workers of other jobs on that node would have to leave as well."""
     try:
         pods = await session.api.workers_on(node)
@@ -90,7 +104,7 @@ async def _mind_others(session: Session, job: Job, node: str, yes: bool) -> None
 
 
 async def _untaint(session: Session, name: str, key: str) -> None:
-    """NB: also after Ctrl-C."""
+    """Also after Ctrl-C."""
     try:
         async with asyncio.timeout(UNTAINT_SECONDS):
             if await _set_taints(session, name, lambda node: victims.without_taint(node, key)):
@@ -126,22 +140,27 @@ async def _set_taints(
 
 
 async def _report(
-    session: Session, looker: Looker, before: Job, lost: Sequence[Worker], began: float, timeout: float
+    session: Session,
+    job_reader: JobReader,
+    before: RemoteJob,
+    lost: Sequence[RemoteWorker],
+    began: float,
+    timeout: float,
 ) -> int:
     """Follows the drill to its end: taken over, left, protected again."""
     end = began + timeout
     training = [w for w in lost if w.cells]
     if training:
         job = await _until(
-            session, looker, lambda job: victims.taken_over(job, before, training),
+            session, job_reader, lambda job: victims.taken_over(job, before, training),
             "its stages were not taken over", end, before.uid,
         )  # fmt: skip
         if job.ended:
             return _over(session, job, began)
         session.say(f"{_after(began)} {_takeover(job, training)}")
-    for worker in await _until_left(session, looker, lost, end):
+    for worker in await _until_left(session, job_reader, lost, end):
         session.say(f"{_after(began)} {worker} has left")
-    job = await _until(session, looker, lambda job: job.protected, "is not protected again", end, before.uid)
+    job = await _until(session, job_reader, lambda job: job.protected, "is not protected again", end, before.uid)
     if job.ended:
         return _over(session, job, began)
     if training:
@@ -152,15 +171,15 @@ async def _report(
     return EXIT_OK
 
 
-def _takeover(job: Job, lost: Sequence[Worker]) -> str:
+def _takeover(job: RemoteJob, lost: Sequence[RemoteWorker]) -> str:
     last = job.last_takeover
     if last is None or last.victim not in {w.name for w in lost}:
         return "other workers run its stages"
-    return words.takeover(job, last)
+    return phrases.takeover(job, last)
 
 
-def _over(session: Session, job: Job, began: float) -> int:
-    session.say(f"{_after(began)} the job is over: {words.verdict(job)}")
+def _over(session: Session, job: RemoteJob, began: float) -> int:
+    session.say(f"{_after(began)} the job is over: {phrases.outcome(job)}")
     return job.exit_code or EXIT_OK
 
 
@@ -169,26 +188,26 @@ def _after(began: float) -> str:
 
 
 async def _until(
-    session: Session, looker: Looker, met: Callable[[Job], Any], otherwise: str, end: float, uid: str
-) -> Job:
-    """Until it is so or the job is over. Raises Overdue."""
+    session: Session, job_reader: JobReader, met: Callable[[RemoteJob], Any], otherwise: str, end: float, uid: str
+) -> RemoteJob:
+    """Until it is so or the job is over. Raises WaitTimedOut."""
     while True:
-        job = await session.patiently(looker.job)
+        job = await session.patiently(job_reader.job)
         if job.uid != uid:
-            raise Gone(f"job {looker.name} was deleted, and another one of that name was created")
+            raise JobDeleted(f"job {job_reader.name} was deleted, and another one of that name was created")
         if met(job) or job.ended:
             return job
         if time.monotonic() > end:
-            why = words.why_waiting(job) or f"it is {job.state}"
-            raise Overdue(f"{job.name} {otherwise} in time; {why}")
+            why = phrases.why_waiting(job) or f"it is {job.state}"
+            raise WaitTimedOut(f"{job.name} {otherwise} in time; {why}")
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _until_left(session: Session, looker: Looker, lost: Sequence[Worker], end: float) -> list[str]:
+async def _until_left(session: Session, job_reader: JobReader, lost: Sequence[RemoteWorker], end: float) -> list[str]:
     """Until their pods have ended; the short names of those that have, in time."""
     while True:
-        scene = await session.patiently(looker.scene)
-        living = {w.uid for w in scene.workers if w.alive}
+        snapshot = await session.patiently(job_reader.snapshot)
+        living = {w.uid for w in snapshot.workers if w.alive}
         if not any(w.uid in living for w in lost) or time.monotonic() > end:
-            return [scene.job.short(w.name) for w in lost if w.uid not in living]
+            return [snapshot.job.short(w.name) for w in lost if w.uid not in living]
         await asyncio.sleep(LOOK_SECONDS)

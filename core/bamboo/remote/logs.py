@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo.names import EXIT_OK, TRAINER_CONTAINER
-from bamboo.remote.errors import ApiError, NoCluster, RemoteError
-from bamboo.remote.look import Looker
-from bamboo.remote.model import Worker
+from bamboo.remote.job_reader import JobReader
+from bamboo.remote.objects import RemoteWorker
 from bamboo.remote.session import Session, Target, printable
 from bamboo.remote.victims import named
 
@@ -26,21 +26,21 @@ async def logs(
     previous: bool, prefix: bool,
 ) -> int:  # fmt: skip
     """wanted: workers; all if none is named. previous: only workers that have ended. tail: -1 is everything."""
-    looker = Looker(session.api, *session.of(name))
-    scene = await looker.scene()
-    if scene.missing and not scene.workers:
-        raise RemoteError(scene.missing[0].removeprefix("workers: "))
-    chosen = [named(scene.job, scene.workers, w) for w in wanted] or list(scene.workers)
+    job_reader = JobReader(session.api, *session.of(name))
+    snapshot = await job_reader.snapshot()
+    if snapshot.missing and not snapshot.workers:
+        raise RemoteError(snapshot.missing[0].removeprefix("workers: "))
+    chosen = [named(snapshot.job, snapshot.workers, w) for w in wanted] or list(snapshot.workers)
     chosen = [w for w in chosen if not previous or not w.alive]
     if not chosen:
-        raise RemoteError(_nothing(scene.job.name, previous))
+        raise RemoteError(_nothing(snapshot.job.name, previous))
     several = len(chosen) > 1 or (follow and not wanted)
     lines = tail if tail is not None else MANY_TAIL if several else None
     query = {"container": TRAINER_CONTAINER}
     query |= {"sinceSeconds": str(since)} if since is not None else {}
     query |= {"tailLines": str(lines)} if lines is not None and lines >= 0 else {}
-    printer = Printer(width=max(len(scene.job.short(w.name)) for w in chosen) if several and prefix else 0)
-    reader = Reader(session, looker, query, printer)
+    printer = Printer(width=max(len(snapshot.job.short(w.name)) for w in chosen) if several and prefix else 0)
+    reader = LogReader(session, job_reader, query, printer)
     if follow and not previous:
         await reader.follow(chosen, newcomers=not wanted)
     else:
@@ -71,19 +71,19 @@ class Printer:
 
 
 @dataclass(frozen=True, slots=True)
-class There:
+class PresentWorkers:
     """The workers that there are now, by uid. over: the job is."""
 
-    workers: dict[str, Worker]
+    workers: dict[str, RemoteWorker]
     over: bool
 
 
-class Reader:
-    def __init__(self, session: Session, looker: Looker, query: dict[str, str], printer: Printer) -> None:
-        self._session, self._looker, self._query, self._printer = session, looker, query, printer
+class LogReader:
+    def __init__(self, session: Session, job_reader: JobReader, query: dict[str, str], printer: Printer) -> None:
+        self._session, self._job_reader, self._query, self._printer = session, job_reader, query, printer
         self._ended_at: dict[str, datetime] = {}  # when a log that was followed ended, by the worker's uid
 
-    async def once(self, workers: Sequence[Worker], asked: Sequence[Worker]) -> None:
+    async def once(self, workers: Sequence[RemoteWorker], asked: Sequence[RemoteWorker]) -> None:
         """One worker after the other. Those that print nothing because they wait are named."""
         for worker in asked:
             if worker not in workers:
@@ -91,10 +91,10 @@ class Reader:
         for worker in workers:
             await self._read(worker, self._query)
 
-    async def follow(self, workers: Sequence[Worker], *, newcomers: bool) -> None:
+    async def follow(self, workers: Sequence[RemoteWorker], *, newcomers: bool) -> None:
         """Until all of them have ended; with newcomers until the job is over. A log that breaks off is taken up."""
         known, waiting = {w.uid for w in workers}, list(workers)
-        reading: dict[asyncio.Task[None], Worker] = {}
+        reading: dict[asyncio.Task[None], RemoteWorker] = {}
         try:
             while True:
                 for worker in [w for w in waiting if w.has_log][: AT_ONCE - len(reading)]:
@@ -118,14 +118,14 @@ class Reader:
                 task.cancel()
             await asyncio.gather(*reading, return_exceptions=True)
 
-    def _following(self, worker: Worker) -> dict[str, str]:
+    def _following(self, worker: RemoteWorker) -> dict[str, str]:
         """What is asked for: what was wanted at first, later on what is new."""
         at = self._ended_at.get(worker.uid)
         if at is None:
             return {**self._query, "follow": "true"}
         return {"container": TRAINER_CONTAINER, "follow": "true", "sinceTime": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
-    async def _some_end(self, reading: "dict[asyncio.Task[None], Worker]") -> list[Worker]:
+    async def _some_end(self, reading: "dict[asyncio.Task[None], RemoteWorker]") -> list[RemoteWorker]:
         """Waits for a while; whose logs have ended meanwhile."""
         began = time.monotonic()
         done: set[asyncio.Task[None]] = set()
@@ -138,18 +138,18 @@ class Reader:
         await asyncio.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
         return ended
 
-    async def _look(self) -> "There | None":
+    async def _look(self) -> "PresentWorkers | None":
         """None if the job was deleted."""
         try:
-            scene = await self._session.patiently(self._looker.scene)
+            snapshot = await self._session.patiently(self._job_reader.snapshot)
         except ApiError as error:
             if error.status != 404:
                 raise
             return None
-        return There({w.uid: w for w in scene.workers}, scene.job.ended is not None)
+        return PresentWorkers({w.uid: w for w in snapshot.workers}, snapshot.job.ended is not None)
 
-    async def _read(self, worker: Worker, query: dict[str, str]) -> None:
-        namespace, name = self._looker.namespace, self._looker.name
+    async def _read(self, worker: RemoteWorker, query: dict[str, str]) -> None:
+        namespace, name = self._job_reader.namespace, self._job_reader.name
         short = worker.name.removeprefix(f"{name}-")
         try:
             async with contextlib.aclosing(self._session.api.log(namespace, worker.name, query)) as lines:
@@ -159,11 +159,11 @@ class Reader:
             if error.status not in (400, 404, 500, 502, 503):
                 raise
             self._tell(worker, f"its log cannot be read: {error}")
-        except NoCluster as error:
+        except ClusterUnreachable as error:
             if query.get("follow"):
                 self._tell(worker, f"its log ended early: {error}")
             else:
                 raise
 
-    def _tell(self, worker: Worker, what: str) -> None:
+    def _tell(self, worker: RemoteWorker, what: str) -> None:
         print(f"bamboo: {worker.name} {printable(what)}", file=sys.stderr, flush=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 
+from bamboo.kube.api import KubeApi, Object
+from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.names import PAGE_AUDIENCE, WEB_PORT
-from bamboo.remote.api import Api, Object
 from bamboo.remote.browser import show
-from bamboo.remote.errors import ApiError, RemoteError
-from bamboo.remote.model import job_of
+from bamboo.remote.objects import job_of
 from bamboo.remote.session import Session, Target, printable
 
 OPERATOR = "app.kubernetes.io/name=bamboo-operator"
@@ -36,7 +36,7 @@ async def page(
     job = job_of(await session.api.job(*session.of(name)))
     pod = await _operator(session.api, operator_namespace, job.namespace)
     namespace = operator_namespace or pod["metadata"]["namespace"]
-    tunnel = Tunnel(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))
+    tunnel = PortForward(session.api, pod["metadata"]["namespace"], pod["metadata"]["name"], web_port(pod))
     outer = await tunnel.open(port)
     opening: asyncio.Task[None] | None = None
     try:
@@ -69,7 +69,7 @@ async def _open(session: Session, url: str) -> None:
         session.say("no browser was found; the URL above can be pasted into one")
 
 
-async def _operator(api: Api, namespace: str | None, watching: str) -> Object:
+async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
     place = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     try:
@@ -123,7 +123,7 @@ def web_port(pod: Mapping[str, Any]) -> int:
     return next((int(port["containerPort"]) for port in ports if port.get("name") == PORT_NAME), WEB_PORT)
 
 
-async def _token(api: Api, namespace: str, account: str) -> tuple[str, float]:
+async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float]:
     """A token that is good for the job pages and for nothing else, and the seconds of its life."""
     try:
         status = await api.token(namespace, account, PAGE_AUDIENCE, TOKEN_SECONDS)
@@ -136,17 +136,17 @@ async def _token(api: Api, namespace: str, account: str) -> tuple[str, float]:
     return str(status["token"]), float(TOKEN_SECONDS)
 
 
-class Tunnel:
+class PortForward:
     """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
 
-    def __init__(self, api: Api, namespace: str, pod: str, port: int) -> None:
+    def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
         self._api, self._path, self._port = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward", port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._broken = asyncio.Event()
 
     async def open(self, port: int = 0) -> int:
-        """Listens; returns the port. NB: tries the way once, so that what is wrong with it is said at once."""
+        """Listens; returns the port. Tries the way once, so that what is wrong with it is said at once."""
         async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL):
             pass
         try:
@@ -180,7 +180,7 @@ class Tunnel:
         except (RemoteError, ConnectionError, aiohttp.ClientError):
             pass  # this connection only: the browser tries again by itself
         except asyncio.CancelledError:
-            pass  # NB: it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
+            pass  # it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
         finally:
             self._connections.discard(task)
             writer.close()

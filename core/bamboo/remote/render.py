@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bamboo.remote import words
-from bamboo.remote.model import Condition, Happening, Job, Worker
+from bamboo.remote import phrases
+from bamboo.remote.objects import JobCondition, JobEvent, RemoteJob, RemoteWorker
 
 STATE_STYLES = {
     "Running": "green", "Complete": "green", "Saving": "green", "Degraded": "yellow", "Restoring": "yellow",
@@ -24,16 +24,16 @@ GRID_MARGIN = 12  # the column of pipelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class JobSnapshot:
     """A job, as far as the user may see what belongs to it. missing: what could not be looked at, in words."""
 
-    job: Job
-    workers: tuple[Worker, ...] = ()
-    happenings: tuple[Happening, ...] = ()
+    job: RemoteJob
+    workers: tuple[RemoteWorker, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     missing: tuple[str, ...] = ()
 
 
-def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
+def jobs(found: Sequence[RemoteJob], now: datetime, *, wide: bool = False, namespaces: bool = False) -> Table:
     """A line for each job. namespaces: whether they differ."""
     table = _plain_table(*(["NAMESPACE"] if namespaces else []), "NAME", "STATE")
     _right(table, "STEP", "PIPELINES", "WORKERS")
@@ -49,9 +49,9 @@ def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces:
             f"{job.step}/{job.steps}",
             f"{job.pipelines_ready}/{job.pipelines}",
             f"{job.workers_ready}/{job.workers_wanted}",
-            words.protected(job),
+            phrases.protected(job),
             str(job.preemptions),
-            words.age(job.created, now),
+            phrases.age(job.created, now),
         ]
         if wide:
             running = job.ended is None
@@ -59,7 +59,7 @@ def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces:
                 str(job.takeovers),
                 _number(job.samples_per_second if running else None, 1),
                 _number(job.loss, 4),
-                words.duration(job.eta_seconds) if running and job.eta_seconds is not None else "-",
+                phrases.duration(job.eta_seconds) if running and job.eta_seconds is not None else "-",
                 job.cost or "-",
                 str(job.epoch),
             ]
@@ -67,77 +67,77 @@ def jobs(found: Sequence[Job], now: datetime, *, wide: bool = False, namespaces:
     return table
 
 
-def status(scene: Scene, now: datetime, width: int) -> RenderableType:
+def status(snapshot: JobSnapshot, now: datetime, width: int) -> RenderableType:
     """Everything there is to say about a job."""
-    job = scene.job
-    parts: list[RenderableType] = [*head(scene, now), *grids(job, width)]
-    if scene.workers:
-        parts += ["", workers(scene, now, width)]
+    job = snapshot.job
+    parts: list[RenderableType] = [*head(snapshot, now), *grids(job, width)]
+    if snapshot.workers:
+        parts += ["", workers(snapshot, now, width)]
     if job.conditions:
         parts += ["", conditions(job.conditions, now)]
-    if scene.happenings:
-        parts += ["", *events(scene.happenings[-SHOWN_EVENTS:], now, job)]
+    if snapshot.events:
+        parts += ["", *events(snapshot.events[-SHOWN_EVENTS:], now, job)]
     return Group(*parts)
 
 
-def live(scene: Scene, now: datetime, width: int, height: int, keys: str = "") -> RenderableType:
+def live(snapshot: JobSnapshot, now: datetime, width: int, height: int, keys: str = "") -> RenderableType:
     """The same while it runs, in at most that many lines: of workers and events those that tell most."""
-    parts: list[RenderableType] = [*head(scene, now), *grids(scene.job, width)]
+    parts: list[RenderableType] = [*head(snapshot, now), *grids(snapshot.job, width)]
     last = [Text(keys, style="dim italic")] if keys else []
-    room = height - _lines_of_head(scene, now, width) - _lines_of_grids(scene.job, width) - len(last)
-    told = min(SHOWN_EVENTS, len(scene.happenings), max(room // 2, 4))
-    listed, used = workers_within(scene, now, width, room - told)
+    room = height - _lines_of_head(snapshot, now, width) - _lines_of_grids(snapshot.job, width) - len(last)
+    told = min(SHOWN_EVENTS, len(snapshot.events), max(room // 2, 4))
+    listed, used = workers_within(snapshot, now, width, room - told)
     room = max(0, room - used)
-    shown = scene.happenings[-min(SHOWN_EVENTS, room) :] if room else ()
-    return Group(*parts, *listed, *events(shown, now, scene.job, one_line=True), *last)
+    shown = snapshot.events[-min(SHOWN_EVENTS, room) :] if room else ()
+    return Group(*parts, *listed, *events(shown, now, snapshot.job, one_line=True), *last)
 
 
-def workers_within(scene: Scene, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
+def workers_within(snapshot: JobSnapshot, now: datetime, width: int, lines: int) -> tuple[list[RenderableType], int]:
     """The workers in that many lines, and how many it took: the most interesting ones."""
-    most = lines - 1 if len(scene.workers) < lines else lines - 2
-    if not scene.workers or most < 1:
+    most = lines - 1 if len(snapshot.workers) < lines else lines - 2
+    if not snapshot.workers or most < 1:
         return [], 0
-    ranked = sorted(scene.workers, key=lambda w: (list(WORKER_STYLES).index(w.state), w.number))
+    ranked = sorted(snapshot.workers, key=lambda w: (list(WORKER_STYLES).index(w.state), w.number))
     names = {w.name for w in ranked[:most]}
-    kept = replace(scene, workers=tuple(w for w in scene.workers if w.name in names))
-    table, hidden = workers(kept, now, width), len(scene.workers) - len(names)
+    kept = replace(snapshot, workers=tuple(w for w in snapshot.workers if w.name in names))
+    table, hidden = workers(kept, now, width), len(snapshot.workers) - len(names)
     if not hidden:
         return [table], len(names) + 1
-    return [table, Text(f"and {words.count(hidden, 'more worker')}", style="dim")], len(names) + 2
+    return [table, Text(f"and {phrases.count(hidden, 'more worker')}", style="dim")], len(names) + 2
 
 
-def head(scene: Scene, now: datetime) -> list[RenderableType]:
+def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     """What the job is, how it gets on, and what is wrong."""
-    job = scene.job
-    about = f"  {job.namespace}, epoch {job.epoch}, {words.age(job.created, now)} old"
+    job = snapshot.job
+    about = f"  {job.namespace}, epoch {job.epoch}, {phrases.age(job.created, now)} old"
     lines: list[RenderableType] = [
         Text.assemble((job.name, "bold"), "  ", state(job), (about, "dim")),
-        Text(words.progress(job), style="bold"),
-        Text(words.counts(job)),
+        Text(phrases.progress(job), style="bold"),
+        Text(phrases.counts(job)),
     ]
-    if told := words.protection(job):
-        lines.append(Text(told, style="yellow" if words.protected(job) == "no" else ""))
-    if told := words.cost(job):
+    if told := phrases.protection(job):
+        lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
+    if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
     if job.last_takeover is not None:
-        lines.append(Text(f"last takeover: {words.takeover(job, job.last_takeover)}"))
+        lines.append(Text(f"last takeover: {phrases.takeover(job, job.last_takeover)}"))
     if end := job.ended:
         lines.append(Text(f"{end.kind}: {end.message}", style="green" if end.kind == "Complete" else "bold red"))
-    elif waiting := words.why_waiting(job):
+    elif waiting := phrases.why_waiting(job):
         lines.append(Text(waiting, style="yellow"))
-    if stale := words.stale(job, now):
+    if stale := phrases.stale(job, now):
         lines.append(Text(stale, style="yellow"))
     if job.holds("Degraded") and (degraded := job.condition("Degraded")):
-        lines.append(Text(f"degraded for {words.age(degraded.since, now)}: {degraded.message}", style="yellow"))
-    lines += [Text(f"not shown: {what}", style="dim") for what in scene.missing]
+        lines.append(Text(f"degraded for {phrases.age(degraded.since, now)}: {degraded.message}", style="yellow"))
+    lines += [Text(f"not shown: {what}", style="dim") for what in snapshot.missing]
     return lines
 
 
-def state(job: Job) -> Text:
+def state(job: RemoteJob) -> Text:
     return Text(job.state, style=STATE_STYLES.get(job.state, ""))
 
 
-def grids(job: Job, width: int) -> list[RenderableType]:
+def grids(job: RemoteJob, width: int) -> list[RenderableType]:
     """Who runs what: as many tables of stages, one below the other, as the width demands."""
     if not job.plan:
         return []
@@ -157,11 +157,11 @@ def grids(job: Job, width: int) -> list[RenderableType]:
     return found
 
 
-def _cell(job: Job, worker: str, marked: set[str]) -> str:
+def _cell(job: RemoteJob, worker: str, marked: set[str]) -> str:
     return job.short(worker) + ("*" if worker in marked else "")
 
 
-def _blocks(job: Job, width: int) -> list[tuple[int, int]]:
+def _blocks(job: RemoteJob, width: int) -> list[tuple[int, int]]:
     """The stages of each table."""
     stages = max(len(row) for row in job.plan)
     longest = max(len(_cell(job, w, job.doubled)) for row in job.plan for w in row)
@@ -170,29 +170,29 @@ def _blocks(job: Job, width: int) -> list[tuple[int, int]]:
     return [(first, min(stages, first + fit)) for first in range(0, stages, fit)]
 
 
-def workers(scene: Scene, now: datetime, width: int) -> Table:
+def workers(snapshot: JobSnapshot, now: datetime, width: int) -> Table:
     """A line for each worker. Where there is room, the node pool as well."""
     pools = width >= 100
     table = _plain_table("WORKER", "STATE", "RUNS", "NODE", "ZONE", "CAPACITY", *(["POOL"] if pools else []))
     table.add_column("AGE", justify="right", no_wrap=True)
     table.columns[3].overflow = "ellipsis"
-    for worker in scene.workers:
+    for worker in snapshot.workers:
         said = Text(worker.state, style=WORKER_STYLES.get(worker.state, ""))
         if worker.detail and worker.state in ("failed", "ended"):
             said.append(f" ({worker.detail})")
         table.add_row(
-            scene.job.short(worker.name), said, _runs(worker), worker.node or "-", worker.zone or "-",
-            worker.capacity or "-", *([worker.pool or "-"] if pools else []), words.age(worker.created, now),
+            snapshot.job.short(worker.name), said, _runs(worker), worker.node or "-", worker.zone or "-",
+            worker.capacity or "-", *([worker.pool or "-"] if pools else []), phrases.age(worker.created, now),
         )  # fmt: skip
     return table
 
 
-def _runs(worker: Worker) -> str:
+def _runs(worker: RemoteWorker) -> str:
     """pipeline/stage, as the grid counts them."""
     return " ".join(f"{pipeline}/{stage}" for pipeline, stage in worker.cells) or "-"
 
 
-def conditions(found: Iterable[Condition], now: datetime) -> Table:
+def conditions(found: Iterable[JobCondition], now: datetime) -> Table:
     """All of them; sentences only of those that are not as they are when all is well."""
     table = _plain_table("CONDITION", "HOLDS")
     table.add_column("FOR", justify="right", no_wrap=True)
@@ -201,18 +201,18 @@ def conditions(found: Iterable[Condition], now: datetime) -> Table:
         why = condition.reason if condition.usual else f"{condition.reason}: {condition.message}"
         style = "" if condition.usual or condition.kind == "Complete" else "yellow"
         table.add_row(
-            condition.kind, Text(str(condition.holds), style=style), words.age(condition.since, now), Text(why)
+            condition.kind, Text(str(condition.holds), style=style), phrases.age(condition.since, now), Text(why)
         )
     return table
 
 
 def events(
-    found: Iterable[Happening], now: datetime, job: Job, *, one_line: bool = False, times: bool = False
+    found: Iterable[JobEvent], now: datetime, job: RemoteJob, *, one_line: bool = False, times: bool = False
 ) -> list[RenderableType]:
     """times: when it was, in UTC, instead of how long ago."""
     shown = []
     for one in found:
-        at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{words.age(one.at, now):>4}"
+        at = one.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if times else f"{phrases.age(one.at, now):>4}"
         about = "" if one.about == job.name or one.message.startswith(one.about) else f"{job.short(one.about)}: "
         often = f" (x{one.count})" if one.count > 1 else ""
         line = Text(f"{at} {one.reason}: {about}{one.message}{often}", style="yellow" if one.warning else "")
@@ -238,11 +238,11 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _lines_of_head(scene: Scene, now: datetime, width: int) -> int:
-    return sum(1 + max(0, len(str(line)) - 1) // max(1, width) for line in head(scene, now))
+def _lines_of_head(snapshot: JobSnapshot, now: datetime, width: int) -> int:
+    return sum(1 + max(0, len(str(line)) - 1) // max(1, width) for line in head(snapshot, now))
 
 
-def _lines_of_grids(job: Job, width: int) -> int:
+def _lines_of_grids(job: RemoteJob, width: int) -> int:
     if not job.plan:
         return 0
     return len(_blocks(job, width)) * (len(job.plan) + 3) + (1 if job.doubled else 0)

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from bamboo.fields import ManifestError
+from bamboo.job.fields import ManifestError
+from bamboo.job.yaml_file import load_document
+from bamboo.kube import kubeconfig
+from bamboo.kube.api import KubeApi
+from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from bamboo.remote import kubeconfig
-from bamboo.remote.api import Api
-from bamboo.remote.errors import ApiError, NoCluster, RemoteError, UsageError
-from bamboo.yamlfile import load_document
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,7 +30,7 @@ KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class ClusterFlags:
     """What the common flags say."""
 
     namespace: str | None = None
@@ -49,7 +49,7 @@ class Target:
 class Session:
     """namespace: the one that the command is about."""
 
-    def __init__(self, api: Api, namespace: str, *, quiet: bool = False) -> None:
+    def __init__(self, api: KubeApi, namespace: str, *, quiet: bool = False) -> None:
         self.api, self.namespace, self.quiet = api, namespace, quiet
         self.console = console()
 
@@ -68,7 +68,7 @@ class Session:
         while True:
             try:
                 return await call()
-            except (NoCluster, ApiError) as error:
+            except (ClusterUnreachable, ApiError) as error:
                 if (isinstance(error, ApiError) and not error.may_pass) or time.monotonic() > end:
                     raise
                 await asyncio.sleep(2.0)
@@ -77,7 +77,7 @@ class Session:
 Command = Callable[[Session], Coroutine[Any, Any, int]]
 
 
-def run(where: Where, command: Command, *, quiet: bool = False) -> int:
+def run(where: ClusterFlags, command: Command, *, quiet: bool = False) -> int:
     """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
     try:
         access = kubeconfig.load(where.kubeconfig, where.context)
@@ -97,7 +97,7 @@ def run(where: Where, command: Command, *, quiet: bool = False) -> int:
 
 async def _run(access: kubeconfig.Access, namespace: str, command: Command, quiet: bool) -> int:
     async def work() -> int:
-        async with Api(access) as api:
+        async with KubeApi(access) as api:
             return await command(Session(api, namespace, quiet=quiet))
 
     task = asyncio.create_task(work())
@@ -168,7 +168,7 @@ class Declined(RemoteError):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """NB: asyncio's own handling of Ctrl-C waits until the loop runs again, which it does not while a person thinks."""
+    """Asyncio's own handling of Ctrl-C waits until the loop runs again, which it does not while a person thinks."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo.remote import words
-from bamboo.remote.errors import RemoteError, UsageError
-from bamboo.remote.model import Job, Worker
+from bamboo.kube.errors import RemoteError, UsageError
+from bamboo.remote import phrases
+from bamboo.remote.objects import RemoteJob, RemoteWorker
 
 Json = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ DRILL = "bamboo-drill"  # the taint's value: who put it there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class VictimChoice:
     """Exactly one of worker, stage and random."""
 
     worker: str | None = None
@@ -37,7 +37,12 @@ class Choice:
             raise UsageError("--pipeline: expected together with --stage")
 
 
-def victim(job: Job, workers: Sequence[Worker], choice: Choice, pick: Callable[[Sequence[Worker]], Worker]) -> Worker:
+def victim(
+    job: RemoteJob,
+    workers: Sequence[RemoteWorker],
+    choice: VictimChoice,
+    pick: Callable[[Sequence[RemoteWorker]], RemoteWorker],
+) -> RemoteWorker:
     """The worker that the choice means; pick: takes one of several at random. It is alive."""
     if choice.worker is not None:
         return _alive(named(job, workers, choice.worker))
@@ -50,7 +55,7 @@ def victim(job: Job, workers: Sequence[Worker], choice: Choice, pick: Callable[[
     return _alive(_owner(job, workers, choice.pipeline or 0, choice.stage))
 
 
-def named(job: Job, workers: Sequence[Worker], name: str) -> Worker:
+def named(job: RemoteJob, workers: Sequence[RemoteWorker], name: str) -> RemoteWorker:
     """By its whole name, without the job's, or by its number: quickstart-w3, w3, 3."""
     number = name.removeprefix("w")
     found = [w for w in workers if name in (w.name, job.short(w.name))]
@@ -62,7 +67,7 @@ def named(job: Job, workers: Sequence[Worker], name: str) -> Worker:
     raise RemoteError(f"{job.name} has no worker {name}; there are: {there}{more}")
 
 
-def _owner(job: Job, workers: Sequence[Worker], pipeline: int, stage: int) -> Worker:
+def _owner(job: RemoteJob, workers: Sequence[RemoteWorker], pipeline: int, stage: int) -> RemoteWorker:
     if not job.plan:
         raise RemoteError(f"{job.name} has no plan yet; it is {job.state}")
     if pipeline >= len(job.plan):
@@ -72,11 +77,11 @@ def _owner(job: Job, workers: Sequence[Worker], pipeline: int, stage: int) -> Wo
     owner = job.plan[pipeline][stage]
     found = next((w for w in workers if w.name == owner), None)
     if found is None:
-        raise RemoteError(f"{words.place((pipeline, stage))} belongs to {owner}, which is gone already")
+        raise RemoteError(f"{phrases.place((pipeline, stage))} belongs to {owner}, which is gone already")
     return found
 
 
-def _alive(worker: Worker) -> Worker:
+def _alive(worker: RemoteWorker) -> RemoteWorker:
     if not worker.alive:
         raise RemoteError(f"{worker.name} has ended already ({worker.detail or worker.state})")
     if worker.state == "leaving":
@@ -84,7 +89,7 @@ def _alive(worker: Worker) -> Worker:
     return worker
 
 
-def objections(job: Job, lost: Sequence[Worker], *, kill: bool) -> str | None:
+def objections(job: RemoteJob, lost: Sequence[RemoteWorker], *, kill: bool) -> str | None:
     """Why the drill could cost more than a pause; None if nothing speaks against it."""
     if not job.protected:
         told = job.condition("Protected") or job.condition("Degraded")
@@ -125,16 +130,16 @@ def without_taint(node: Json, key: str) -> list[dict[str, Any]] | None:
 # What came of it
 
 
-def out_of_plan(job: Job, lost: Sequence[Worker]) -> bool:
+def out_of_plan(job: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
     """Does nobody of them run a stage any more?"""
     return not any(job.cells(worker.name) for worker in lost)
 
 
-def taken_over(job: Job, before: Job, lost: Sequence[Worker]) -> bool:
+def taken_over(job: RemoteJob, before: RemoteJob, lost: Sequence[RemoteWorker]) -> bool:
     """Do others run all their stages, and is the pause known?"""
     return out_of_plan(job, lost) and job.takeovers > before.takeovers
 
 
-def whole(job: Job) -> bool:
+def whole(job: RemoteJob) -> bool:
     """Does every stage have a worker of its own and a second copy?"""
     return not job.holds("Degraded")

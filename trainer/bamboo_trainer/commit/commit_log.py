@@ -2,7 +2,7 @@
 
 import math
 
-from bamboo.plan import Cell, Layout
+from bamboo.planning.plan import Cell, Layout
 from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 
 KEPT_STEPS = 3

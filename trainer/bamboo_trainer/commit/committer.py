@@ -7,9 +7,9 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from bamboo.histogram import STEP_SECONDS, Histogram
-from bamboo.plan import ROOT, Layout, Plan, WorkerId
-from bamboo.protocol import Message, StepCommitted
+from bamboo.control.protocol import Message, StepCommitted
+from bamboo.metrics.histogram import STEP_SECONDS, Histogram
+from bamboo.planning.plan import ROOT, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

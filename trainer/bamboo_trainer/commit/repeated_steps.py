@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bamboo.plan import Cell, WorkerId
-from bamboo.protocol import LeftBehind, Message
+from bamboo.control.protocol import LeftBehind, Message
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.routing.outbox import Outbox

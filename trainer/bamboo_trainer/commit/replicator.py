@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from bamboo.plan import Cell, Plan, WorkerId
-from bamboo.protocol import Message, ReplicaSynced
+from bamboo.control.protocol import Message, ReplicaSynced
+from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.routing.outbox import Outbox

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bamboo.plan import Cell, Layout, WorkerId
+from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, program
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work

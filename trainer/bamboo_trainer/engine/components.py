@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bamboo.memory import Memory
-from bamboo.plan import ROOT, Cell, Plan, WorkerId
-from bamboo.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo.control.memory import Memory
+from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
+from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator

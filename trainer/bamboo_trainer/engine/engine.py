@@ -9,9 +9,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from bamboo.histogram import STEP_SECONDS, Histogram
-from bamboo.plan import Plan, WorkerId
-from bamboo.protocol import Message, PeerUp, Report
+from bamboo.control.protocol import Message, PeerUp, Report
+from bamboo.metrics.histogram import STEP_SECONDS, Histogram
+from bamboo.planning.plan import Plan, WorkerId
 from bamboo_trainer.engine.components import Components, Ports, Received
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.observer import Observer

@@ -6,8 +6,8 @@ from dataclasses import replace
 import msgspec
 from torch import Tensor
 
-from bamboo.plan import Cell, Plan, WorkerId
-from bamboo.protocol import CellFinished, Message, TakenOver
+from bamboo.control.protocol import CellFinished, Message, TakenOver
+from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator

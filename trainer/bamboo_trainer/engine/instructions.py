@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bamboo.plan import ROOT
+from bamboo.planning.plan import ROOT
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.schedule import (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
-from bamboo.memory import Memory
+from bamboo.control.memory import Memory
 from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.redundant_work import RedundantWork

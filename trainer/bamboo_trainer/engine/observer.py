@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 
 
 class Observer(Protocol):

@@ -8,8 +8,8 @@ when the shadow takes over is used; the rest is computed then.
 
 from collections.abc import Callable
 
-from bamboo.plan import Cell
-from bamboo.spec import RedundancyMode
+from bamboo.job.spec import RedundancyMode
+from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.bubble_budget import BubbleBudget
 from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.observer import Observer

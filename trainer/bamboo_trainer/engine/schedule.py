@@ -10,7 +10,7 @@ three do, while others are computed: a way of up to half a forward and backward 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bamboo.plan import Cell, Layout
+from bamboo.planning.plan import Cell, Layout
 from bamboo_trainer.transport.frames import Address, FrameKind
 
 

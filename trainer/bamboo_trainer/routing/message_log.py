@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.transport.frames import Address, Frame
 
 

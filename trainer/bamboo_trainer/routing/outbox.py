@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bamboo.plan import Cell, WorkerId
-from bamboo.spec import RedundancyMode
+from bamboo.job.spec import RedundancyMode
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport

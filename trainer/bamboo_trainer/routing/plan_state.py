@@ -1,6 +1,6 @@
 """Which plan this worker obeys, which one waits for its step boundary, and which peers' links are broken."""
 
-from bamboo.plan import Cell, Plan, WorkerId
+from bamboo.planning.plan import Cell, Plan, WorkerId
 
 
 class PlanState:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from bamboo.memory import Memory
-from bamboo.spec import JobSpec, RedundancyMode
+from bamboo.control.memory import Memory
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo_trainer.stage.saved_tensors import Holds, is_cast
 from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.task import Parts, Task

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bamboo.plan import Plan, WorkerId
+from bamboo.planning.plan import Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bamboo.spec import JobSpec
+from bamboo.job.spec import JobSpec
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import Frame
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.frames import Frame
 

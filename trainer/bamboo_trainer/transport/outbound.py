@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
 
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport import sockets, wire
 from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame, FrameKind

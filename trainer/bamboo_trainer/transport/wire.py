@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.plan import WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
 MAGIC: Final = b"BMBO"

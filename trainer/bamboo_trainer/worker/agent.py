@@ -17,9 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from bamboo.manifest import parse_manifest
-from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
-from bamboo.protocol import (
+from bamboo.control.protocol import (
     Bye,
     Heartbeat,
     Hello,
@@ -38,7 +36,9 @@ from bamboo.protocol import (
     WorkerFailed,
     WorkerReady,
 )
-from bamboo.spec import JobSpec, Placement
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec, ReplicaPlacement
+from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
@@ -252,7 +252,7 @@ class WorkerAgent:
             observer=self.inside,
             clock=time.monotonic,
             lookahead=spec.topology.lookahead,
-            on_host=spec.redundancy.placement is Placement.HOST,
+            on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
         )
         self.control.send(WorkerReady())
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from bamboo.names import HEARTBEAT_SECONDS
-from bamboo.protocol import (
+from bamboo.control.protocol import (
     MAX_MESSAGE_BYTES,
     Heartbeat,
     Hello,
@@ -26,7 +25,8 @@ from bamboo.protocol import (
     decode_from_coordinator,
     encode,
 )
-from bamboo.server import REFUSED_HEADER
+from bamboo.control.server import REFUSED_HEADER
+from bamboo.names import HEARTBEAT_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
-from bamboo import metrics_table as table
-from bamboo.metrics import Exporter, Page, PageCollector
+from bamboo.metrics import catalog as table
+from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.worker.time_account import TimeAccount
 
@@ -34,7 +34,7 @@ SENT_KINDS = {
 }  # everything else is control
 
 
-def fill(page: Page, worker: "WorkerAgent", tally: TimeAccount) -> None:
+def fill(page: MetricsPage, worker: "WorkerAgent", tally: TimeAccount) -> None:
     """In the thread that is scraped: what it reads is a number, or is copied at once."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in tally.seconds().items():
@@ -54,7 +54,7 @@ def fill(page: Page, worker: "WorkerAgent", tally: TimeAccount) -> None:
             page.add(table.WORKER_MEMORY, size, kind)
 
 
-def _bytes(page: Page, sent: list[int], resent: list[int]) -> None:
+def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
     """sent, resent: bytes by the number of the frame's kind."""
     for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
         sums = dict.fromkeys([*SENT_KINDS.values(), "control"], 0)
@@ -67,7 +67,7 @@ def _bytes(page: Page, sent: list[int], resent: list[int]) -> None:
 def serve(worker: "WorkerAgent", tally: TimeAccount, host: str, port: int) -> None:
     """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
     registry = CollectorRegistry()
-    registry.register(PageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))
+    registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))
     ProcessCollector(registry=registry)
 
     class Handler(MetricsHandler):

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 from bamboo_trainer.worker.agent import ClosingObserver
 from bamboo_trainer.worker.agent import main as run_worker
 from bamboo_trainer.worker.trace import Silent, TraceFile

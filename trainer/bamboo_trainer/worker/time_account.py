@@ -6,8 +6,8 @@ The engine's thread writes, the thread that is scraped reads. The sums are those
 import time
 from collections.abc import Callable, Mapping
 
-from bamboo.plan import Cell
-from bamboo.usage import KINDS, Kind
+from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
+from bamboo.planning.plan import Cell
 from bamboo_trainer.worker.trace import NEVER_AWAITED
 
 
@@ -16,8 +16,8 @@ class TimeAccount:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seconds = dict.fromkeys(Kind, 0.0)
-        self._told = dict.fromkeys(Kind, 0.0)
+        self._seconds = dict.fromkeys(TimeUse, 0.0)
+        self._told = dict.fromkeys(TimeUse, 0.0)
         self._started = 0.0
         self._idle_since: float | None = None
         self._was_idle = False
@@ -30,7 +30,7 @@ class TimeAccount:
 
     def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         now = self._clock()
-        if (kind := KINDS.get(name)) is not None:
+        if (kind := TIME_USE_OF_SPAN.get(name)) is not None:
             self._seconds[kind] += now - self._started
         self._idle_since = now if self._was_idle and name in NEVER_AWAITED else None
 
@@ -47,14 +47,14 @@ class TimeAccount:
     def close(self) -> None:
         pass
 
-    def seconds(self) -> Mapping[Kind, float]:
+    def seconds(self) -> Mapping[TimeUse, float]:
         """By kind, the wait in progress included. Never falls, though it is read while the engine writes."""
         found, since = dict(self._seconds), self._idle_since
         if since is not None:
-            found[Kind.IDLE] += max(0.0, self._clock() - since)
+            found[TimeUse.IDLE] += max(0.0, self._clock() - since)
         self._told = {kind: max(told, found[kind]) for kind, told in self._told.items()}
         return self._told
 
     def _wait_until(self, now: float) -> None:
         if self._idle_since is not None:
-            self._seconds[Kind.IDLE] += now - self._idle_since
+            self._seconds[TimeUse.IDLE] += now - self._idle_since

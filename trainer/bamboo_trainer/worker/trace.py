@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from bamboo.plan import Cell
+from bamboo.planning.plan import Cell
 
 FLUSH_SECONDS = 0.5
 IN_ADVANCE = {"RedundantForward", "RedundantBackward", "Rehearsal"}  # fill a wait; what is waited for comes after them

@@ -1,0 +1,354 @@
+"""The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
+
+import logging
+import math
+import os
+import signal
+import sys
+from enum import StrEnum
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from bamboo.cli import options
+from bamboo.cli.cluster_commands import app as cluster_commands
+from bamboo.cli.dispatch import on_cluster
+from bamboo.job.manifest import ManifestError, parse_manifest, parse_source, read_manifest
+from bamboo.job.manifest_warnings import warnings
+from bamboo.job.pod_fields import unknown_in_template
+from bamboo.job.spec import JobSpec
+from bamboo.job.yaml_file import read_manifest_source
+from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
+
+app = typer.Typer(
+    help="Train large PyTorch models on spot nodes without losing a step.",
+    epilog="Exit codes: 0 complete; 1 failed; 2 wrong flag or manifest; 3 not recoverable; 130 stopped by the user.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(traces, name="trace")
+app.registered_commands += cluster_commands.registered_commands
+Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
+
+
+class On(StrEnum):
+    """Where a job runs."""
+
+    HERE = "here"
+    CLUSTER = "cluster"
+
+
+class Shell(StrEnum):
+    """For which there is completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def main(commands: typer.Typer = app, called: str = "bamboo") -> None:
+    """The console script. A signal ends it quietly also before and after the job, which has handlers of its own.
+
+    called: what the user types; commands: what may follow.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))
+    if complete_variable(called) in os.environ:
+        complete(commands, called)
+    commands(prog_name=called)
+
+
+def complete(commands: typer.Typer, called: str) -> None:
+    """Tells the shell what may follow the words in COMP_WORDS. Without arguments, so that nothing can be done."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    commands(args=[], prog_name=called)
+
+
+def complete_variable(called: str) -> str:
+    """Of the environment: with it the program only tells the shell what may follow."""
+    return f"_{called.replace('-', '_').upper()}_COMPLETE"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    job: Job,
+    on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Workers in the pipelines: a multiple of the job's stages.",
+            show_default="the job's",
+        ),
+    ] = None,
+    standby: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")
+    ] = None,
+    preempt: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHEN",
+            help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step),"
+            " trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
+            " May be given several times.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
+    ] = None,
+    page: Annotated[
+        bool | None,
+        typer.Option(
+            "--page/--no-page",
+            help="Serve a web page of the run on this machine and print its URL.",
+            show_default="on, except with --json and --quiet",
+        ),
+    ] = None,
+    page_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port of that page.", show_default="any"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show what the workers print and log, with whole tracebacks, on standard error."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep the trained weights, the workers' log and the run's page in this folder."
+        ),
+    ] = None,
+    heartbeat_timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
+    ] = HEARTBEAT_TIMEOUT_SECONDS,
+    load: options.Load = True,
+    namespace: options.Namespace = None,
+    context: options.Context = None,
+    kubeconfig: options.Kubeconfig = None,
+) -> None:
+    """Run the job on this machine, one process per worker.
+
+    The task's module is looked for in the manifest's folder, then in the current one, then among what is installed.
+    On a terminal it shows the pipelines live; keys take workers away or stop the job, after a question (? helps).
+    With --on cluster it is the same as `bamboo submit JOB.yaml --watch`.
+    """
+    _check_place(ctx, on)
+    if on is On.CLUSTER:
+        on_cluster(str(job), (namespace, context, kubeconfig), load=load, watch=True, quiet=quiet)
+    from bamboo.local.runner import RunOptions
+    from bamboo.local.session import ReportOptions, train
+    from bamboo.local.task_check import module_folders
+    from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
+
+    logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
+    spec, manifest = _load(job, workers, standby)
+    try:
+        schedule = preemption.parse(preempt or [], seed=seed)
+        preemption.check(schedule, steps=spec.training.steps, stages=spec.topology.stages)
+    except ValueError as error:
+        _usage(str(error))
+    if not math.isfinite(heartbeat_timeout):
+        _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
+    _check_paths(trace, output)
+    wanted = RunOptions(
+        preempt=schedule,
+        output=output,
+        trace=trace,
+        heartbeat_timeout=heartbeat_timeout,
+        folders=module_folders(job),
+        show_log=sys.stderr.write if debug else None,
+    )
+    if page is None:
+        page = page_port is not None or not (json or quiet)
+    elif not page and page_port is not None:
+        _usage("--page-port and --no-page: expected at most one of them")
+    served = (page_port or 0) if page else None
+    report = ReportOptions(json=json, quiet=quiet, metrics_port=metrics_port, page=served, debug=debug)
+    raise typer.Exit(train(spec, manifest, wanted, report, verify=verify))
+
+
+@app.command()
+def validate(
+    jobs: Annotated[
+        list[Path], typer.Argument(metavar="JOB.yaml...", help="BambooJob manifests; - is standard input.")
+    ],
+    load: Annotated[
+        bool,
+        typer.Option("--load", help="Also load the task, build its layers without values and count what they need."),
+    ] = False,
+) -> None:
+    """Check manifests and name everything that is wrong with them, with its line.
+
+    With --load also whether the task can be imported and built on this machine, how many layers and parameters it has,
+    and about how much memory its workers need.
+    """
+    from bamboo.local.task_check import check_task, module_folders
+
+    wrong = False
+    for job in jobs:
+        try:
+            source = read_manifest_source(str(job))
+            spec = parse_source(source, unknown_in_template)
+        except ManifestError as error:
+            wrong = True
+            for problem in error.problems:
+                typer.echo(f"bamboo: {problem}", err=True)
+            continue
+        topology = spec.topology
+        typer.echo(
+            f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
+            f" and {spec.standby.workers} standby, {spec.training.steps} steps"
+        )
+        for warning in warnings(spec):
+            typer.echo(f"  warning: {warning}")
+        if not load:
+            typer.echo("  not checked: whether the task loads, and how much memory it needs (--load checks that)")
+            continue
+        checked = check_task(source.document, module_folders(job))
+        for line in checked.told:
+            typer.echo(f"  {line}")
+        if checked.problem:
+            wrong = True
+            typer.echo(f"bamboo: {job}: {checked.problem}", err=True)
+    if wrong:
+        raise typer.Exit(EXIT_USAGE)
+
+
+@traces.command("summary")
+def trace_summary(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace that `bamboo run --trace FILE` wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show how every worker spent its time.
+
+    Also how much of its idle time redundant work filled, and which takeovers there were.
+    """
+    from rich.console import Console
+
+    from bamboo.local.trace_summary import TraceError, read_trace, show, summarize_trace, to_json
+
+    try:
+        summary = summarize_trace(read_trace(file))
+    except TraceError as error:
+        _usage(str(error))
+    if json:
+        typer.echo(to_json(summary))
+    else:
+        show(summary, Console())
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell to print it for.")]) -> None:
+    """Print a script that makes the shell complete commands, flags and names of jobs.
+
+    bash: eval "$(bamboo completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc, after compinit; fish: bamboo
+    completion fish > ~/.config/fish/completions/bamboo.fish
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    variable = complete_variable("bamboo")
+    typer.echo(get_completion_script(prog_name="bamboo", complete_var=variable, shell=shell.value))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(distribution_version("bamboo"))
+
+
+ON_BOTH = ("job", "on", "quiet")
+ON_CLUSTER = ("load", "namespace", "context", "kubeconfig")
+
+
+def _check_place(ctx: typer.Context, on: On) -> None:
+    """A flag that means nothing there is refused, not ignored."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        source = ctx.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
+            continue
+        if (name in ON_CLUSTER) is not (on is On.CLUSTER):
+            _usage(f"--{name.replace('_', '-')}: cannot be combined with --on {on.value}")
+
+
+def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:
+    """The job, and its document with the flags' values in it."""
+    try:
+        spec, document = read_manifest(str(path))
+    except ManifestError as error:
+        _usage(*map(str, error.problems))
+    if workers is not None:
+        pipelines, rest = divmod(workers, spec.topology.stages)
+        if rest:
+            _usage(f"--workers {workers}: expected a multiple of the job's {spec.topology.stages} stages")
+        document["spec"]["topology"]["pipelines"] = pipelines
+        spec = _parse(document, f"--workers {workers}")
+    if standby is not None:
+        document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": standby}
+        spec = _parse(document, f"--standby {standby}")
+    return spec, document
+
+
+def _parse(document: dict[str, Any], source: str) -> JobSpec:
+    """source: what a mistake is blamed on."""
+    try:
+        return parse_manifest(document)
+    except ManifestError as error:
+        _usage(*(f"{source}: {problem}" for problem in error.problems))
+
+
+def _check_paths(trace: Path | None, output: Path | None) -> None:
+    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
+        _usage(f"--trace {trace}: expected a file in an existing folder")
+    if output is None:
+        return
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        kept = any((output / "weights").glob("*"))
+    except OSError as error:
+        _usage(f"--output {output}: {error.strerror}")
+    if kept:
+        _usage(f"--output {output}: it holds the weights of another run; expected a new or empty folder")
+
+
+def _usage(*messages: str) -> NoReturn:
+    for message in messages:
+        typer.echo(f"bamboo: {message}", err=True)
+    raise typer.Exit(EXIT_USAGE)

@@ -1,0 +1,86 @@
+"""From a command's flags to its work, for all commands on a cluster. What takes time to import is imported late."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from bamboo.names import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from bamboo.remote.changes import Manifest
+    from bamboo.remote.session import Command, Target
+
+Place = tuple[str | None, str | None, str | None]  # namespace, context and kubeconfig, as the flags have them
+
+
+def run(place: Place, command: "Command", *, quiet: bool = False) -> NoReturn:
+    from bamboo.remote import session
+
+    namespace, context, kubeconfig = place
+    where = session.ClusterFlags(namespace=namespace, context=context, kubeconfig=kubeconfig)
+    raise typer.Exit(session.run(where, command, quiet=quiet))
+
+
+def targets_of(given: list[str]) -> "list[Target]":
+    """A mistake ends the command."""
+    from bamboo.kube.errors import RemoteError
+    from bamboo.remote.session import target
+
+    try:
+        return [target(one) for one in given]
+    except RemoteError as error:
+        usage(str(error))
+
+
+def usage(message: str) -> NoReturn:
+    print(f"bamboo: {message}", file=sys.stderr)
+    raise typer.Exit(EXIT_USAGE)
+
+
+def on_cluster(
+    file: str, place: Place, *, load: bool = True, apply: bool = False, force: bool = False,
+    dry_run: bool = False, watch: bool = False, quiet: bool = False,
+) -> NoReturn:  # fmt: skip
+    """`submit`, also for `bamboo run --on cluster`."""
+    from bamboo.kube.errors import RemoteError
+    from bamboo.remote import changes
+
+    if force and not apply:
+        usage("--force: expected together with --apply")
+    if dry_run and watch:
+        usage("--dry-run creates no job that could be watched; leave out one of --dry-run and --watch")
+    try:
+        manifest = changes.read(file)
+    except RemoteError as error:
+        usage(str(error))
+    _look_over(file, manifest, load=load, quiet=quiet)
+    run(
+        place,
+        lambda s: changes.submit(
+            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
+        ),
+        quiet=quiet,
+    )
+
+
+def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
+    """What may surprise is said; a task that does not load ends the command."""
+    from bamboo.job.manifest_warnings import warnings
+    from bamboo.local.task_check import check_task, module_folders
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(line, file=sys.stderr)
+
+    for warning in warnings(manifest.job):
+        say(f"warning: {warning}")
+    if not load:
+        return
+    say("trying the task on this machine (--no-load skips this)")
+    checked = check_task(manifest.document, module_folders(Path(file)))
+    for line in checked.told:
+        say(line)
+    if checked.problem:
+        usage(f"{file}: {checked.problem} (--no-load submits the job without trying its task here)")

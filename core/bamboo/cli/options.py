@@ -1,0 +1,66 @@
+"""What the commands on a cluster have in common on the command line. Imported at every start: nothing heavy here."""
+
+import math
+import re
+from typing import Annotated
+
+import typer
+
+from bamboo.terminal.output_format import OutputFormat
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST_SECONDS = 366 * 86400.0
+
+
+def seconds(text: str) -> float:
+    """30, 30s, 5m, 1.5h, 2d."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd]?)", str(text).strip())
+    value = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    if not value <= LONGEST_SECONDS:
+        raise typer.BadParameter(f"{text!r}: expected a time such as 30s, 5m or 1h")
+    return value
+
+
+def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs on the cluster, and files' names from the shell itself; nothing if it takes too long."""
+    from bamboo.cli.completion import job_names
+
+    return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))
+
+
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="A job's name, or the file of its manifest.",
+        autocompletion=complete_jobs,
+        show_default=False,
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
+]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
+]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
+Interval = Annotated[
+    float,
+    typer.Option("--interval", parser=seconds, metavar="TIME", help="Time between two updates.", show_default="2s"),
+]
+Timeout = Annotated[float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Maximum time to wait.")]
+Load = Annotated[
+    bool, typer.Option("--load/--no-load", help="Try the task on this machine first, as `bamboo validate --load` does.")
+]
+
+INTERVAL = 2.0
+WAIT = 120.0

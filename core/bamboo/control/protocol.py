@@ -1,0 +1,229 @@
+"""The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from bamboo.control.memory import Memory
+from bamboo.job.spec import MOST_LAYERS
+from bamboo.names import PROTOCOL_VERSION
+from bamboo.planning.plan import Cell, Plan, Port, Short, WorkerId
+
+MAX_MESSAGE_BYTES = 4 << 20
+MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # of fp32, and sums of them
+Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# worker -> coordinator
+
+
+class Hello(Message, frozen=True):
+    worker: Short
+    host: Short
+    port: Port
+    zone: Short = ""
+    pid: Count = 0
+    version: int = PROTOCOL_VERSION
+    plan: Plan | None = None  # the newest plan known, after a reconnection
+
+
+class Profile(Message, frozen=True):
+    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
+
+    costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
+class WorkerReady(Message, frozen=True):
+    """The task is loaded; from now on plans may count on this worker."""
+
+
+class Heartbeat(Message, frozen=True):
+    """memory: of the newest step, about once a second. busy: seconds since it began the instruction it is inside.
+
+    Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
+    """
+
+    step: Count
+    doing: str = ""
+    memory: Memory | None = None
+    busy: Seconds = 0.0
+
+
+class PeerDown(Message, frozen=True):
+    """My link to that peer broke; it is being formed again."""
+
+    peer: WorkerId
+
+
+class PeerUp(Message, frozen=True):
+    """A link that was reported down stands again."""
+
+    peer: WorkerId
+
+
+class PlanApplied(Message, frozen=True):
+    epoch: Count
+
+
+class ReplicaSynced(Message, frozen=True):
+    """Said by the owner: that replica of my cell has caught up with me."""
+
+    cell: Cell
+    replica: WorkerId
+
+
+class Report(Message, frozen=True):
+    """What this worker has: the version of each stage's state it holds, and the newest commit it knows (-1: none)."""
+
+    committed: int
+    held: dict[int, int]
+
+
+class LeftBehind(Message, frozen=True):
+    """This worker owns a cell whose state is too old: what it takes to catch up is gone."""
+
+    cell: Cell
+
+
+class StepCommitted(Message, frozen=True):
+    """Said by the root's owner. generation: of the layout that ran the step. microbatches: whose losses it counts.
+
+    seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
+    not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
+    known.
+    """
+
+    step: Count
+    generation: Count
+    loss: Number | None
+    gradient_norm: Number | None
+    microbatches: Count
+    seconds: float
+    learning_rate: Number | None = None
+
+
+class TakenOver(Message, frozen=True):
+    """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival.
+
+    forwards, backwards: repeated; reused: those that had been computed in advance.
+    """
+
+    epoch: Count
+    cell: Cell
+    step: Count
+    reform_ms: float
+    recompute_ms: float
+    forwards: Count
+    backwards: Count
+    reused: Count
+
+
+class CellFinished(Message, frozen=True):
+    cell: Cell
+    digest: str
+
+
+class NoticeReceived(Message, frozen=True):
+    """This worker was told to go (SIGTERM, metadata); `seconds` is what is left."""
+
+    seconds: float
+
+
+class Saved(Message, frozen=True):
+    """The stage's final weights are in the folder."""
+
+    stage: Count
+
+
+class WorkerFailed(Message, frozen=True):
+    reason: str
+    message: str
+
+
+class Bye(Message, frozen=True):
+    pass
+
+
+ToCoordinator = (
+    Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
+    | StepCommitted | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+)  # fmt: skip
+
+
+# coordinator -> worker
+
+
+class Welcome(Message, frozen=True):
+    """The job, and the secret by which workers of this job know each other."""
+
+    manifest: dict[str, Any]
+    secret: str
+
+
+class ProfileRequest(Message, frozen=True):
+    pass
+
+
+class ReportRequest(Message, frozen=True):
+    pass
+
+
+class SendPlan(Message, frozen=True):
+    plan: Plan
+
+
+class Save(Message, frozen=True):
+    """Write the stage's final weights to that folder."""
+
+    stage: int
+    path: str
+
+
+class Stop(Message, frozen=True):
+    reason: str
+    message: str = ""
+
+
+class Refused(Message, frozen=True):
+    """This worker was declared lost, or never belonged here; it must exit."""
+
+    reason: str
+    message: str = ""
+
+
+ToWorker = Welcome | ProfileRequest | ReportRequest | SendPlan | Save | Stop | Refused
+
+_encoder = msgspec.json.Encoder()
+_from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
+_from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_from_worker(data: bytes | str) -> ToCoordinator:
+    """Raises ValueError naming what is wrong."""
+    return _decode(_from_worker, data)
+
+
+def decode_from_coordinator(data: bytes | str) -> ToWorker:
+    """Raises ValueError naming what is wrong."""
+    return _decode(_from_coordinator, data)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"malformed message: {error}") from None

@@ -1,0 +1,135 @@
+"""The coordinator: a pure step function from (state, event, now) to (state, commands).
+
+It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
+"""
+
+from typing import Any
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.coordinator.events import (
+    Command,
+    Emit,
+    Event,
+    Interrupted,
+    NoticeWithdrawn,
+    Outcome,
+    PreemptionNotice,
+    RemoveWorker,
+    RequestsWithdrawn,
+    Send,
+    SpecChanged,
+    Tick,
+    WorkerLost,
+)
+from bamboo.coordinator.membership import (
+    channel_closed,
+    check_deadlines,
+    declare_lost,
+    joined,
+    notice,
+    notice_withdrawn,
+    request_workers,
+)
+from bamboo.coordinator.planner import replan
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.stuck_workers import check_stuck
+from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
+from bamboo.job.edits import apply_edit, refusal_message, refused_fields
+from bamboo.job.spec import JobSpec
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+
+SAVE_SECONDS = 600.0
+
+
+def initial(
+    spec: JobSpec,
+    manifest: dict[str, Any],
+    *,
+    secret: str,
+    save_path: str | None,
+    now: float,
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
+    resumed: bool = False,
+) -> CoordinatorState:
+    """The state before the first event.
+
+    save_path: a folder for the final weights, or None. heartbeat_timeout: seconds. resumed: this coordinator takes the
+    place of one that had made a plan; its workers come back and bring the plan along.
+    """
+    return CoordinatorState(
+        phase="Recovering" if resumed else "Pending",
+        spec=spec, manifest=manifest, secret=secret, save_path=save_path, started=now, phase_since=now,
+        heartbeat_timeout=heartbeat_timeout, last_progress=now,
+    )  # fmt: skip
+
+
+def step(state: CoordinatorState, event: Event, now: float) -> tuple[CoordinatorState, tuple[Command, ...]]:
+    """Take one event in. Pure: equal arguments give equal results."""
+    if state.phase == "Over":
+        if isinstance(event, WorkerJoined):
+            stop = protocol.Stop(reason="JobOver", message="the job is over")
+            return state, (Send(event.hello.worker, stop), RemoveWorker(event.hello.worker))
+        return state, ()
+    turn = Turn(state, now)
+    _take_in(turn, event)
+    if _changes_nothing(state, event, turn):
+        return turn.state, tuple(turn.commands)
+    if turn.state.phase != "Over":
+        request_workers(turn)
+        replan(turn)
+    if turn.state.phase == "Running":
+        finish_if_done(turn)
+    if turn.state.phase == "Saving":
+        ask_to_save(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _take_in(turn: Turn, event: Event) -> None:
+    match event:
+        case WorkerJoined(hello):
+            joined(turn, hello)
+        case Received(worker, message):
+            received(turn, worker, message)
+        case ChannelClosed(worker):
+            channel_closed(turn, worker)
+        case WorkerLost(worker, detail, exit_code, removed):
+            declare_lost(turn, worker, detail, exit_code, known=True, removed=removed)
+        case PreemptionNotice(worker, seconds, wanted):
+            notice(turn, worker, seconds, wanted=wanted)
+        case NoticeWithdrawn(worker):
+            notice_withdrawn(turn, worker)
+        case RequestsWithdrawn(count):
+            turn.set(requested=max(0, turn.state.requested - count))
+        case SpecChanged(spec):
+            _edit(turn, spec)
+        case Interrupted(outcome, reason, message):
+            turn.finish(outcome or Outcome.INTERRUPTED, reason, message)
+        case Tick():
+            _tick(turn)
+
+
+def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool:
+    """Is there nothing to decide? So it is with nearly all events, heartbeats above all, of jobs by the hundred."""
+    if isinstance(event, Received):
+        return isinstance(event.message, protocol.Heartbeat)
+    return isinstance(event, Tick) and before.steady and turn.state is before
+
+
+def _edit(turn: Turn, wanted: JobSpec) -> None:
+    """Take over what may change; everything else is fixed by now."""
+    if names := refused_fields(turn.state.spec, wanted):
+        turn.do(Emit("ChangeRefused", refusal_message(names), True))
+    turn.set(spec=apply_edit(turn.state.spec, wanted))
+
+
+def _tick(turn: Turn) -> None:
+    check_deadlines(turn)
+    check_stuck(turn)
+    state, now = turn.state, turn.now
+    limit = state.spec.progress_deadline_seconds
+    if state.phase == "Running" and limit and now - state.last_progress > limit:
+        doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
+        turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
+    if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:
+        turn.finish(Outcome.FAILED, "SaveTimeout", f"the workers did not save within {SAVE_SECONDS:g} s")

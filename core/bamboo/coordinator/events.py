@@ -1,0 +1,191 @@
+"""What the coordinator is told and what it decides. The shells (local runner, operator, simulator) speak only this."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.control.memory import Memory
+from bamboo.control.protocol import Message
+from bamboo.job.spec import JobSpec
+from bamboo.planning.plan import WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Known for certain to be gone: its process exited, its pod or node was deleted.
+
+    exit_code: from 0 up if it ended for reasons of its own, which the job's failure policy judges; anything else is a
+    disruption. removed: it was ended by the shell, because the coordinator had declared it lost before.
+    """
+
+    worker: WorkerId
+    detail: str
+    exit_code: int | None = None
+    removed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNotice:
+    """The worker will be taken away in that many seconds. wanted: by us, who have no use for it any more."""
+
+    worker: WorkerId
+    seconds: float
+    wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeWithdrawn:
+    """The worker may stay after all."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsWithdrawn:
+    """So many of the workers that were asked for will not come, as nobody wants them any more (`surplus_requests`)."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChanged:
+    """The user edited the manifest. Only what may change while the job runs is taken over."""
+
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; shells send one at least every 100 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The job is to be stopped now: by the user, or because its shell says so."""
+
+    outcome: "Outcome | None" = None  # None: as if the user had said it
+    reason: str = "Interrupted"
+    message: str = "stopped by the user"
+
+
+Event = (
+    WorkerJoined | Received | ChannelClosed | WorkerLost | PreemptionNotice | NoticeWithdrawn | RequestsWithdrawn
+    | SpecChanged | Tick | Interrupted
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    worker: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class AddWorkers:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorker:
+    """Let this worker go: it has been told to stop; end it if it does not."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """A decision worth telling: a CamelCase reason and a sentence, for logs, events, conditions and metrics.
+
+    final: it is how the job ended, which a shell may tell in another way.
+    """
+
+    reason: str
+    message: str
+    warning: bool = False
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A finished takeover as the user sees it, in milliseconds by phase.
+
+    decide_ms: from the first sign of the loss (a closed channel, a broken link) to the plan; reform_ms: from the plan's
+    arrival until it is in force at the new owner; recompute_ms: until the lost work is repeated.
+    """
+
+    epoch: int
+    victim: WorkerId
+    worker: WorkerId
+    pipeline: int
+    stage: int
+    step: int
+    notice: bool
+    decide_ms: float
+    reform_ms: float
+    recompute_ms: float
+    forwards: int
+    backwards: int
+    reused: int = 0
+
+    @property
+    def pause_ms(self) -> float:
+        return self.decide_ms + self.reform_ms + self.recompute_ms
+
+
+class Outcome(StrEnum):
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    UNRECOVERABLE = "Unrecoverable"
+    INTERRUPTED = "Interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over; every worker has been told to stop."""
+
+    outcome: Outcome
+    reason: str
+    message: str
+
+
+Command = Send | AddWorkers | RemoveWorker | Emit | Finish
+
+
+class WorkerState(StrEnum):
+    """A worker's part, for display."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The job as a person sees it; made by `job_status.status`."""
+
+    phase: str
+    epoch: int
+    step: int
+    steps: int
+    first_loss: float | None
+    loss: float | None
+    losses: tuple[float, ...]  # of the newest steps
+    lost_samples: int  # of committed steps, those whose loss did not go into the step's
+    step_seconds: float | None  # median of the recent steps
+    samples_per_second: float | None
+    eta_seconds: float | None
+    grid: tuple[tuple[tuple[WorkerId, bool], ...], ...]  # [pipeline][stage] -> (owner, protected)
+    workers: tuple[tuple[WorkerId, WorkerState], ...]
+    preemptions: int
+    notices: int
+    takeovers: tuple[Takeover, ...]
+    unprotected: tuple[str, ...]
+    digests: tuple[str, ...]  # of each stage's final state, once known
+    memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
+    most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
+    restarts: int = 0  # failures that counted towards the limit
+    gradient_norm: float | None = None  # of the newest step, before clipping
+    learning_rate: float | None = None  # of the newest step
+    replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled

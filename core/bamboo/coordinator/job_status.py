@@ -1,0 +1,73 @@
+"""The coordinator's state as a person sees it."""
+
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.coordinator.protection import cell_name
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.transitions import is_protected
+
+
+def status(state: CoordinatorState, now: float) -> Status:
+    """A snapshot for views, metrics and summaries."""
+    seconds = state.usual_step
+    steps = state.spec.training.steps
+    losses = tuple(state.losses[k] for k in sorted(state.losses))
+    return Status(
+        phase=state.phase,
+        epoch=state.plan.epoch if state.plan else 0,
+        step=state.step,
+        steps=steps,
+        first_loss=state.first_loss,
+        loss=losses[-1] if losses else None,
+        losses=losses,
+        lost_samples=state.lost_microbatches * state.spec.training.micro_batch_size,
+        step_seconds=seconds,
+        samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
+        eta_seconds=(steps - state.step) * seconds if seconds else None,
+        grid=_grid(state),
+        workers=tuple((w, _part(state, w)) for w in state.workers),
+        preemptions=state.preemptions,
+        notices=state.notices,
+        takeovers=state.takeovers,
+        unprotected=tuple(map(_named, _unprotected(state))),
+        replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
+        digests=_digests(state),
+        memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
+        most_memory=state.most_memory,
+        restarts=state.restarts,
+        gradient_norm=state.gradient_norm,
+        learning_rate=state.learning_rate,
+    )
+
+
+def _unprotected(state: CoordinatorState) -> list[Cell]:
+    plan = state.plan
+    return [c for c in plan.cells() if not is_protected(plan, state.synced, c)] if plan else []
+
+
+def _named(cell: Cell) -> str:
+    return cell_name(cell.pipeline, cell.stage)
+
+
+def _grid(state: CoordinatorState) -> tuple[tuple[tuple[WorkerId, bool], ...], ...]:
+    plan = state.plan
+    if plan is None:
+        return ()
+    return tuple(
+        tuple((a.owner, is_protected(plan, state.synced, Cell(d, s))) for s, a in enumerate(row))
+        for d, row in enumerate(plan.pipelines)
+    )
+
+
+def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
+    if state.workers[worker].notice_until is not None:
+        return WorkerState.LEAVING
+    if state.plan is None or not state.workers[worker].ready:
+        return WorkerState.STARTING
+    if state.plan.owned_by(worker):
+        return WorkerState.TRAINING
+    return WorkerState.SYNCING if state.plan.replicated_by(worker) else WorkerState.STANDBY
+
+
+def _digests(state: CoordinatorState) -> tuple[str, ...]:
+    return tuple(digest for cell, digest in state.finished if cell.pipeline == 0)

@@ -1,0 +1,292 @@
+"""When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from bamboo.control import protocol
+from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
+from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
+from bamboo.job.spec import RedundancyMode
+from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
+from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
+from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
+from bamboo.text import count
+
+ASKING_SECONDS = 1.0
+ROUND_SECONDS = 0.1  # from one question to the next at least
+REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
+END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
+SHOWN_ENDS = 3
+DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be needed any more
+
+
+def replan(turn: Turn) -> None:
+    """Bring the plan closer to what the job should look like, given who is there."""
+    turn.set(steady=False)
+    if turn.state.phase == "Recovering" and not _recovered(turn):
+        return
+    state = turn.state
+    if state.plan is None:
+        _start(turn)
+        return
+    if state.plan.worker_ids() - state.workers.keys():
+        plan = takeover(planning_view(state, turn.now))
+        if isinstance(plan, StageLost):
+            _ask_around(turn, plan)
+            return
+        if plan:
+            _issue(turn, plan)
+            return
+    _watch_size(turn)
+    over = state.phase != "Running" or state.step >= state.spec.training.steps
+    if over or not state.plan.worker_ids() <= state.applied:
+        return
+    now = planning_view(turn.state, turn.now)
+    proposal = drain(now) or drop_old_layouts(now) or resize(now) or switch_mode(now) or improve(now)
+    if proposal:
+        _issue(turn, proposal)
+    else:
+        _release(turn)
+        _forget_unreported(turn)
+        turn.set(steady=not now.leaving and turn.state.resize is None and not turn.state.recoveries)
+
+
+def planning_view(state: CoordinatorState, now: float) -> PlanningView:
+    """What the planning functions look at."""
+    plan = state.plan
+    assert plan is not None
+    return PlanningView(
+        plan=plan,
+        live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
+        leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
+        synced=state.synced,
+        mode=state.spec.redundancy.mode,
+        pipelines=_pipelines(state, now),
+        generation=state.generation,
+    )
+
+
+def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgency:
+    """A move at a step boundary takes up to a step; filling a spare worker may take half of the notice's time."""
+    assert worker.notice_until is not None
+    left, step = worker.notice_until - now, state.usual_step or 0.0
+    if left < 1.5 * step:
+        return Urgency.NOW
+    return Urgency.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Urgency.NONE
+
+
+def _recovered(turn: Turn) -> bool:
+    """After our own restart: has everyone in the newest plan come back, or had the time to?"""
+    state, plan = turn.state, turn.state.plan
+    if plan is None:
+        _await_the_first(turn)
+        return False
+    missing = plan.worker_ids() - state.ready.keys()
+    if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
+        return False
+    absent = plan.worker_ids() - state.workers.keys() - state.gone
+    strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
+    for worker in strangers:
+        turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
+    turn.set(
+        gone=state.gone | strangers | absent,
+        workers={w: r for w, r in state.workers.items() if w not in strangers},
+        requested=max(0, state.requested - len(absent)),
+        last_progress=turn.now,
+        preemptions=state.preemptions + len(absent),
+    )
+    turn.enter("Running")
+    turn.do(*(RemoveWorker(w) for w in sorted(absent)))
+    turn.do(Emit("Recovered", f"the job continues with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
+    if not missing:  # else a plan without them follows at once
+        newest = protocol.SendPlan(plan=plan)
+        turn.do(*(Send(w, newest) for w in turn.state.ready))
+    return True
+
+
+def _await_the_first(turn: Turn) -> None:
+    """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
+    state = turn.state
+    patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
+    waited = turn.now - state.phase_since
+    if waited >= patience:
+        message = f"no worker of the job came back within {patience:g} s"
+        turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+    elif waited >= ALONE_SECONDS and not state.silence_reported:
+        turn.set(silence_reported=True)
+        text = (
+            f"{count(state.requested, 'worker')} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
+        )
+        turn.do(Emit("WorkersSilent", text, True))
+
+
+def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
+    """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
+    state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
+    if state.step > 0 and turn.now - state.last_progress < RECOVERY_SECONDS and missing & owners:
+        return ALONE_SECONDS
+    return RECOVERY_SECONDS + (ISOLATED_SECONDS if 2 * len(missing) > len(plan.worker_ids()) else 0.0)
+
+
+def _ask_around(turn: Turn, loss: StageLost) -> None:
+    """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
+    state = turn.state
+    assert state.plan is not None
+    if state.asked_at is None:
+        turn.set(asked_at=turn.now)
+        _ask(turn)
+        return
+    if (state.plan.worker_ids() & state.workers.keys()) - state.reports.keys():
+        return  # a worker that is in the middle of something long answers late; one that is gone is found out
+    plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.reports)))
+    if isinstance(plan, Plan):
+        _issue(turn, plan)
+        return
+    if state.round_at - state.asked_at < ASKING_SECONDS:  # a state may still be on its way
+        if turn.now - state.round_at >= ROUND_SECONDS:
+            _ask(turn)
+        return
+    if state.exit_unknown & state.ends.keys() and turn.now - state.asked_at < END_SECONDS:
+        return  # if they ended by themselves, that is the reason that the user has to hear
+    turn.finish(Outcome.UNRECOVERABLE, "StageLost", _stage_lost(state, loss))
+
+
+def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
+    """What is lost, with whom, and how they ended."""
+    plan = state.plan
+    assert plan is not None
+    cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
+    stages = {c.stage for c in loss.cells}
+    holders = dict.fromkeys(w for c in plan.cells() if c.stage in stages for w in plan.at(c).holders)
+    lost = [_ended(state, w) for w in holders if w not in state.workers]
+    before = [_ended(state, w) for w in state.ends if w not in holders][-SHOWN_ENDS:]
+    told = f"{cells}: lost with {' and '.join(lost)}"
+    if before:
+        told += f", after {' and '.join(before)} since the last committed step"
+    if plan.mode is RedundancyMode.NONE:
+        told += "; redundancy.mode None keeps no other copy"
+    return f"{told}; not recoverable without a checkpoint"
+
+
+def _ended(state: CoordinatorState, worker: WorkerId) -> str:
+    return f"{worker} ({state.ends[worker].how})" if worker in state.ends else worker
+
+
+def _ask(turn: Turn) -> None:
+    turn.set(round_at=turn.now, reports={})
+    turn.do(*(Send(w, protocol.ReportRequest()) for w in turn.state.workers))
+
+
+def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tuple[WorkerId, ...]]:
+    """Who holds which stage in a version from which the step in progress can be reached: logs reach one commit back."""
+    newest = max((r.committed for r in reports.values()), default=-1)
+    stages = {s for r in reports.values() for s in r.held}
+    return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
+
+
+def _start(turn: Turn) -> None:
+    """The first plan: with the pipelines asked for, or after a while with as many as may be."""
+    state, spec = turn.state, turn.state.spec
+    if state.costs is None:
+        return
+    ready = [w.peer for w in state.ready.values() if w.notice_until is None and w.cut_since is None]
+    pipelines = min(len(ready) // spec.topology.stages, spec.topology.pipelines)
+    waited = turn.now - state.started >= spec.elastic.stabilization_seconds
+    if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
+        return
+    stages = layer_ranges(state.costs, spec.topology)
+    plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, spec.redundancy.mode)
+    turn.enter("Running")
+    turn.set(last_progress=turn.now)
+    _issue(turn, plan)
+
+
+def _watch_size(turn: Turn) -> None:
+    """Note since when the workers suffice for another number of pipelines than the plan aims at."""
+    state = turn.state
+    assert state.plan is not None
+    staying = sum(1 for r in state.ready.values() if r.notice_until is None)
+    wanted = desired_pipelines(staying, state.spec)
+    if wanted == state.plan.target.pipelines:
+        if state.resize:
+            turn.set(resize=None)
+    elif state.resize is None or state.resize[0] != wanted:
+        turn.set(resize=(wanted, turn.now))
+
+
+def _pipelines(state: CoordinatorState, now: float) -> int:
+    """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
+    assert state.plan is not None
+    if state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds:
+        return state.resize[0]
+    return state.plan.target.pipelines
+
+
+def _issue(turn: Turn, plan: Plan) -> None:
+    """Make a plan the newest one and send it to everybody."""
+    problems = plan_problems(plan)
+    assert not problems, f"an unsound plan: {problems}"
+    old, victims = turn.state.plan, []
+    synced = set()
+    for cell in plan.cells():
+        now = plan.at(cell)
+        before = old.at(cell) if old and cell.pipeline < len(old.pipelines) else None
+        if before and before.owner == now.owner:
+            synced |= {(cell, w) for w in now.replicas if (cell, w) in turn.state.synced}
+        elif before:
+            synced |= {(cell, w) for w in now.replicas if w == before.owner}
+            victims.append((cell, before.owner))
+    _note_recovery(turn, plan, victims)
+    turn.set(plan=plan, planned_step=turn.state.step, asked_at=None, reports={})
+    turn.set(applied=frozenset(), synced=frozenset(synced))
+    turn.do(Emit(plan.reason, plan.message, plan.reason == "Takeover"))
+    message = protocol.SendPlan(plan=plan)
+    turn.do(*(Send(w, message) for w in plan.worker_ids()))
+
+
+def _note_recovery(turn: Turn, plan: Plan, victims: list[tuple[Cell, WorkerId]]) -> None:
+    """Cells move: their new owners will report when they have caught up. Who is lost does not report any more."""
+    state = turn.state
+    lost = {v for _, v in victims if v in state.gone}
+    left = any(v in state.workers and state.workers[v].notice_until is not None for _, v in victims)
+    recoveries = without_moves(state.recoveries, {c for c, v in victims if v in lost}, plan.epoch)
+    if victims:
+        first = min((state.first_signs.get(v, turn.now) for v in lost), default=turn.now)
+        new = Recovery(
+            epoch=plan.epoch, lost_at=first, decided_at=turn.now, step=state.step, notice=not lost,
+            announced=bool(lost) or left, victims=tuple(victims),
+        )  # fmt: skip
+        recoveries = (*recoveries, new)
+    turn.set(recoveries=recoveries, first_signs={})
+
+
+def _forget_unreported(turn: Turn) -> None:
+    """Reports are lost with the channel that they were on; the cell has moved all the same."""
+    state = turn.state
+    left = tuple(
+        r for r in state.recoveries if state.step < r.step + REPORT_STEPS or turn.now < r.decided_at + REPORT_SECONDS
+    )
+    if left != state.recoveries:
+        turn.set(recoveries=left)
+
+
+def _release(turn: Turn) -> None:
+    """Let workers with a notice go once they have no part and their log cannot be needed any more."""
+    state = turn.state
+    assert state.plan is not None
+    for worker, record in state.workers.items():
+        if (
+            record.notice_until is None
+            or record.released
+            or any(worker in state.plan.at(c).holders for c in state.plan.cells())
+        ):
+            continue
+        if record.free_since_step is None:
+            turn.worker(worker, free_since_step=state.step)
+        elif state.step >= record.free_since_step + DRAIN_COMMITS:
+            turn.worker(worker, released=True)
+            stop = protocol.Stop(reason="Drained", message="no part is left; leave")
+            turn.do(Send(worker, stop), RemoveWorker(worker))

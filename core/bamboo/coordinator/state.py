@@ -1,0 +1,171 @@
+"""The coordinator's memory, and the turn in which an event changes it."""
+
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from bamboo.control import protocol
+from bamboo.control.memory import Memory
+from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
+from bamboo.job.spec import JobSpec
+from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
+
+KEPT_LOSSES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker that joined and is not known to be lost."""
+
+    peer: Peer
+    seen: float
+    doing: str = ""  # in its own words
+    busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
+    memory: Memory | None = None  # as it said last
+    ready: bool = False  # its task is loaded
+    epoch: int = 0  # of the newest plan that it knew when it joined
+    cut_since: float | None = None  # the channel is closed since then
+    notice_until: float | None = None
+    notice_seconds: float = 0.0
+    notice_final: bool = False
+    free_since_step: int | None = None  # it has a notice and no part any more
+    released: bool = False  # it was told to leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A plan that moves cells, until every new owner has reported.
+
+    victims: the cells, and who ran them. step: how many were committed. announced: somebody was lost, or has a notice;
+    else it is of no interest that the cells move.
+    """
+
+    epoch: int
+    lost_at: float
+    decided_at: float
+    step: int
+    notice: bool
+    announced: bool
+    victims: tuple[tuple[Cell, WorkerId], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """How a worker ended, or was missed. disrupted: it was taken away, for no reason of its own."""
+
+    how: str
+    disrupted: bool
+
+
+def without_moves(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int) -> tuple[Recovery, ...]:
+    """Those that are left when these cells' moves up to that epoch are over."""
+    left = []
+    for recovery in recoveries:
+        over = cells if recovery.epoch <= epoch else frozenset[Cell]()
+        victims = tuple((cell, victim) for cell, victim in recovery.victims if cell not in over)
+        if victims:
+            left.append(replace(recovery, victims=victims))
+    return tuple(left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorState:
+    """links: (reporter, peer) -> since when the reporter cannot reach the peer.
+
+    phase: Pending, Recovering (after the coordinator's own restart), Running, Saving, Over.
+    steady: the last reconciliation found nothing to do, and the mere passing of time will not change that.
+    resize: the number of pipelines that the workers suffice for, and since when, if it is another one than now.
+    """
+
+    spec: JobSpec
+    manifest: dict[str, Any]
+    secret: str
+    save_path: str | None
+    started: float
+    heartbeat_timeout: float
+    phase: str = "Pending"
+    phase_since: float = 0.0
+    workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    gone: frozenset[WorkerId] = frozenset()
+    links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
+    first_signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
+    patience: float = 0.0  # seconds more to wait for who is not heard, because most were not
+    patient_until: float = 0.0
+    requested: int = 0  # workers asked for and not joined yet
+    silence_reported: bool = False  # those that live do not come back to a restarted coordinator
+    profiling: WorkerId | None = None
+    costs: tuple[float, ...] | None = None
+    plan: Plan | None = None
+    planned_step: int = 0  # how many were committed when the plan was made
+    applied: frozenset[WorkerId] = frozenset()
+    synced: frozenset[tuple[Cell, WorkerId]] = frozenset()
+    asked_at: float | None = None  # when everyone was asked what it holds, because a stage seems to be lost
+    round_at: float = 0.0  # when everyone was asked last
+    reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers to that
+    recoveries: tuple[Recovery, ...] = ()
+    resize: tuple[int, float] | None = None
+    steady: bool = False
+    step: int = 0  # committed steps
+    generation: int = -1  # the newest layout that a step was committed with
+    first_loss: float | None = None
+    losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
+    gradient_norm: float | None = None  # of the newest step
+    learning_rate: float | None = None  # of the newest step
+    lost_microbatches: int = 0
+    step_seconds: tuple[float, ...] = ()
+    last_progress: float = 0.0
+    failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit
+    restarts: int = 0  # all such failures
+    exit_unknown: frozenset[WorkerId] = frozenset()  # lost, and how they ended is not known (yet)
+    ends: dict[WorkerId, WorkerEnd] = field(default_factory=dict)  # of the workers lost since the last commit
+    most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
+    preemptions: int = 0
+    notices: int = 0
+    takeovers: tuple[Takeover, ...] = ()
+    finished: tuple[tuple[Cell, str], ...] = ()
+    finishers: dict[Cell, WorkerId] = field(default_factory=dict)  # who reported it last
+    asked_to_save: dict[int, WorkerId] = field(default_factory=dict)  # stage -> who was asked last
+    saved: frozenset[int] = frozenset()  # stages
+
+    @property
+    def usual_step(self) -> float | None:
+        """Seconds: the median of the recent steps."""
+        return median(self.step_seconds[-20:]) if self.step_seconds else None
+
+    @property
+    def ready(self) -> dict[WorkerId, WorkerRecord]:
+        """The workers that plans may count on."""
+        return {w: r for w, r in self.workers.items() if r.ready}
+
+
+class Turn:
+    """Collects the commands of one step; `state` is replaced, never written."""
+
+    def __init__(self, state: CoordinatorState, now: float) -> None:
+        self.state, self.now = state, now
+        self.commands: list[Command] = []
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def enter(self, phase: str) -> None:
+        self.set(phase=phase, phase_since=self.now)
+
+    def worker(self, worker: WorkerId, **changes: Any) -> None:
+        if worker in self.state.workers:
+            new = replace(self.state.workers[worker], **changes)
+            self.set(workers={**self.state.workers, worker: new})
+
+    def do(self, *commands: Command) -> None:
+        self.commands += commands
+
+    def refuse(self, worker: WorkerId, reason: str, message: str) -> None:
+        self.do(Send(worker, protocol.Refused(reason=reason, message=message)))
+
+    def finish(self, outcome: Outcome, reason: str, message: str) -> None:
+        self.enter("Over")
+        for worker in self.state.workers:
+            self.do(Send(worker, protocol.Stop(reason=reason, message=message)), RemoveWorker(worker))
+        emit = Emit(reason, message, outcome is not Outcome.COMPLETE, final=True)
+        self.do(emit, Finish(outcome, reason, message))

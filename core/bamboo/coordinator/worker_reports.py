@@ -1,0 +1,246 @@
+"""What workers report, message by message."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from bamboo.control import protocol
+from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
+from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
+from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
+from bamboo.planning.grid import layer_ranges
+from bamboo.planning.plan import Cell, Layout, WorkerId
+from bamboo.text import count, one_line
+
+MOST_DIGEST = 128  # characters
+MOST_TEXT = 4000
+MOST_SECONDS = 1e9
+DIVERGED = (
+    "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
+    "images; if it is none of these, it is a bug in Bamboo"
+)
+REASON = re.compile("[A-Z][A-Za-z0-9]{,63}")
+
+
+def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
+    """Take in a message of a worker that belongs to the job; others are not heard."""
+    if worker not in turn.state.workers:
+        return
+    if isinstance(message, protocol.Heartbeat):
+        _heartbeat(turn, worker, message)
+        return
+    turn.worker(worker, seen=turn.now)
+    handler = _HANDLERS.get(type(message))
+    if handler:
+        handler(turn, worker, message)
+
+
+def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
+    turn.worker(worker, ready=True)
+
+
+def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
+    said = {"seen": turn.now, "doing": message.doing[:MOST_TEXT], "busy": message.busy}
+    if message.memory is None:
+        turn.worker(worker, **said)
+        return
+    turn.worker(worker, **said, memory=message.memory)
+    most = turn.state.most_memory
+    if most is None or message.memory.total > most[1].total:
+        turn.set(most_memory=(worker, message.memory))
+
+
+def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
+    """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
+    if worker != turn.state.profiling or turn.state.plan is not None:
+        return
+    try:
+        layer_ranges(message.costs, turn.state.spec.topology)
+    except ValueError as error:
+        turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
+        return
+    turn.set(costs=message.costs)
+
+
+def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
+    if turn.state.plan and message.epoch == turn.state.plan.epoch:
+        turn.set(applied=turn.state.applied | {worker})
+
+
+def _replica_synced(turn: Turn, worker: WorkerId, message: protocol.ReplicaSynced) -> None:
+    plan = turn.state.plan
+    if plan is None or message.cell not in plan.cells():
+        return
+    if plan.at(message.cell).owner == worker and message.replica in plan.at(message.cell).replicas:
+        turn.set(synced=turn.state.synced | {(message.cell, message.replica)})
+
+
+def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
+    """An answer to a question; nobody can hold more than what there is."""
+    state = turn.state
+    if state.asked_at is None or state.plan is None:
+        return
+    stages, steps = range(len(state.plan.stages)), state.spec.training.steps
+    held = {s: v for s, v in message.held.items() if s in stages and 0 <= v <= steps}
+    kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
+    turn.set(reports={**state.reports, worker: kept})
+
+
+def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> None:
+    cell = message.cell
+    if turn.state.plan is None or cell not in turn.state.plan.cells():
+        return
+    text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
+    turn.finish(Outcome.UNRECOVERABLE, "StageLost", f"{text}; not recoverable without a checkpoint")
+
+
+def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
+    """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
+    state, step = turn.state, message.step
+    training = state.spec.training
+    if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
+        return
+    if step in state.losses or step < state.step - KEPT_LOSSES:
+        return
+    if message.loss is None:
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss of step {step} is not a finite number")
+        return
+    losses = {**state.losses, step: message.loss}
+    if len(losses) > KEPT_LOSSES:
+        del losses[min(losses)]
+    turn.set(
+        losses=losses,
+        first_loss=message.loss if step == 0 else state.first_loss,
+        lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
+    )
+    if step >= state.step:
+        turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
+        turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate)
+        if 0 < message.seconds <= MOST_SECONDS:
+            turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
+
+
+def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:
+    """The newest move of the cell that this can be about; who was to have it before will not report any more."""
+    cell = message.cell
+    moves = [r for r in turn.state.recoveries if r.epoch <= message.epoch and cell in dict(r.victims)]
+    if not moves:
+        return
+    recovery = max(moves, key=lambda r: r.epoch)
+    victim = dict(recovery.victims)[cell]
+    turn.set(recoveries=without_moves(turn.state.recoveries, {cell}, recovery.epoch))
+    if not recovery.announced:
+        return
+    taken = Takeover(
+        epoch=recovery.epoch, victim=victim, worker=worker, pipeline=cell.pipeline, stage=cell.stage,
+        step=message.step, notice=recovery.notice, decide_ms=(recovery.decided_at - recovery.lost_at) * 1e3,
+        reform_ms=_milliseconds(message.reform_ms), recompute_ms=_milliseconds(message.recompute_ms),
+        forwards=message.forwards, backwards=message.backwards, reused=message.reused,
+    )  # fmt: skip
+    turn.set(takeovers=(*turn.state.takeovers, taken))
+    turn.do(
+        Emit(
+            "TakenOver",
+            f"{worker} runs stage {taken.stage} of pipeline {taken.pipeline} in place of {victim}:"
+            f" pause {taken.pause_ms:.0f} ms, repeated {_repeated(taken)}",
+        )
+    )
+
+
+def _repeated(taken: Takeover) -> str:
+    """What had to be computed again, and what had been computed in advance, so that it had not."""
+    counts = ((taken.forwards, "forward"), (taken.backwards, "backward"))
+    said = ", ".join(count(number, thing) for number, thing in counts if number) or "nothing"
+    return said + (f" ({taken.reused} done in advance)" if taken.reused else "")
+
+
+def _milliseconds(said: float) -> float:
+    return min(max(0.0, said), 1e3 * MOST_SECONDS)
+
+
+def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished) -> None:
+    state = turn.state
+    if state.plan is None or message.cell not in state.plan.cells():
+        return
+    finished = {**dict(state.finished), message.cell: message.digest[:MOST_DIGEST]}
+    turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
+
+
+def finish_if_done(turn: Turn) -> None:
+    """The job is done when every cell of a layout that may be in force has finished."""
+    state = turn.state
+    if state.plan is None or not state.finished:
+        return
+    finished, stages = dict(state.finished), len(state.plan.stages)
+    if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
+        return
+    digests = [{digest for cell, digest in finished.items() if cell.stage == s} for s in range(stages)]
+    diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
+    if diverged:
+        message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
+        turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
+    elif state.save_path is None:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
+    else:
+        turn.enter("Saving")
+
+
+def ask_to_save(turn: Turn) -> None:
+    """Who finished a stage of the first pipeline writes it, or who owns it if that one is lost; each is asked once."""
+    state, plan = turn.state, turn.state.plan
+    assert state.save_path is not None
+    assert plan is not None
+    owners = {s: plan.at(Cell(0, s)).owner for s in range(len(plan.stages)) if s not in state.saved}
+    for cell, worker in state.finishers.items():
+        if cell.pipeline == 0 and cell.stage in owners and worker in state.workers:
+            owners[cell.stage] = worker  # a plan that waits for a step boundary stays without effect now
+    new = {s: w for s, w in owners.items() if state.asked_to_save.get(s) != w}
+    if new:
+        turn.enter("Saving")  # the time limit starts anew
+        turn.set(asked_to_save={**state.asked_to_save, **new})
+        turn.do(*(Send(w, protocol.Save(stage=s, path=state.save_path)) for s, w in new.items()))
+    if not owners:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
+
+
+def _cells(layout: Layout, stages: int) -> set[Cell]:
+    return {Cell(d, s) for d in range(layout.pipelines) for s in range(stages)}
+
+
+def _saved(turn: Turn, worker: WorkerId, message: protocol.Saved) -> None:
+    if turn.state.plan is not None and message.stage < len(turn.state.plan.stages):
+        turn.set(saved=turn.state.saved | {message.stage})
+
+
+def _notice_received(turn: Turn, worker: WorkerId, message: protocol.NoticeReceived) -> None:
+    notice(turn, worker, min(max(0.0, message.seconds), MOST_SECONDS), own=True)
+
+
+def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed) -> None:
+    reason = message.reason if REASON.fullmatch(message.reason) else "WorkerError"
+    turn.finish(Outcome.FAILED, reason, f"{worker}: {one_line(message.message)}")
+
+
+def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
+    record = turn.state.workers.get(worker)
+    if record and record.notice_until is not None:
+        declare_lost(turn, worker, "it has left")
+
+
+_HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
+    protocol.WorkerReady: _ready,
+    protocol.Profile: _profile,
+    protocol.PeerDown: peer_down,
+    protocol.PeerUp: peer_up,
+    protocol.PlanApplied: _plan_applied,
+    protocol.ReplicaSynced: _replica_synced,
+    protocol.Report: _report,
+    protocol.LeftBehind: _left_behind,
+    protocol.StepCommitted: _step_committed,
+    protocol.TakenOver: _taken_over,
+    protocol.CellFinished: _cell_finished,
+    protocol.Saved: _saved,
+    protocol.NoticeReceived: _notice_received,
+    protocol.WorkerFailed: _worker_failed,
+    protocol.Bye: _bye,
+}

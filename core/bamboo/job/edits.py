@@ -1,0 +1,83 @@
+"""What of an edited spec a running job takes over, and what of it is fixed from its beginning to its end."""
+
+import json
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import fields, is_dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from bamboo.job.spec import JobSpec
+
+CHANGEABLE = (  # beside topology.pipelines and redundancy.mode
+    "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
+    "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
+)  # fmt: skip
+CHANGEABLE_INSIDE = {"topology": "pipelines", "redundancy": "mode"}
+MOST_NAMED = 10  # fields in one sentence
+_SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
+
+
+def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
+    """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
+    topology = replace(old.topology, pipelines=wanted.topology.pipelines)
+    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode)
+    changed = {name: getattr(wanted, name) for name in CHANGEABLE}
+    return replace(old, topology=topology, redundancy=redundancy, **changed)
+
+
+def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for manifests: the one whose spec is the one in force, if both are valid, and it is, too."""
+    before, after = old["spec"], wanted.get("spec") or {}
+    changed = {_spelled(name) for name in CHANGEABLE}
+    spec = {key: value for key, value in before.items() if key not in changed}
+    spec |= {key: value for key, value in after.items() if key in changed}
+    for name, inner in CHANGEABLE_INSIDE.items():
+        values = {key: value for key, value in (before.get(name) or {}).items() if key != inner}
+        if inner in (wished := after.get(name) or {}):
+            values[inner] = wished[inner]
+        spec[name] = values
+    return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
+
+
+def refused_fields(old: JobSpec, wanted: JobSpec) -> tuple[str, ...]:
+    """The fields of the edited spec that a running job does not take over, as a manifest names them."""
+    return tuple(_differences(apply_edit(old, wanted), wanted, "spec"))
+
+
+def refusal_message(names: tuple[str, ...]) -> str:
+    """What the user is told of these fields."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
+
+
+def task_digest(spec: JobSpec) -> str:
+    """Of what the model is made from, as its user wrote it: no default is in it, which another version could change."""
+    task = [spec.task.entrypoint, dict(spec.task.config)]
+    return sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """The innermost fields in which these two differ."""
+    if one == other:
+        return
+    if is_dataclass(one) and type(one) is type(other):
+        for field in fields(one):
+            yield from _differences(
+                getattr(one, field.name), getattr(other, field.name), f"{path}.{_spelled(field.name)}"
+            )
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted(one.keys() | other.keys()):
+            if key in one and key in other:
+                yield from _differences(one[key], other[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    else:
+        yield path
+
+
+def _spelled(name: str) -> str:
+    """A field's name in a manifest."""
+    first, *rest = name.split("_")
+    return _SPELLED.get(name) or first + "".join(part.capitalize() for part in rest)

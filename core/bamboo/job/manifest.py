@@ -1,0 +1,305 @@
+"""The one parser of BambooJob manifests: raw document -> `JobSpec`, or every problem in it at once.
+
+Unknown fields are errors; null means absent, as in Kubernetes. `status` and the server's metadata pass.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bamboo.job import spec as s
+from bamboo.job.fields import MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
+from bamboo.job.misspelled_fields import causes_first
+from bamboo.job.spec import MOST_LAYERS
+from bamboo.job.yaml_file import ManifestSource, load_document, read_manifest_source
+from bamboo.names import API_VERSION, KIND
+
+__all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_manifest"]
+
+Check = Callable[[s.JobSpec], Sequence[Problem]]
+
+METADATA = (
+    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences", "uid"),
+    *(
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ),
+    *("managedFields", "selfLink"),
+)
+
+
+def load_manifest(path: str | Path) -> s.JobSpec:
+    """Reads one YAML or JSON file. Raises ManifestError for whatever is wrong with it."""
+    return parse_manifest(load_document(str(path)))
+
+
+def read_manifest(path: str) -> tuple[s.JobSpec, dict[str, Any]]:
+    """A file's job and its document; - is standard input. The problems of its ManifestError name file and line."""
+    source = read_manifest_source(path)
+    return parse_source(source), copy.deepcopy(source.document)
+
+
+def parse_source(source: ManifestSource, also: Check = lambda job: ()) -> s.JobSpec:
+    """A file's job. The problems of its ManifestError name file and line."""
+    try:
+        return parse_manifest(source.document, also)
+    except ManifestError as error:
+        raise ManifestError(*map(source.place, error.problems)) from None
+
+
+def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) -> s.JobSpec:
+    """Raises ManifestError with all problems of the document; misspelt fields first, as they may be why others miss.
+
+    also: finds more of them in the job, in which harmless values stand for those that have a problem.
+    """
+    problems: list[Problem] = []
+    job = _root(document, problems)
+    _check(job, problems)
+    if found := [*causes_first(problems, _levels(), document), *also(job)]:
+        raise ManifestError(*found)
+    return job
+
+
+@cache
+def _levels() -> dict[str, tuple[str, ...]]:
+    """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
+    probe = "?"  # no field has that name, so each object tells those that it has
+    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "queue")
+    document: dict[str, Any] = {part: {probe: 0} for part in parts}
+    document["worker"] = {probe: 0, "resources": {probe: 0}}
+    document["failurePolicy"] = {probe: 0}
+    document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
+    problems: list[Problem] = []
+    _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
+    found: dict[str, tuple[str, ...]] = {}
+    for problem in problems:
+        if isinstance(problem, UnknownField):
+            above = problem.path.removesuffix(f"[{show(probe)}]").removesuffix("manifest")
+            for name in problem.known:
+                found[name] = tuple(sorted({*found.get(name, ()), join(above, name)}))
+    return found
+
+
+def _root(document: Mapping[str, Any], problems: list[Problem]) -> s.JobSpec:
+    root = Fields(document, "", problems)
+    root.text("apiVersion", s.exactly(API_VERSION))
+    root.text("kind", s.exactly(KIND))
+    root.known.append("status")
+    metadata = root.child("metadata")
+    metadata.known.extend(METADATA)
+    name = metadata.text("name", s.DNS_LABEL)
+    namespace = metadata.optional_text("namespace", s.DNS_LABEL) or "default"
+    metadata.close()
+    job = _job(root.child("spec"), name, namespace)
+    root.close()
+    return job
+
+
+# The tables: one function per object of the API
+
+
+def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
+    topology = _topology(f.child("topology"))
+    job = s.JobSpec(
+        name=name,
+        namespace=namespace,
+        suspend=f.flag("suspend"),
+        managed_by=f.optional_text("managedBy", s.MANAGER) or s.DEFAULT_MANAGER,
+        task=_task(f.child("task")),
+        training=_training(f.child("training")),
+        topology=topology,
+        elastic=_elastic(f.child("elastic"), topology.pipelines),
+        redundancy=_redundancy(f.child("redundancy")),
+        standby=_standby(f.child("standby")),
+        node_pools=f.items("nodePools", _node_pool, most=16),
+        spread=_spread(f.child("spread")),
+        checkpoint=_checkpoint(f.child("checkpoint")) if f.has("checkpoint") else None,
+        worker=_worker(f.child("worker")),
+        queue=_queue(f.child("queue")) if f.has("queue") else None,
+        failure_policy=_failure_policy(f.child("failurePolicy")),
+        active_deadline_seconds=f.optional_integer("activeDeadlineSeconds"),
+        progress_deadline_seconds=f.integer("progressDeadlineSeconds", 1800),
+        ttl_seconds_after_finished=f.optional_integer("ttlSecondsAfterFinished", low=0),
+        clean_pod_policy=f.choice("cleanPodPolicy", s.CleanPodPolicy.RUNNING),
+        disruption_budget=f.choice("disruptionBudget", s.DisruptionBudget.ONE_AT_A_TIME),
+    )
+    f.close()
+    return job
+
+
+def _task(f: Fields) -> s.TaskSpec:
+    return f.closed(s.TaskSpec(entrypoint=f.text("entrypoint", s.ENTRYPOINT), config=f.tree("config")))
+
+
+def _training(f: Fields) -> s.TrainingSpec:
+    return f.closed(
+        s.TrainingSpec(
+            steps=f.integer("steps"),
+            global_batch_size=f.integer("globalBatchSize"),
+            micro_batch_size=f.integer("microBatchSize"),
+            seed=f.integer("seed", 0, low=0, high=MAX_INT64),
+            precision=f.choice("precision", s.Precision.FP32),
+            max_gradient_norm=f.optional_positive("maxGradientNorm"),
+        )
+    )
+
+
+def _topology(f: Fields) -> s.TopologySpec:
+    if f.get("stages") == "auto":
+        f.problem("stages", '"auto" is not supported yet, give the number of stages as an integer >= 1')
+        f.values = {**f.values, "stages": 1}
+    return f.closed(
+        s.TopologySpec(
+            stages=f.integer("stages", high=1024),
+            pipelines=f.integer("pipelines", 1, high=1024),
+            lookahead=f.integer("lookahead", 1, low=0, high=4),
+            split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
+        )
+    )
+
+
+def _elastic(f: Fields, pipelines: int) -> s.ElasticSpec:
+    return f.closed(
+        s.ElasticSpec(
+            min_pipelines=f.integer("minPipelines", pipelines, high=1024),
+            max_pipelines=f.integer("maxPipelines", pipelines, high=1024),
+            stabilization_seconds=f.integer("stabilizationSeconds", 120, low=0),
+        )
+    )
+
+
+def _redundancy(f: Fields) -> s.RedundancySpec:
+    return f.closed(
+        s.RedundancySpec(
+            mode=f.choice("mode", s.RedundancyMode.EAGER_FORWARD),
+            placement=f.choice("placement", s.ReplicaPlacement.DEVICE),
+            transfer_mbps=f.integer("transferMBps", 500, high=1_000_000),
+        )
+    )
+
+
+def _standby(f: Fields) -> s.StandbySpec:
+    return f.closed(s.StandbySpec(workers=f.integer("workers", 0, low=0, high=1024)))
+
+
+def _node_pool(f: Fields) -> s.NodePool:
+    price = f.optional_text("pricePerHour", s.DECIMAL)
+    return f.closed(
+        s.NodePool(
+            name=f.text("name", s.DNS_LABEL),
+            capacity=f.choice("capacity", s.Capacity.SPOT),
+            preset=f.choice("preset", s.Preset.NONE),
+            price_per_hour=None if price is None else Decimal(price),
+            after_seconds=f.integer("afterSeconds", 0, low=0),
+            max_workers=f.optional_integer("maxWorkers"),
+            revert=f.flag("revert"),
+        )
+    )
+
+
+def _spread(f: Fields) -> s.SpreadSpec:
+    key = f.optional_text("topologyKey", s.LABEL_KEY) or "topology.kubernetes.io/zone"
+    return f.closed(s.SpreadSpec(topology_key=key, policy=f.choice("policy", s.SpreadPolicy.INTERLEAVE)))
+
+
+def _checkpoint(f: Fields) -> s.CheckpointSpec:
+    return f.closed(
+        s.CheckpointSpec(
+            storage=_storage(f.child("storage")),
+            every_steps=f.integer("everySteps", 200),
+            keep_latest=f.integer("keepLatest", 3, high=10_000),
+            resume=f.choice("resume", s.Resume.LATEST),
+        )
+    )
+
+
+def _storage(f: Fields) -> s.StorageSpec:
+    kinds = ("uri", "persistentVolumeClaim")
+    given = [kind for kind in kinds if f.has(kind)]
+    if len(given) != 1:
+        f.problem("", f"expected exactly one of uri and persistentVolumeClaim, got {'both' if given else 'neither'}")
+    claim = None
+    if f.has("persistentVolumeClaim"):
+        volume = f.child("persistentVolumeClaim")
+        claim = volume.closed(volume.text("claimName", s.DNS_NAME))
+    f.known.extend(kinds)
+    return f.closed(s.StorageSpec(uri=f.optional_text("uri", s.URI), claim_name=claim))
+
+
+def _worker(f: Fields) -> s.WorkerSpec:
+    resources = f.child("resources")
+    limits, requests = resources.quantities("limits"), resources.quantities("requests")
+    resources.close()
+    image, template = f.optional_text("image", s.IMAGE), f.tree("template")
+    spec = s.ResourcesSpec(limits=limits, requests=requests)
+    return f.closed(s.WorkerSpec(image=image, resources=spec, template=template))
+
+
+def _queue(f: Fields) -> s.QueueSpec:
+    return f.closed(s.QueueSpec(name=f.text("name", s.DNS_NAME)))
+
+
+def _failure_policy(f: Fields) -> s.FailurePolicy:
+    limit = f.integer("backoffLimit", 6, low=0)
+    return f.closed(s.FailurePolicy(backoff_limit=limit, rules=f.items("rules", _failure_rule, most=20)))
+
+
+def _failure_rule(f: Fields) -> s.FailureRule:
+    name, codes = f.text("name", s.DNS_LABEL), f.exit_codes("onExitCodes")
+    action = f.choice("action", s.FailureAction.RESTART_WORKER, required=True)
+    return f.closed(s.FailureRule(name=name, on_exit_codes=codes, action=action))
+
+
+def _check(job: s.JobSpec, problems: list[Problem]) -> None:
+    """The rules between fields; one is skipped where a field it reads is already wrong."""
+    wrong = [problem.path for problem in problems]
+    t, pipelines, elastic = job.training, job.topology.pipelines, job.elastic
+    batch, micro = "spec.training.globalBatchSize", "spec.training.microBatchSize"
+    count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
+
+    def rule(holds: bool, path: str, message: str, *others: str) -> None:
+        read = (path, *others)
+        if not holds and not any(p == bad or p.startswith(f"{bad}.") for p in read for bad in wrong):
+            problems.append(Problem(path, message))
+
+    whole = t.global_batch_size % t.micro_batch_size == 0
+    rule(
+        whole,
+        batch,
+        f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
+        micro,
+    )
+    enough = f"the number of microbatches in a step ({t.microbatches})"
+    rule(
+        not whole or pipelines <= t.microbatches,
+        count,
+        f"expected at most {enough}, got {pipelines}",
+        batch,
+        micro,
+    )
+    split, stages = job.topology.split, job.topology.stages
+    rule(
+        split is None or len(split) == stages,
+        "spec.topology.split",
+        f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
+        "spec.topology.stages",
+    )
+    low, high = elastic.min_pipelines, elastic.max_pipelines
+    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
+    rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
+    fits = not whole or high <= t.microbatches or high == pipelines
+    rule(fits, most, f"expected at most {enough}, got {high}", batch, micro)
+    for path, names in (
+        ("spec.nodePools", [pool.name for pool in job.node_pools]),
+        ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
+    ):
+        for i, name in enumerate(names):
+            first = names.index(name)
+            used = f"{path}[{first}].name"
+            rule(first == i, f"{path}[{i}].name", f"{show(name)} is already used by {used}", used)

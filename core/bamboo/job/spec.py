@@ -1,0 +1,291 @@
+"""What a BambooJob asks for, as frozen values. `bamboo.job.manifest` is the only maker and checks every rule.
+
+Absent parts are None; lists are tuples. Durations are seconds; field names are the manifest's in snake_case.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+MOST_LAYERS = 10_000  # of a model
+DEFAULT_MANAGER = "bamboo.dev/operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPattern:
+    """What a text must look like, and how that is said to a person."""
+
+    said: str
+    pattern: re.Pattern[str]
+    most: int = 253
+
+    def fits(self, text: str) -> bool:
+        return len(text) <= self.most and self.pattern.fullmatch(text) is not None
+
+
+def _form(said: str, pattern: str, most: int = 253) -> TextPattern:
+    return TextPattern(said=said, pattern=re.compile(pattern, re.ASCII), most=most)
+
+
+def exactly(text: str) -> TextPattern:
+    return _form(f'"{text}"', re.escape(text))
+
+
+DNS_LABEL = _form(
+    "a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)",
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+    63,
+)
+DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
+ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
+LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
+URI = _form('a URI of the form "scheme://..."', r"[a-z][a-z0-9+.-]*://\S+", 2048)
+IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
+DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
+QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class RedundancyMode(StrEnum):
+    NONE = "None"
+    LAZY_FORWARD = "LazyForward"
+    EAGER_FORWARD = "EagerForward"
+    EAGER_BACKWARD = "EagerBackward"
+
+
+class ReplicaPlacement(StrEnum):
+    """Where replica state lives."""
+
+    DEVICE = "Device"
+    HOST = "Host"
+
+
+class Capacity(StrEnum):
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+
+
+class Preset(StrEnum):
+    """Whose node labels and taints the operator selects and tolerates."""
+
+    NONE = "None"
+    EKS = "EKS"
+    KARPENTER = "Karpenter"
+    GKE = "GKE"
+    AKS = "AKS"
+
+
+class SpreadPolicy(StrEnum):
+    """Interleave: neighbours in the ring sit in different topology domains."""
+
+    INTERLEAVE = "Interleave"
+    NONE = "None"
+
+
+class Resume(StrEnum):
+    """Latest: start from the newest complete checkpoint if there is one. Never: start at step 0."""
+
+    LATEST = "Latest"
+    NEVER = "Never"
+
+
+class FailureAction(StrEnum):
+    RESTART_WORKER = "RestartWorker"
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
+
+
+class DisruptionBudget(StrEnum):
+    """How many workers voluntary evictions, such as a drain's, may take at a time."""
+
+    ONE_AT_A_TIME = "OneAtATime"
+    NONE = "None"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job ends."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """entrypoint: "module:function", a `build(config) -> Task`; config: JSON values only."""
+
+    entrypoint: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """Batch sizes are in samples; the global batch is a multiple of the microbatch."""
+
+    steps: int
+    global_batch_size: int
+    micro_batch_size: int
+    seed: int = 0
+    precision: Precision = Precision.FP32
+    max_gradient_norm: float | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches in one step, over all pipelines."""
+        return self.global_batch_size // self.micro_batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologySpec:
+    """lookahead: forwards by which a stage is further ahead of the next one than in plain 1F1B; see docs/design.md.
+
+    split: layers of each stage; None: as their costs say.
+    """
+
+    stages: int
+    pipelines: int = 1
+    lookahead: int = 1
+    split: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticSpec:
+    """Bounds within which the number of pipelines follows the capacity; by default it stays as it is."""
+
+    min_pipelines: int
+    max_pipelines: int
+    stabilization_seconds: int = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedundancySpec:
+    """transfer_mbps: megabytes a second that a worker sends at most when it gives a whole state to another one."""
+
+    mode: RedundancyMode = RedundancyMode.EAGER_FORWARD
+    placement: ReplicaPlacement = ReplicaPlacement.DEVICE
+    transfer_mbps: int = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbySpec:
+    workers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    """Pools are tried in order. after_seconds: how long the pools before it must have failed to deliver.
+
+    revert: move its workers back to an earlier pool once that one has capacity again.
+    """
+
+    name: str
+    capacity: Capacity = Capacity.SPOT
+    preset: Preset = Preset.NONE
+    price_per_hour: Decimal | None = None
+    after_seconds: int = 0
+    max_workers: int | None = None
+    revert: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    topology_key: str = "topology.kubernetes.io/zone"
+    policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSpec:
+    """Exactly one of the two is set. claim_name: of a persistent volume claim in the job's namespace."""
+
+    uri: str | None = None
+    claim_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    storage: StorageSpec
+    every_steps: int = 200
+    keep_latest: int = 3
+    resume: Resume = Resume.LATEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesSpec:
+    """Kubernetes quantities by resource name."""
+
+    limits: Mapping[str, str | int] = field(default_factory=dict)
+    requests: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it."""
+
+    image: str | None = None
+    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """A Kueue local queue."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRule:
+    name: str
+    on_exit_codes: tuple[int, ...]
+    action: FailureAction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailurePolicy:
+    """The first rule that matches decides; without one the failure counts. Disruptions never count."""
+
+    backoff_limit: int = 6
+    rules: tuple[FailureRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    name: str
+    namespace: str = "default"
+    suspend: bool = False
+    managed_by: str = DEFAULT_MANAGER
+    task: TaskSpec
+    training: TrainingSpec
+    topology: TopologySpec
+    elastic: ElasticSpec
+    redundancy: RedundancySpec = field(default_factory=RedundancySpec)
+    standby: StandbySpec = field(default_factory=StandbySpec)
+    node_pools: tuple[NodePool, ...] = ()
+    spread: SpreadSpec = field(default_factory=SpreadSpec)
+    checkpoint: CheckpointSpec | None = None
+    worker: WorkerSpec = field(default_factory=WorkerSpec)
+    queue: QueueSpec | None = None
+    failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
+    active_deadline_seconds: int | None = None
+    progress_deadline_seconds: int = 1800
+    ttl_seconds_after_finished: int | None = None
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    disruption_budget: DisruptionBudget = DisruptionBudget.ONE_AT_A_TIME
+
+
+def wanted_pipelines(spec: JobSpec) -> int:
+    """As many as the coordinator asks workers for."""
+    return max(spec.topology.pipelines, spec.elastic.max_pipelines)
+
+
+def wanted_workers(spec: JobSpec) -> int:
+    """Those on standby included."""
+    return spec.topology.stages * wanted_pipelines(spec) + spec.standby.workers

@@ -1,0 +1,1 @@
+"""What the command line needs of a cluster's API: kubeconfig, credentials, and a client."""

@@ -1,0 +1,72 @@
+"""A local job's status for Prometheus, as one more view. Read at scrape time, so nothing is counted twice."""
+
+import os
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from bamboo.coordinator.events import Emit, Status
+from bamboo.coordinator.protection import protection
+from bamboo.job.spec import JobSpec
+from bamboo.metrics import job_metrics
+from bamboo.metrics.catalog import JOB_SAMPLES, RUN_WORKER_MEMORY
+from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo.metrics.job_metrics import JobKey
+from bamboo.terminal.view import UserRequest
+
+
+class MetricsError(Exception):
+    """The port cannot be served; the text is a sentence for the user."""
+
+
+class MetricsView:
+    """Serves /metrics on that port of this machine from start() to stop()."""
+
+    def __init__(self, spec: JobSpec, port: int) -> None:
+        self._spec = spec
+        self._port = port
+        self._status: Status | None = None
+        self._stop: Callable[[], None] = lambda: None
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        """Raises MetricsError if the port cannot be had."""
+        registry = CollectorRegistry()
+        registry.register(MetricsPageCollector(Exporter.RUN, self.fill))
+        try:
+            server, thread = start_http_server(self._port, addr="127.0.0.1", registry=registry)
+        except OSError as error:
+            raise MetricsError(f"--metrics-port {self._port}: {os.strerror(error.errno or 0)}") from None
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._stop = stop
+
+    def status(self, status: Status) -> None:
+        self._status = status
+
+    def emit(self, emit: Emit) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._stop()
+
+    def fill(self, page: MetricsPage) -> None:
+        """In the thread that is scraped."""
+        if (status := self._status) is not None:
+            fill(page, (self._spec.namespace, self._spec.name), status, self._spec)
+
+
+def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
+    """All metrics of one job."""
+    job_metrics.progress(page, job, status)
+    page.add(JOB_SAMPLES, status.step * spec.training.global_batch_size - status.lost_samples, *job)
+    job_metrics.grid(page, job, status)
+    found = protection(status, spec)
+    job_metrics.protected(page, job, holds=found.holds, reason=found.reason)
+    job_metrics.history(page, job, status)
+    for worker, account in status.memory:
+        for kind, size in account.by_kind().items():
+            page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)

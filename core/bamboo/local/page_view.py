@@ -1,0 +1,68 @@
+"""The job page of a local run, as one more view."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from bamboo.coordinator.events import Emit, Status
+from bamboo.job.spec import JobSpec
+from bamboo.local.summary import Summary
+from bamboo.page import document as d
+from bamboo.page.builder import document, ended
+from bamboo.page.history import Clock, Figures, JobHistory
+from bamboo.page.server import LocalPage
+from bamboo.terminal.view import UserRequest
+
+STARTING = d.PageState(name="Starting", tone="idle", sentence="The workers are being started.")
+PRICES = "The job's pools have prices, but a run on this machine pays none of them."
+
+
+class PageView:
+    """Keeps what the page shows, and serves it while `serving` is entered."""
+
+    def __init__(self, spec: JobSpec, *, port: int = 0, clock: Clock | None = None) -> None:
+        self._spec, self._port = spec, port
+        self._record = JobHistory(clock)
+        self._status: Status | None = None
+        self._ended: d.PageState | None = None
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """The page's URL. Raises PageError if it cannot be served."""
+        page = LocalPage(self.document, port=self._port)
+        url = await page.start()
+        try:
+            yield url
+        finally:
+            await page.stop()
+
+    def finish(self, summary: Summary) -> None:
+        self._ended = ended(summary.outcome, summary.message)
+
+    def document(self) -> d.Document:
+        now = self._record.now()
+        job = d.PageJob(
+            name=self._spec.name, namespace=self._spec.namespace, place="local",
+            mode=self._spec.redundancy.mode.value, began=self._record.since, since=self._record.since,
+        )  # fmt: skip
+        if self._status is None:
+            nothing = d.PageProgress(step=0, steps=self._spec.training.steps)
+            counts = d.PageCounts(preemptions=0, takeovers=0, notices=0, restarts=0)
+            return d.Document(now=now, job=job, state=self._ended or STARTING, progress=nothing, counts=counts)
+        cost = d.PageCost(sentence=PRICES) if any(p.price_per_hour for p in self._spec.node_pools) else None
+        return document(job, self._spec, self._status, self._record, now=now, ended=self._ended, cost=cost)
+
+    # as a view of the run
+
+    def start(self, request: Callable[[UserRequest], None]) -> None:
+        pass
+
+    def status(self, status: Status) -> None:
+        self._status = status
+        figures = Figures(status.loss, status.gradient_norm, status.learning_rate)
+        self._record.follow(status.step, figures, status.takeovers)
+
+    def emit(self, emit: Emit) -> None:
+        self._record.add_event(emit)
+
+    def stop(self) -> None:
+        pass

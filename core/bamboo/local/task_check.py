@@ -1,0 +1,97 @@
+"""Does a job's task load on this machine, and what would its workers need? The trainer says it, in its own process.
+
+This machine need not have the trainer, nor torch: who submits a job to a cluster may have neither. Then nothing is
+checked, and that is said.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bamboo.local.pool import Pool, PoolError
+from bamboo.local.scratch import scratch_folder
+from bamboo.text import count, size
+
+CHECK = "bamboo_trainer.check:check"
+NEEDED = ("bamboo_trainer", "torch")
+CHECK_SECONDS = 600.0  # a data set may be large
+SHOWN_STAGES = 8
+SHOWN_KINDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """problem: why the task cannot be used, in a sentence; told: what was found, or that nothing was checked."""
+
+    problem: str = ""
+    told: tuple[str, ...] = ()
+
+
+def module_folders(manifest: Path) -> tuple[Path, ...]:
+    """Where the task's modules are looked for first: beside the manifest, as beside a script, then here."""
+    return (manifest.resolve().parent, Path.cwd())
+
+
+def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
+    """Loads the task, builds its layers without their values and counts what they need. folders: of its modules."""
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        return Checked(told=(f"not checked: the task, since {' and '.join(missing)} is not installed here",))
+    try:
+        answer = asyncio.run(_ask(manifest, folders))
+    except PoolError as error:
+        return Checked(problem=str(error))
+    if problem := answer.get("problem"):
+        return Checked(problem=str(problem))
+    return Checked(told=(_task(answer), _memory(answer)))
+
+
+async def _ask(manifest: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    with scratch_folder() as scratch:
+        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
+        await pool.open()
+        try:
+            answer: dict[str, Any] = await pool.call(CHECK, {"manifest": manifest}, CHECK_SECONDS)
+        except PoolError as error:
+            said = pool.tail(3)
+            raise PoolError(f"the task could not be tried: {error}" + (f" ({said})" if said else "")) from None
+        finally:
+            await pool.close()
+    return answer
+
+
+def _task(answer: dict[str, Any]) -> str:
+    """task: 8 layers, 4.9 M parameters; stages: layers 0-1 (0.9 M), 2-3 (1.6 M)."""
+    stages = answer["stages"]
+    shown = [
+        f"{first if first == last else f'{first}-{last}'} ({_millions(parameters)})"
+        for first, last, parameters in stages[:SHOWN_STAGES]
+    ]
+    more = f" and {len(stages) - SHOWN_STAGES} more" if len(stages) > SHOWN_STAGES else ""
+    return (
+        f"task: {count(answer['layers'], 'layer')}, {_millions(answer['parameters'])} parameters;"
+        f" layers of the stages: {', '.join(shown)}{more}"
+    )
+
+
+def _memory(answer: dict[str, Any]) -> str:
+    """What torch itself takes is not known here; on a GPU its context and its allocator's cache come on top."""
+    calm, taken = answer["calm"], answer["taken_over"]
+    kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
+    most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)
+    alone = len(answer["stages"]) == 1
+    later = "" if alone else f", up to {size(sum(taken['memory'].values()))} while it runs a lost neighbour's stage too"
+    return (
+        f"memory: about {size(sum(calm['memory'].values()))} for the worker of stage {calm['stage']} ({most})"
+        f"{later}; torch itself comes on top"
+    )
+
+
+def _millions(parameters: int) -> str:
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{name}"
+    return str(parameters)

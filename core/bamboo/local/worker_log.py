@@ -1,0 +1,42 @@
+"""Shows the workers' log while it is being written."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+CHUNK = 1 << 20  # bytes that are read at once, and of a line that has no end
+
+
+class LogFollower:
+    """Passes on what has been added to a file since the last time, in whole lines unless they are longer than CHUNK."""
+
+    def __init__(self, path: Path, write: Callable[[str], object]) -> None:
+        self._path, self._write = path, write
+        self._offset, self._partial = 0, b""
+
+    def follow(self) -> bool:
+        """One CHUNK at most, for others wait meanwhile; whether there was any. The file may not be there yet."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read(CHUNK)
+            self._offset += len(data)
+            lines, end, self._partial = (self._partial + data).rpartition(b"\n")
+            self._put(lines + end)
+            if len(self._partial) > CHUNK:
+                self._rest()
+            return bool(data)
+        return False
+
+    def end(self) -> None:
+        """Nothing more will be added."""
+        while self.follow():
+            pass
+        self._rest()
+
+    def _rest(self) -> None:
+        self._put(self._partial)
+        self._partial = b""
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._write(data.decode(errors="replace"))

@@ -1,0 +1,324 @@
+"""Every metric that any part of Bamboo exports: the one table. docs/metrics.md is written from it."""
+
+from bamboo.metrics.exposition import Exporter, Metric, MetricKind
+from bamboo.metrics.histogram import STEP_SECONDS
+
+OPERATOR, RUN, WORKER = Exporter.OPERATOR, Exporter.RUN, Exporter.WORKER
+
+STATES = (
+    "Pending", "Running", "Degraded", "Saving", "Restoring", "Suspended", "Invalid", "Complete", "Failed",
+)  # fmt: skip
+PHASES = ("decide", "reform", "recompute")  # of a takeover
+
+LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+Buckets = tuple[float, ...]
+
+
+def _job(
+    name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", run: bool = True, buckets: Buckets = ()
+) -> Metric:
+    """A job's metric; the operator exports all, `bamboo run` what makes sense there."""
+    by = (OPERATOR, RUN) if run else (OPERATOR,)
+    names, full = ("namespace", "job", *labels), f"bamboo_job_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=by, buckets=buckets)
+
+
+def _operator(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    full = f"bamboo_operator_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(OPERATOR,), buckets=buckets)
+
+
+def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    """Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its user's code."""
+    full = f"bamboo_worker_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(WORKER,), buckets=buckets)
+
+
+# A job's progress
+
+JOB_STEP = _job("step", MetricKind.GAUGE, "Committed steps. A job that starts again begins at 0.")
+JOB_WANTED_STEPS = _job("wanted_steps", MetricKind.GAUGE, "Steps that the job requests.")
+JOB_SAMPLES = _job(
+    "samples_total",
+    MetricKind.COUNTER,
+    "Samples of committed steps that went into the model.",
+    unit="samples",
+)
+JOB_LOST_SAMPLES = _job(
+    "lost_samples_total",
+    MetricKind.COUNTER,
+    "Samples of committed steps that did not go into the model.",
+    unit="samples",
+)
+JOB_LOSS = _job("loss", MetricKind.GAUGE, "Loss of the last committed step.")
+JOB_STEP_DURATION = _job(
+    "step_duration_seconds", MetricKind.GAUGE, "Usual duration of a step: the median of the last 20.", unit="seconds"
+)
+JOB_SAMPLES_PER_SECOND = _job(
+    "samples_per_second", MetricKind.GAUGE, "Samples trained in a second, at the usual duration of a step."
+)
+JOB_REMAINING = _job(
+    "remaining_seconds", MetricKind.GAUGE, "Time until the last step, at the usual duration of a step.", unit="seconds"
+)
+JOB_LAST_COMMIT = _job(
+    "last_commit_timestamp_seconds",
+    MetricKind.GAUGE,
+    "When the last step was committed; before the first one, when the operator began to manage the job.",
+    unit="seconds",
+    run=False,
+)
+JOB_EPOCH = _job(
+    "epoch", MetricKind.GAUGE, "Epoch of the plan, which grows by one with every change of the assignment of workers."
+)
+
+# A job's condition
+
+JOB_STATE = _job(
+    "state",
+    MetricKind.GAUGE,
+    "1 for the state that the job is in, as in status.state; 0 for all others.",
+    "state",
+    run=False,
+)
+JOB_CONDITION = _job(
+    "condition", MetricKind.GAUGE, "1 if that condition of the job's status is True, else 0.", "condition", run=False
+)
+JOB_RESTARTS = _job("restarts_total", MetricKind.COUNTER, "Failures of workers that counted towards backoffLimit.")
+JOB_UNPROTECTED_STAGES = _job(
+    "unprotected_stages",
+    MetricKind.GAUGE,
+    "Stages of all pipelines whose state no second worker has in step, with redundancy and without.",
+)
+JOB_PROTECTED = _job(
+    "protected",
+    MetricKind.GAUGE,
+    "1 if any single worker could be lost now without losing state, else 0. reason: of condition Protected.",
+    "reason",
+)
+
+# A job's workers
+
+JOB_WORKERS = _job("workers", MetricKind.GAUGE, "Workers that have joined, by state.", "state")
+JOB_WANTED_WORKERS = _job(
+    "wanted_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.", run=False
+)
+JOB_READY_WORKERS = _job("ready_workers", MetricKind.GAUGE, "Workers that have loaded their task.")
+JOB_PODS = _job(
+    "pods", MetricKind.GAUGE, "Workers' pods that have not ended, by node pool and its capacity.", "pool", "capacity",
+    run=False,
+)  # fmt: skip
+JOB_PAID_PODS = _job(
+    "paid_pods", MetricKind.GAUGE, "Those of bamboo_job_pods that have a node, which is paid for.", "pool", "capacity",
+    run=False,
+)  # fmt: skip
+JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
+JOB_WANTED_PIPELINES = _job(
+    "wanted_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
+)
+JOB_DEGRADED_PIPELINES = _job(
+    "degraded_pipelines",
+    MetricKind.GAUGE,
+    "Pipelines in which a worker runs two stages, or a stage is held only once.",
+    run=False,
+)
+
+# What a job went through
+
+JOB_PREEMPTIONS = _job(
+    "preemptions_total",
+    MetricKind.COUNTER,
+    "Workers lost, by whatever cause, or given notice; notice: true if there was one, else false.",
+    "notice",
+)
+JOB_SIGNALS = _job(
+    "signals_total",
+    MetricKind.COUNTER,
+    "Notices and losses of workers that were seen in the cluster, by the reason of the Kubernetes event.",
+    "source",
+    run=False,
+)
+JOB_TAKEOVER_PAUSE = _job(
+    "takeover_pause_seconds",
+    MetricKind.HISTOGRAM,
+    "Pause of each takeover, from the first sign of the loss until the lost work is repeated.",
+    "notice",
+    unit="seconds",
+    buckets=PAUSES,
+)
+JOB_TAKEOVER_PHASE = _job(
+    "takeover_phase_seconds",
+    MetricKind.HISTOGRAM,
+    "The same pause in three parts. decide: until the plan is made; reform: until it is in force at the new owner; "
+    "recompute: until the lost work is repeated.",
+    "phase",
+    unit="seconds",
+    buckets=PAUSES,
+)
+JOB_TAKEOVER_PASSES = _job(
+    "takeover_passes_total",
+    MetricKind.COUNTER,
+    "Microbatches' passes that takeovers needed. forward, backward: repeated; reused: had been computed in advance.",
+    "kind",
+)
+
+# What a job costs
+
+JOB_USEFUL = _job(
+    "useful_worker_seconds_total",
+    MetricKind.COUNTER,
+    "For each committed step: its duration, but no more than the usual one before it, times the workers that owned a "
+    "stage when it was committed.",
+    unit="seconds",
+    run=False,
+)
+JOB_PAID = _job(
+    "paid_worker_seconds_total",
+    MetricKind.COUNTER,
+    "Time times the workers' pods that have a node. Goodput is the useful part of it.",
+    unit="seconds",
+    run=False,
+)
+JOB_COST_PER_HOUR = _job(
+    "cost_per_hour", MetricKind.GAUGE, "What the pods that have a node cost in an hour, by their pools' pricePerHour.",
+    run=False,
+)  # fmt: skip
+JOB_COST = _job(
+    "cost_total", MetricKind.COUNTER, "What the job's pods cost, by its pools' pricePerHour.", run=False,
+)  # fmt: skip
+JOB_COST_SO_FAR = _job(
+    "cost_so_far", MetricKind.GAUGE, "What the job has cost so far, across operator restarts, as in status.cost.total.",
+    run=False,
+)  # fmt: skip
+JOB_ON_DEMAND_COST = _job(
+    "on_demand_cost_total",
+    MetricKind.COUNTER,
+    "What the same pods would have cost at the price of the job's pool with capacity OnDemand; only if it has one.",
+    run=False,
+)
+JOB_SAVED = _job(
+    "saved_so_far",
+    MetricKind.GAUGE,
+    "What the job has saved against that so far, across operator restarts, as in status.cost.saved.",
+    run=False,
+)
+JOB_COST_PER_SAMPLES = _job(
+    "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million.", run=False
+)
+JOB_LARGEST_MEMORY = _job(
+    "largest_memory_bytes",
+    MetricKind.GAUGE,
+    "The largest memory use that a worker has reported so far, by kind.",
+    "kind",
+    unit="bytes",
+)
+RUN_WORKER_MEMORY = Metric(
+    name="bamboo_job_worker_memory_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
+    labels=("namespace", "job", "worker", "kind"), help="Memory use of a local worker, by kind.",
+)  # fmt: skip
+
+# The operator
+
+OPERATOR_INFO = _operator("info", MetricKind.GAUGE, "Always 1; version: of the operator.", "version")
+OPERATOR_JOBS = _operator("jobs", MetricKind.GAUGE, "Jobs that the operator manages, by state.", "state")
+OPERATOR_PASSES = _operator(
+    "passes_total",
+    MetricKind.COUNTER,
+    "Passes over running jobs; result: ok, or failed if the API server refused a part.",
+    "result",
+)
+OPERATOR_PASS_DURATION = _operator(
+    "pass_duration_seconds", MetricKind.HISTOGRAM, "Duration of a pass, its API calls included.", unit="seconds",
+    buckets=LATENCIES,
+)  # fmt: skip
+OPERATOR_OLDEST_PASS = _operator(
+    "oldest_pass_age_seconds",
+    MetricKind.GAUGE,
+    "Time since the last pass over the job that has waited longest.",
+    unit="seconds",
+)
+OPERATOR_API_REQUESTS = _operator(
+    "api_requests_total",
+    MetricKind.COUNTER,
+    "Calls to the API server, without the watches. code: of the answer, or error without one.",
+    *("verb", "resource", "code"),
+)
+OPERATOR_API_DURATION = _operator(
+    "api_request_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Duration of these calls.",
+    "verb",
+    "resource",
+    unit="seconds",
+    buckets=LATENCIES,
+)
+OPERATOR_WATCH_EVENTS = _operator(
+    "watch_events_total",
+    MetricKind.COUNTER,
+    "What the API server reported, by kind of object: job, pod or node.",
+    "kind",
+)
+OPERATOR_EVENTS = _operator(
+    "events_total", MetricKind.COUNTER, "Events that coordinators have handled, by type.", "event"
+)
+OPERATOR_QUEUED = _operator("queued_events", MetricKind.GAUGE, "Events that wait for their coordinator.")
+OPERATOR_LAG = _operator(
+    "lag_seconds",
+    MetricKind.HISTOGRAM,
+    "How late the coordinators' periodic ticks were, which is how long an event waits.",
+    unit="seconds",
+    buckets=LATENCIES,
+)
+OPERATOR_CHANNELS = _operator("control_channels", MetricKind.GAUGE, "Workers that are connected.")
+OPERATOR_REFUSALS = _operator(
+    "refusals_total", MetricKind.COUNTER, "Callers at the workers' port that were refused, by reason.", "reason"
+)
+
+# Workers
+
+WORKER_INFO = _worker(
+    "info", MetricKind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    *("worker", "device", "version"),
+)  # fmt: skip
+WORKER_STEP = _worker("step", MetricKind.GAUGE, "Step in progress.")
+WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
+WORKER_STEP_DURATION = _worker(
+    "step_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Time between two commits. Only the owner of the first stage of the first pipeline counts.",
+    unit="seconds",
+    buckets=STEP_SECONDS,
+)
+WORKER_TIME = _worker(
+    "time_seconds_total",
+    MetricKind.COUNTER,
+    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "kind",
+    unit="seconds",
+)
+WORKER_SENT = _worker(
+    "sent_bytes_total",
+    MetricKind.COUNTER,
+    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
+    "replicas), state (whole states for replicas) or control.",
+    "kind",
+    unit="bytes",
+)
+WORKER_RESENT = _worker(
+    "resent_bytes_total",
+    MetricKind.COUNTER,
+    "The part of it that had been sent before, from the log.",
+    "kind",
+    unit="bytes",
+)
+WORKER_BROKEN_LINKS = _worker(
+    "broken_links_total", MetricKind.COUNTER, "Times that a link to a peer in the plan broke."
+)
+WORKER_MEMORY = _worker(
+    "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
+    unit="bytes",
+)  # fmt: skip
+
+TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,87 @@
+"""A job's metrics, from what its coordinator says of it: the same for the operator and for `bamboo run`."""
+
+from collections import Counter
+
+from bamboo.coordinator.events import Status, Takeover, WorkerState
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.metrics import catalog as table
+from bamboo.metrics.exposition import MetricsPage
+
+JobKey = tuple[str, str]  # namespace and name
+
+
+def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
+    """How far it is. Nothing while a restarted coordinator does not know it."""
+    if status.phase == "Recovering":
+        return
+    page.add(table.JOB_STEP, status.step, *job)
+    page.add(table.JOB_WANTED_STEPS, status.steps, *job)
+    page.add_known(table.JOB_LOSS, status.loss, *job)
+    page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
+    page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
+    page.add_known(table.JOB_REMAINING, status.eta_seconds, *job)
+    page.add(table.JOB_EPOCH, status.epoch, *job)
+
+
+def grid(page: MetricsPage, job: JobKey, status: Status | None) -> None:
+    """Who takes part now; None: nobody."""
+    counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
+    for state in WorkerState:
+        page.add(table.JOB_WORKERS, counts[state], *job, state.value)
+    page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
+    page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
+    page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status else 0, *job)
+
+
+def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:
+    """Is it, and why: as its condition Protected says."""
+    page.add(table.JOB_PROTECTED, holds, *job, reason)
+
+
+def history(page: MetricsPage, job: JobKey, status: Status) -> None:
+    """What it went through since the coordinator was made: counters begin with it, so that what they say of a time
+    is right also if a coordinator before it had counted on (see `Meter` of the operator).
+    """
+    page.add(table.JOB_LOST_SAMPLES, status.lost_samples, *job)
+    page.add(table.JOB_RESTARTS, status.restarts, *job)
+    page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
+    page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")
+    takeovers = status.takeovers
+    for notice in (True, False):
+        pauses = table.JOB_TAKEOVER_PAUSE.histogram(t.pause_ms / 1e3 for t in takeovers if t.notice is notice)
+        page.add_histogram(table.JOB_TAKEOVER_PAUSE, pauses, *job, str(notice).lower())
+    for phase in table.PHASES:
+        parts = table.JOB_TAKEOVER_PHASE.histogram(_milliseconds(t, phase) / 1e3 for t in takeovers)
+        page.add_histogram(table.JOB_TAKEOVER_PHASE, parts, *job, phase)
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.forwards for t in takeovers), *job, "forward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.backwards for t in takeovers), *job, "backward")
+    page.add(table.JOB_TAKEOVER_PASSES, sum(t.reused for t in takeovers), *job, "reused")
+    if status.most_memory is not None:
+        for kind, size in status.most_memory[1].by_kind().items():
+            page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
+
+
+def _milliseconds(takeover: Takeover, phase: str) -> float:
+    return {"decide": takeover.decide_ms, "reform": takeover.reform_ms, "recompute": takeover.recompute_ms}[phase]
+
+
+def samples(before: CoordinatorState, after: CoordinatorState) -> int:
+    """Samples that went into the model in the steps committed between these two states of one coordinator."""
+    lost = after.lost_microbatches - before.lost_microbatches
+    training = after.spec.training
+    return (after.step - before.step) * training.global_batch_size - lost * training.micro_batch_size
+
+
+def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
+    """Worker-seconds that the steps were worth which were committed between these two states of one coordinator.
+
+    A step is worth its duration, but no more than the usual one before it, for each worker that owns a stage. So a
+    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated.
+    """
+    steps = after.step - before.step
+    if steps <= 0 or after.plan is None or after.step_seconds is before.step_seconds or not after.step_seconds:
+        return 0.0
+    latest = after.step_seconds[-1]
+    seconds = latest if before.usual_step is None else min(latest, before.usual_step)
+    owners = {a.owner for row in after.plan.pipelines for a in row}
+    return steps * seconds * len(owners)

@@ -1,0 +1,38 @@
+"""What a worker's time goes to: the kinds that traces, metrics and summaries tell apart. Standard library only."""
+
+from enum import StrEnum
+
+
+class TimeUse(StrEnum):
+    """IDLE: it waited. Whatever is none of these is `other`."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REDUNDANT_FORWARD = "redundant_forward"
+    REDUNDANT_BACKWARD = "redundant_backward"
+    REHEARSAL = "rehearsal"
+    REDUCTION = "reduction"
+    SYNC_COMMIT = "sync_commit"
+    OPTIMIZER = "optimizer"
+    REPLICA_UPDATE = "replica_update"
+    IDLE = "idle"
+
+
+TIME_USE_OF_SPAN = {
+    "Forward": TimeUse.FORWARD,
+    "Backward": TimeUse.BACKWARD,
+    "RedundantForward": TimeUse.REDUNDANT_FORWARD,
+    "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
+    "Rehearsal": TimeUse.REHEARSAL,
+    "ScatterGradients": TimeUse.REDUCTION,
+    "ReduceGradients": TimeUse.REDUCTION,
+    "GatherGradients": TimeUse.REDUCTION,
+    "ExchangeTied": TimeUse.REDUCTION,
+    "SumTied": TimeUse.REDUCTION,
+    "SyncReplicas": TimeUse.SYNC_COMMIT,
+    "ReportReady": TimeUse.SYNC_COMMIT,
+    "OptimizerStep": TimeUse.OPTIMIZER,
+    "ReplicaUpdate": TimeUse.REPLICA_UPDATE,
+    "Wait": TimeUse.IDLE,
+}  # by what the engine calls it
+REDUNDANT = (TimeUse.REDUNDANT_FORWARD, TimeUse.REDUNDANT_BACKWARD, TimeUse.REHEARSAL)

@@ -1,0 +1,85 @@
+"""How many pipelines the job runs: follows the workers that are there, within the bounds of the specification.
+
+A resize never disturbs a step. Growing first fills the newcomers as additional replicas, then adds their row at a step
+boundary. Shrinking takes the share away from the last rows at a step boundary; their workers have become replicas of
+the rows that stay, and heal those. The rows and the old layouts are dropped once a step has been committed with the
+new layout, because until then a step under the old one may still have to be finished by somebody else.
+"""
+
+from bamboo import text
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import shadow_of, split_microbatches
+from bamboo.planning.plan import Assignment, Cell, Layout, Plan
+from bamboo.planning.transitions import PlanningView, next_plan
+
+
+def desired_pipelines(staying: int, spec: JobSpec) -> int:
+    """As many as the staying workers fill, within the bounds."""
+    most = min(spec.elastic.max_pipelines, spec.training.microbatches)
+    return max(spec.elastic.min_pipelines, min(most, staying // spec.topology.stages))
+
+
+def resize(view: PlanningView) -> Plan | None:
+    """Begin to run with another number of pipelines, if everything that it takes is in place."""
+    plan = view.plan
+    if len(plan.layouts) > 1 or view.pipelines == plan.target.pipelines:
+        return None
+    return _shrink(view) if view.pipelines < plan.target.pipelines else _grow(view)
+
+
+def _grow(view: PlanningView) -> Plan | None:
+    plan, newcomers = view.plan, view.newcomers()
+    stages = range(len(plan.stages))
+    filled = all((Cell(0, cell.stage), w) in view.synced for cell, w in newcomers.items())
+    if not newcomers or not filled:
+        return None
+    cells = {c: plan.at(c) for c in plan.cells()}
+    for cell, worker in newcomers.items():
+        row = [newcomers[Cell(cell.pipeline, s)] for s in stages]
+        shadow = shadow_of(row, cell.stage) if view.redundant else None
+        cells[cell] = Assignment(owner=worker, replicas=(shadow,) if shadow else ())
+    count = plan.target.pipelines + len(newcomers) // len(stages)
+    return next_plan(
+        view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(plan, count)
+    )
+
+
+def _shrink(view: PlanningView) -> Plan:
+    plan, count = view.plan, view.pipelines
+    cells = {c: plan.at(c) for c in plan.cells()}
+    kept_owners = {plan.at(c).owner for c in plan.cells() if c.pipeline < count}
+    for cell in plan.cells():
+        worker = plan.at(cell).owner
+        if cell.pipeline < count or worker in kept_owners or worker in view.leaving:
+            continue
+        successor_of = _most_needy(view, cell.stage, count)
+        if worker not in cells[successor_of].holders:
+            kept = cells[successor_of]
+            cells[successor_of] = Assignment(owner=kept.owner, replicas=(*kept.replicas, worker))
+    return next_plan(
+        view, cells, "Shrinking", f"{text.count(count, 'pipeline')} from the next step on", boundary=True,
+        layouts=_layouts(plan, count),
+    )  # fmt: skip
+
+
+def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
+    """The cell of a stage whose owner leaves or has more than one cell; else the first one."""
+    cells = [Cell(d, stage) for d in range(pipelines)]
+    owner = {c: view.plan.at(c).owner for c in cells}
+    return next((c for c in cells if owner[c] in view.leaving or len(view.plan.owned_by(owner[c])) > 1), cells[0])
+
+
+def _layouts(plan: Plan, pipelines: int) -> tuple[Layout, ...]:
+    microbatches = sum(len(part) for part in plan.target.split)
+    split = split_microbatches(microbatches, pipelines)
+    return (*plan.layouts, Layout(generation=plan.target.generation + 1, split=split))
+
+
+def drop_old_layouts(view: PlanningView) -> Plan | None:
+    """Drop old layouts and rows once a step has been committed under the newest layout."""
+    plan = view.plan
+    if len(plan.layouts) == 1 or view.generation < plan.target.generation:
+        return None
+    count = plan.target.pipelines
+    cells = {c: plan.at(c) for c in plan.cells() if c.pipeline < count}
+    return next_plan(view, cells, "Resized", f"the job runs {text.count(count, 'pipeline')}", layouts=(plan.target,))

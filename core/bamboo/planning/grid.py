@@ -1,0 +1,161 @@
+"""Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from bamboo.job.spec import RedundancyMode, TopologySpec
+from bamboo.planning.plan import Assignment, Layout, Peer, Plan, WorkerId
+from bamboo.text import count
+
+
+def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
+    """Contiguous layer ranges that minimise the costliest stage; costs are finite and not negative.
+
+    Of the splits that do so the last stage gets as many layers as may be, then the one before it as many as may be
+    without making the rest costlier than it has to be, and so on. 10,000 layers take less than 20 ms on 64 stages, and
+    a second on 1024. Raises ValueError if there are fewer layers than stages.
+    """
+    layers = len(costs)
+    if layers < stages:
+        raise ValueError(f"spec.topology.stages: expected at most the model's {layers} layers, got {stages}")
+    total = list(accumulate(costs, initial=0.0))
+    bounds, worst = [layers], total[-1]
+    for left in range(stages, 1, -1):
+        end = bounds[-1]
+        worst = _costliest(total, left, end, worst)
+        start = bisect_left(total, -worst, 0, end, key=(-total[end]).__add__)
+        bounds.append(max(start, left - 1))
+    return tuple(pairwise(reversed([*bounds, 0])))
+
+
+def layer_ranges(costs: Sequence[float], topology: TopologySpec) -> tuple[tuple[int, int], ...]:
+    """The layers of each stage: as the manifest says, else so that the costliest stage costs least.
+
+    Raises ValueError, which names the field, if there are fewer layers than stages, or not those that it splits.
+    """
+    if topology.split is None:
+        return split_layers(costs, topology.stages)
+    bounds = list(accumulate(topology.split, initial=0))
+    if bounds[-1] != len(costs):
+        told = ", ".join(map(str, topology.split))
+        raise ValueError(
+            f"spec.topology.split: expected numbers that add up to the model's {len(costs)} layers, "
+            f"got {bounds[-1]} ({told})"
+        )
+    return tuple(pairwise(bounds))
+
+
+def _costliest(total: Sequence[float], stages: int, end: int, high: float) -> float:
+    """What the costliest of that many stages costs at least, for the layers before `end`. high: it need not cost more.
+
+    Bisection, in which both ends jump to costs that a stage can have, so that it ends with exactly one of them.
+    """
+    low = total[end] / stages * (1 - 1e-12)
+    while low < high:
+        middle = (low + high) / 2
+        limit = middle if low < middle < high else low
+        fits, cost = _fill(total, stages, end, limit)
+        low, high = (low, cost) if fits else (cost, high)
+    return high
+
+
+def _fill(total: Sequence[float], stages: int, end: int, limit: float) -> tuple[bool, float]:
+    """Do that many stages of no more than that cost each suffice?
+
+    With the costliest one's cost if they do, else with the least limit with which a stage would hold more.
+    """
+    start, worst, more = 0, 0.0, float("inf")
+    for _ in range(stages):
+        before = total[start]
+        upto = bisect_right(total, limit, start + 1, end + 1, key=(-before).__add__) - 1
+        worst = max(worst, total[upto] - before)
+        if upto == end:
+            return True, worst
+        more = min(more, total[upto + 1] - before)
+        start = upto
+    return False, more
+
+
+def split_microbatches(microbatches: int, pipelines: int) -> tuple[tuple[int, ...], ...]:
+    """Contiguous, nearly equal shares of a step's microbatches."""
+    bounds = [microbatches * d // pipelines for d in range(pipelines + 1)]
+    return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+
+
+def ring(peers: Sequence[Peer], size: int) -> list[Peer]:
+    """Choose and order `size` workers so that neighbours sit in different zones where that is possible.
+
+    Greedy: always take from the zone with the most workers left that is not the previous one's.
+    """
+    left: dict[str, list[Peer]] = {}
+    for peer in peers:
+        left.setdefault(peer.zone, []).append(peer)
+    chosen: list[Peer] = []
+    while len(chosen) < size:
+        zones = sorted((z for z in left if left[z]), key=lambda z: (-len(left[z]), z))
+        others = [z for z in zones if not chosen or z != chosen[-1].zone]
+        chosen.append(left[(others or zones)[0]].pop(0))
+    return chosen
+
+
+def close_ring(row: list[Peer], spare: Sequence[Peer]) -> list[Peer]:
+    """The row with its last worker changed for another one, if that keeps more neighbours apart: its ends meet, too."""
+    best, last = row, len(row) - 1
+    for index in range(1, last):
+        swapped = list(row)
+        swapped[index], swapped[last] = swapped[last], swapped[index]
+        best = min(best, swapped, key=_touching)
+    for peer in spare:
+        best = min(best, [*row[:last], peer], key=_touching)
+    return best
+
+
+def _touching(row: Sequence[Peer]) -> int:
+    """How many neighbours in the ring share a zone."""
+    return sum(a.zone == b.zone for a, b in zip(row, [*row[1:], row[0]], strict=True))
+
+
+def shadow_of(row: Sequence[WorkerId], stage: int) -> WorkerId | None:
+    """The worker that keeps a stage's replica: the nearest predecessor in the ring that is another worker."""
+    for back in range(1, len(row)):
+        candidate = row[(stage - back) % len(row)]
+        if candidate != row[stage]:
+            return candidate
+    return None
+
+
+def initial_plan(
+    peers: Sequence[Peer],
+    stages: tuple[tuple[int, int], ...],
+    pipelines: int,
+    microbatches: int,
+    mode: RedundancyMode,
+) -> Plan:
+    """The first plan: needs stages x pipelines workers; those that are left stand by."""
+    depth, redundant = len(stages), mode is not RedundancyMode.NONE
+    order = ring(peers, depth * pipelines)
+    rows: list[list[WorkerId]] = []
+    for d in range(pipelines):
+        used = {p.worker for p in order} | {w for row in rows for w in row}
+        spare = [p for p in peers if p.worker not in used]
+        rows.append([p.worker for p in close_ring(order[d * depth : (d + 1) * depth], spare)])
+    cells = tuple(
+        tuple(
+            Assignment(owner=w, replicas=tuple(filter(None, [shadow_of(row, s)])) if redundant else ())
+            for s, w in enumerate(row)
+        )
+        for row in rows
+    )
+    layout = Layout(generation=0, split=split_microbatches(microbatches, pipelines))
+    return Plan(
+        epoch=1,
+        stages=stages,
+        pipelines=cells,
+        layouts=(layout,),
+        workers=tuple(peers),
+        mode=mode,
+        reason="Started",
+        message=f"training begins: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
+        f" {count(len(peers) - depth * pipelines, 'spare worker')}",
+    )

@@ -1,0 +1,164 @@
+"""The plan: who holds what, and how a step's microbatches are split. A frozen value, made only by the coordinator.
+
+Two things are kept apart on purpose. The *assignment* (who owns and who replicates each cell) changes with the epoch
+and may change in the middle of a step. The *layout* (how many pipelines, which microbatches each runs) has a
+generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
+"""
+
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from bamboo.job.spec import MOST_LAYERS, JobSpec, RedundancyMode
+
+WorkerId = str
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Short = Annotated[str, msgspec.Meta(max_length=256)]
+
+MOST_EPOCHS = 10**9
+MOST_WORKERS = 10_000
+MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
+
+
+class Cell(NamedTuple):
+    """One stage of one pipeline."""
+
+    pipeline: int
+    stage: int
+
+
+ROOT = Cell(0, 0)  # its owner decides when a step is committed
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow."""
+
+    owner: WorkerId
+    replicas: tuple[WorkerId, ...] = ()
+
+    @property
+    def shadow(self) -> WorkerId | None:
+        return self.replicas[0] if self.replicas else None
+
+    @property
+    def holders(self) -> tuple[WorkerId, ...]:
+        return (self.owner, *self.replicas)
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The global microbatch indices that each pipeline runs in a step."""
+
+    generation: int
+    split: tuple[tuple[int, ...], ...]
+
+    @property
+    def pipelines(self) -> int:
+        return len(self.split)
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A live worker and where its data plane listens."""
+
+    worker: WorkerId
+    host: Short
+    port: Port
+    zone: Short = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once."""
+
+    epoch: int
+    stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage
+    pipelines: tuple[tuple[Assignment, ...], ...]  # [pipeline][stage]
+    layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
+    workers: tuple[Peer, ...]
+    mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
+    boundary: bool = False
+    reason: str = ""
+    message: str = ""
+
+    def at(self, cell: Cell) -> Assignment:
+        return self.pipelines[cell.pipeline][cell.stage]
+
+    def cells(self) -> list[Cell]:
+        return [Cell(d, s) for d in range(len(self.pipelines)) for s in range(len(self.stages))]
+
+    def owned_by(self, worker: WorkerId) -> list[Cell]:
+        return [c for c in self.cells() if self.at(c).owner == worker]
+
+    def replicated_by(self, worker: WorkerId) -> list[Cell]:
+        return [c for c in self.cells() if worker in self.at(c).replicas]
+
+    def worker_ids(self) -> frozenset[WorkerId]:
+        return frozenset(p.worker for p in self.workers)
+
+    @property
+    def target(self) -> Layout:
+        return self.layouts[-1]
+
+
+def plan_problems(plan: Plan) -> list[str]:
+    """What breaks the plan's invariants; empty if it is sound. Takes any plan, however malformed."""
+    if not plan.stages or not plan.pipelines or not plan.layouts:
+        return ["there are no stages, no pipelines or no layouts"]
+    if any(len(row) != len(plan.stages) for row in plan.pipelines):
+        return ["a pipeline does not have one cell for each stage"]
+    return [*_holder_problems(plan), *_layout_problems(plan)]
+
+
+def _holder_problems(plan: Plan) -> list[str]:
+    problems = []
+    known = plan.worker_ids()
+    if len(known) != len(plan.workers):
+        problems.append("a worker is listed twice")
+    for cell in plan.cells():
+        holders = plan.at(cell).holders
+        if len(set(holders)) != len(holders):
+            problems.append(f"{cell} is held twice by one worker")
+        problems += [f"{cell} names {w}, which is not a live worker" for w in holders if w not in known]
+    return problems
+
+
+def _layout_problems(plan: Plan) -> list[str]:
+    problems = []
+    if max(layout.pipelines for layout in plan.layouts) != len(plan.pipelines):
+        problems.append("the layouts have more or fewer pipelines than are assigned")
+    if any(not layout.split for layout in plan.layouts):
+        problems.append("a layout has no pipelines")
+    generations = [-1, *(layout.generation for layout in plan.layouts)]
+    if any(newer <= older for older, newer in pairwise(generations)):
+        problems.append("the layouts' generations do not rise")
+    expected = 0
+    for first, last in plan.stages:
+        if first != expected or last <= first:
+            problems.append("stages are not a partition of the layers")
+        expected = last
+    microbatches = [sorted(m for part in layout.split for m in part) for layout in plan.layouts]
+    if any(m != list(range(len(microbatches[0]))) for m in microbatches):
+        problems.append("a layout does not run every microbatch exactly once")
+    return problems
+
+
+def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
+    """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed."""
+    microbatches = spec.training.microbatches
+    problems = []
+    if not 1 <= plan.epoch <= MOST_EPOCHS:
+        problems.append("the epoch is out of range")
+    if len(plan.stages) != spec.topology.stages:
+        problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
+    elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
+        problems.append("the stages do not have the layers that spec.topology.split says")
+    elif plan.stages[-1][1] > MOST_LAYERS:
+        problems.append("there are too many layers")
+    if len(plan.pipelines) > microbatches:
+        problems.append(f"{len(plan.pipelines)} pipelines for {microbatches} microbatches")
+    if len(plan.workers) > MOST_WORKERS or len(plan.layouts) > MOST_LAYOUTS:
+        problems.append("there are too many workers or layouts")
+    elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
+        problems.append(f"a layout does not have {microbatches} microbatches")
+    elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
+        problems.append("a layout's generation is out of range")
+    return problems or plan_problems(plan)

@@ -1,0 +1,306 @@
+"""From the plan in force to the next one: takeover, drain, re-protection, healing, and the return to the target.
+
+Level-triggered: every function looks only at what is, and proposes at most one next plan. Ownership moves only to a
+worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from bamboo.job.spec import RedundancyMode
+from bamboo.planning.grid import shadow_of
+from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
+
+Synced = frozenset[tuple[Cell, WorkerId]]
+
+
+class Urgency(Enum):
+    """How much time a leaving worker has: enough to fill another one, or to end the step, or none at all."""
+
+    NONE = auto()
+    SOON = auto()
+    NOW = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanningView:
+    """What a reconciliation looks at.
+
+    live: in order of joining; leaving: those that have a notice; pipelines: how many there should be;
+    generation: the newest layout that a step has been committed with (-1: none yet); reported: workers that say that
+    they hold a stage's state at a usable version, by stage.
+    """
+
+    plan: Plan
+    live: Mapping[WorkerId, Peer]
+    leaving: Mapping[WorkerId, Urgency]
+    synced: Synced
+    mode: RedundancyMode  # the one asked for
+    pipelines: int
+    generation: int
+    reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
+
+    @property
+    def redundant(self) -> bool:
+        return self.mode is not RedundancyMode.NONE
+
+    def spare(self) -> list[WorkerId]:
+        """Workers that own nothing and stay; those that are being prepared for a part come first."""
+        busy = {w for c in self.plan.cells() for w in self.plan.at(c).holders}
+        owners = {self.plan.at(c).owner for c in self.plan.cells()}
+        spare = [w for w in self.live if w not in owners and w not in self.leaving]
+        return sorted(spare, key=lambda w: w not in busy)
+
+    def newcomers(self) -> dict[Cell, WorkerId]:
+        """If the job should grow: who will own which cell of the new rows; whole rows only."""
+        plan, depth = self.plan, len(self.plan.stages)
+        if len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
+            return {}
+        spare = [w for w in self.spare() if w not in _replacements(self).values()]
+        newcomers: Workers = {}
+        rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
+        for cell in (Cell(d, s) for d in rows for s in range(depth)):
+            filled = (w for w in spare if w in plan.at(Cell(0, cell.stage)).replicas)
+            worker = next(filled, None) or next((w for w in spare if not plan.replicated_by(w)), spare[0])
+            spare.remove(worker)
+            newcomers[cell] = worker
+        return newcomers
+
+
+def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
+    """Can the cell's owner be lost without losing its state? A replica or another pipeline's owner has it, too."""
+    if any((cell, w) in synced for w in plan.at(cell).replicas):
+        return True
+    siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)}
+    return bool(siblings - {plan.at(cell).owner})
+
+
+@dataclass(frozen=True, slots=True)
+class StageLost:
+    """No worker holds these cells' state any more."""
+
+    cells: tuple[Cell, ...]
+
+
+Cells = dict[Cell, Assignment]
+Workers = dict[Cell, WorkerId]
+
+
+def takeover(view: PlanningView) -> Plan | StageLost | None:
+    """Move every cell of a lost worker to a holder of its stage, at once."""
+    plan = view.plan
+    lost = {w for c in plan.cells() for w in plan.at(c).holders if w not in view.live}
+    if not lost and plan.worker_ids() <= view.live.keys():
+        return None
+    cells: Cells = {}
+    moved, gone = [], []
+    for cell in plan.cells():
+        assignment = plan.at(cell)
+        replicas = tuple(w for w in assignment.replicas if w in view.live)
+        if assignment.owner in view.live:
+            cells[cell] = Assignment(owner=assignment.owner, replicas=replicas)
+            continue
+        successor = _successor(view, cell)
+        if successor is None:
+            gone.append(cell)
+            continue
+        moved.append((cell, successor))
+        cells[cell] = Assignment(owner=successor, replicas=tuple(w for w in replicas if w != successor))
+    if gone:
+        return StageLost(tuple(gone))
+    story = ", ".join(f"{successor} takes over stage {c.stage} of pipeline {c.pipeline}" for c, successor in moved)
+    message = f"lost {', '.join(sorted(lost))}; {story or 'it ran no stage, so nothing has to move'}"
+    if not lost:
+        message = "a worker that ran no stage is gone"
+    return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
+
+
+def _successor(view: PlanningView, cell: Cell) -> WorkerId | None:
+    """An in-sync replica, staying ones first; else the owner of the same stage in another pipeline, or who has it."""
+    plan = view.plan
+    replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
+    for worker in sorted(replicas, key=lambda w: w in view.leaving):
+        return worker
+    siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
+    return next((w for w in (*siblings, *view.reported.get(cell.stage, ())) if w in view.live), None)
+
+
+def improve(view: PlanningView) -> Plan | None:
+    """One step towards the target: replicas where they are missing, owners where they belong, nothing superfluous."""
+    plan, target = view.plan, _target(view)
+    wanted: Cells = {}
+    for cell in plan.cells():
+        missing = [w for w in target[cell] if w not in plan.at(cell).holders]
+        wanted[cell] = Assignment(owner=plan.at(cell).owner, replicas=(*plan.at(cell).replicas, *missing))
+    if any(wanted[c] != plan.at(c) for c in plan.cells()):
+        names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
+        to = ", ".join(names) or "other workers"
+        return next_plan(view, wanted, "Replicating", f"the state of stages is copied to {to} while training continues")
+    moves = {
+        cell: target[cell][0]
+        for cell in plan.cells()
+        if target[cell][0] != plan.at(cell).owner and (cell, target[cell][0]) in view.synced
+    }
+    if moves:
+        return _move(view, moves)
+    return _trim(view, target) if len(plan.layouts) == 1 else None
+
+
+def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
+    """The holders that each cell should have, given who is there: its owner, its shadow, and who is to be filled."""
+    plan = view.plan
+    replacements, newcomers = _replacements(view), view.newcomers()
+    taken = {*replacements.values(), *newcomers.values()}
+    spare = [w for w in view.spare() if w not in taken]
+    owners = {c: replacements.get(c) or plan.at(c).owner for c in plan.cells()}
+    target = {}
+    for cell in plan.cells():
+        if cell.pipeline >= plan.target.pipelines:
+            target[cell] = plan.at(cell).holders  # this row is on its way out
+            continue
+        row = [owners[Cell(cell.pipeline, s)] for s in range(len(plan.stages))]
+        staying = [w if w not in view.leaving else row[cell.stage] for w in row]
+        shadow = shadow_of(staying, cell.stage) if view.redundant else None
+        if shadow is None and view.redundant and plan.target.pipelines == 1:
+            shadow = next((w for w in plan.at(cell).replicas if w in spare), None) or next(iter(spare), None)
+        filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
+        target[cell] = (owners[cell], *([shadow] if shadow else []), *filled)
+    return target
+
+
+def _replacements(view: PlanningView) -> Workers:
+    """Who should own the cells that need another owner: spare workers, else somebody who stays."""
+    plan, spare = view.plan, view.spare()
+    replacements: Workers = {}
+    for cell in _to_move(view):
+        replacement = next((w for w in spare if w in plan.at(cell).replicas), None) or next(
+            (w for w in spare if not any(c != cell for c in plan.replicated_by(w))), None
+        )
+        if replacement:
+            spare.remove(replacement)
+        elif plan.at(cell).owner in view.leaving:
+            replacement = _stand_in(view, cell)
+        if replacement:
+            replacements[cell] = replacement
+    return replacements
+
+
+def _stand_in(view: PlanningView, cell: Cell) -> WorkerId | None:
+    """Who should own a leaving worker's cell when nobody is spare.
+
+    Its shadow, else the nearest neighbour that stays, else the owner of the same stage in another pipeline.
+    """
+    plan, depth = view.plan, len(view.plan.stages)
+    shadows = [w for w in plan.at(cell).replicas if (cell, w) in view.synced]
+    neighbours = [plan.at(Cell(cell.pipeline, (cell.stage - back) % depth)).owner for back in range(1, depth)]
+    siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)]
+    return next((w for w in (*shadows, *neighbours, *siblings) if w not in view.leaving), None)
+
+
+def _to_move(view: PlanningView) -> list[Cell]:
+    """Cells that should find another owner: a leaving worker's, and all but one of a doubled worker's."""
+    plan = view.plan
+    cells: list[Cell] = []
+    for worker in dict.fromkeys(plan.at(c).owner for c in plan.cells()):
+        owned = [c for c in plan.owned_by(worker) if c.pipeline < plan.target.pipelines]
+        if worker in view.leaving:
+            cells += owned
+        elif len(owned) > 1:
+            home = _home(owned, len(plan.stages))
+            cells += [c for c in owned if c != home]
+    return cells
+
+
+def _home(owned: list[Cell], stages: int) -> Cell:
+    """The cell that a worker keeps: takeovers go to the predecessor, so it is the first of its arc of the ring."""
+    first = min(c.pipeline for c in owned)
+    mine = {c.stage for c in owned if c.pipeline == first}
+    starts = [s for s in sorted(mine) if (s - 1) % stages not in mine]
+    return Cell(first, starts[-1] if starts else min(mine))
+
+
+def drain(view: PlanningView) -> Plan | None:
+    """A leaving worker hands its cells to in-sync replicas at the next step boundary, or now if it cannot wait.
+
+    If there is time, it waits for a spare worker to be filled, so that nobody has to run two stages.
+    """
+    plan, replacements, spare = view.plan, _replacements(view), set(view.spare())
+    moves = {}
+    for cell in plan.cells():
+        owner = plan.at(cell).owner
+        if owner not in view.leaving:
+            continue
+        successors = [w for w in plan.at(cell).replicas if w not in view.leaving and (cell, w) in view.synced]
+        successors.sort(key=lambda w: w not in spare)
+        waits = replacements.get(cell) in spare and view.leaving[owner] is Urgency.NONE
+        if successors and (successors[0] in spare or not waits):
+            moves[cell] = successors[0]
+    now = any(view.leaving[plan.at(c).owner] is Urgency.NOW for c in moves)
+    return _move(view, moves, boundary=not now) if moves else None
+
+
+def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = True) -> Plan:
+    plan = view.plan
+    cells: Cells = {}
+    for cell in plan.cells():
+        assignment = plan.at(cell)
+        if cell in moves:
+            rest = tuple(w for w in assignment.replicas if w != moves[cell])
+            cells[cell] = Assignment(owner=moves[cell], replicas=(assignment.owner, *rest))
+        else:
+            cells[cell] = assignment
+    reason = "PlannedTakeover" if any(plan.at(c).owner in view.leaving for c in moves) else "Healed"
+    story = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
+    return next_plan(view, cells, reason, f"{story} {'at the next step' if boundary else 'now'}", boundary=boundary)
+
+
+def switch_mode(view: PlanningView) -> Plan | None:
+    """Another redundancy mode was asked for; it begins with the next step."""
+    if view.plan.mode is view.mode:
+        return None
+    cells = {c: view.plan.at(c) for c in view.plan.cells()}
+    plan = next_plan(view, cells, "ModeChanged", f"redundancy {view.mode} from the next step on", boundary=True)
+    return msgspec.structs.replace(plan, mode=view.mode)
+
+
+def _trim(view: PlanningView, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:
+    """Drop replicas that are not wanted, once those that are wanted are in sync."""
+    plan = view.plan
+    cells: Cells = {}
+    for cell in plan.cells():
+        owner, *others = target[cell]
+        assignment = plan.at(cell)
+        settled = assignment.owner == owner and all((cell, w) in view.synced for w in others)
+        kept = tuple(w for w in assignment.replicas if w in others) if settled else assignment.replicas
+        cells[cell] = Assignment(owner=assignment.owner, replicas=kept)
+    if all(cells[c] == plan.at(c) for c in plan.cells()):
+        return None
+    return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
+
+
+def next_plan(
+    view: PlanningView,
+    cells: Cells,
+    reason: str,
+    message: str,
+    *,
+    boundary: bool = False,
+    layouts: tuple[Layout, ...] | None = None,
+) -> Plan:
+    """The plan in force with other assignments (and layouts), one epoch later."""
+    plan = view.plan
+    depth = range(len(plan.stages))
+    rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
+    return msgspec.structs.replace(
+        plan,
+        epoch=plan.epoch + 1,
+        pipelines=rows,
+        layouts=layouts or plan.layouts,
+        workers=tuple(view.live.values()),
+        boundary=boundary,
+        reason=reason,
+        message=message,
+    )

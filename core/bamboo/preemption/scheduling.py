@@ -1,0 +1,207 @@
+"""When workers are taken away on purpose. Pure: text -> schedule, (schedule, step, time) -> what is due now.
+
+    none                        nothing happens (the default)
+    random:RATE                 RATE preemptions per minute over the whole job, Poisson
+    at:STEP[:STAGE][:notice]    once, in the middle of that step (see bamboo.preemption.mid_step)
+    trace:FILE[:SPEEDUP]        recorded (see bamboo.preemption.recorded_trace); a removal takes a random worker
+
+Random choices are functions of the seed and of a running number, so that a run can be repeated.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.planning.plan import WorkerId
+from bamboo.preemption.recorded_trace import removals
+
+NOTICE_SECONDS = 30.0
+TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """Take a worker away: of that stage, or any. `pick`, in [0, 1), chooses among the candidates.
+
+    step: it comes in the middle of that step; None: at once.
+    """
+
+    pick: float
+    stage: int | None = None
+    notice: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtStep:
+    step: int
+    stage: int | None = None
+    notice: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRandom:
+    """The `drawn`-th preemption is due at `due_at` seconds of training."""
+
+    per_minute: float
+    due_at: float = 0.0
+    drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimes:
+    seconds: tuple[float, ...]
+
+
+Entry = AtStep | AtRandom | AtTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    seed: int = 0
+    entries: tuple[Entry, ...] = ()
+    drawn: int = 0  # preemptions handed out so far
+
+
+def read_text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def parse(texts: Iterable[str], *, seed: int = 0, read: Callable[[str], str] = read_text) -> Schedule:
+    """Raises ValueError naming the flag's text and what was expected."""
+    entries: list[Entry] = []
+    for number, text in enumerate(texts):
+        kind, _, rest = text.strip().partition(":")
+        try:
+            match kind:
+                case "none" if not rest:
+                    continue
+                case "random":
+                    entries.append(_next(AtRandom(per_minute=_rate(rest)), f"{seed}:{number}"))
+                case "at":
+                    entries.append(_at_step(rest))
+                case "trace":
+                    entries.append(_trace(rest, read))
+                case _:
+                    raise ValueError("expected none, random:RATE, at:STEP[:STAGE][:notice] or trace:FILE[:SPEEDUP]")
+        except ValueError as error:
+            raise ValueError(f"--preempt {text}: {error}") from None
+    return Schedule(seed=seed, entries=tuple(entries))
+
+
+def check(schedule: Schedule, *, steps: int, stages: int) -> None:
+    """Raises ValueError for what can never happen in a job of that size."""
+    for entry in schedule.entries:
+        if isinstance(entry, AtStep):
+            if entry.stage is not None and entry.stage >= stages:
+                raise ValueError(f"--preempt at:{entry.step}:{entry.stage}: the job has stages 0 to {stages - 1}")
+            if entry.step >= steps:
+                raise ValueError(f"--preempt at:{entry.step}: the job has steps 0 to {steps - 1}")
+
+
+def due(schedule: Schedule, step: int, now: float) -> tuple[tuple[Preemption, ...], Schedule]:
+    """What is due at that step and after `now` seconds of training, and the schedule that is left."""
+    found: list[Preemption] = []
+    left: list[Entry] = []
+    for number, entry in enumerate(schedule.entries):
+        count, rest = _advance(entry, step, now, f"{schedule.seed}:{number}")
+        for _ in range(count):
+            pick = random.Random(f"{schedule.seed}:pick:{schedule.drawn + len(found)}").random()
+            if isinstance(entry, AtStep):
+                found.append(Preemption(pick=pick, stage=entry.stage, notice=entry.notice, step=entry.step))
+            else:
+                found.append(Preemption(pick=pick))
+        left.append(rest)
+    rest_of_it = replace(schedule, entries=tuple(left), drawn=schedule.drawn + len(found))
+    return tuple(found), rest_of_it
+
+
+def steps_of(schedule: Schedule) -> tuple[int, ...]:
+    """The steps in whose middle something is planned, ascending."""
+    return tuple(sorted({entry.step for entry in schedule.entries if isinstance(entry, AtStep)}))
+
+
+def victim(preemption: Preemption, status: Status, gone: Iterable[WorkerId] = ()) -> WorkerId | None:
+    """Who is taken: an owner of the stage, or any worker that has joined; None if there is nobody."""
+    excluded = set(gone)
+    alive = [w for w, state in status.workers if state in TAKEABLE and w not in excluded]
+    if preemption.stage is not None:
+        owners = {row[preemption.stage][0] for row in status.grid if preemption.stage < len(row)}
+        alive = [w for w in alive if w in owners]
+    return alive[int(preemption.pick * len(alive))] if alive else None
+
+
+def _advance(entry: Entry, step: int, now: float, seed: str) -> tuple[int, Entry]:
+    """How often the entry is due, and what is left of it; one that is used up is an empty AtTimes."""
+    match entry:
+        case AtStep():
+            return (1, AtTimes(seconds=())) if step >= entry.step else (0, entry)
+        case AtTimes():
+            left = tuple(t for t in entry.seconds if t > now)
+            return len(entry.seconds) - len(left), AtTimes(seconds=left)
+        case AtRandom():
+            count = 0
+            while entry.due_at <= now:
+                entry, count = _next(entry, seed), count + 1
+            return count, entry
+
+
+def _next(entry: AtRandom, seed: str) -> AtRandom:
+    if not entry.per_minute:
+        return replace(entry, due_at=math.inf)
+    wait = random.Random(f"{seed}:wait:{entry.drawn}").expovariate(entry.per_minute / 60)
+    return replace(entry, due_at=entry.due_at + wait, drawn=entry.drawn + 1)
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{what} must be a number, not {text!r}") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, not {text!r}")
+    return value
+
+
+def _rate(text: str) -> float:
+    rate = _number(text, "RATE (preemptions per minute)")
+    if not 0 <= rate <= 600:
+        raise ValueError(f"RATE (preemptions per minute) must be between 0 and 600, not {text}")
+    return rate
+
+
+def _whole(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{what} must be a whole number from 0 up, not {text!r}")
+    return int(text)
+
+
+def _at_step(text: str) -> AtStep:
+    parts = text.split(":")
+    notice = len(parts) > 1 and parts[-1] == "notice"
+    if notice:
+        parts.pop()
+    if len(parts) > 2:
+        raise ValueError("expected at:STEP[:STAGE][:notice]")
+    stage = _whole(parts[1], "STAGE") if len(parts) == 2 else None
+    return AtStep(step=_whole(parts[0], "STEP"), stage=stage, notice=notice)
+
+
+def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
+    path, speedup = text, 1.0
+    head, _, tail = text.rpartition(":")
+    if head and "/" not in tail and not tail.endswith(".csv"):
+        path, speedup = head, _number(tail, "SPEEDUP")
+    if not path:
+        raise ValueError("FILE is missing")
+    if speedup <= 0:
+        raise ValueError(f"SPEEDUP must be more than 0, not {speedup:g}")
+    try:
+        recorded = read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"cannot read {path}: {reason}") from None
+    return AtTimes(seconds=tuple(seconds / speedup for seconds in removals(path, recorded)))

@@ -1,0 +1,154 @@
+"""A job in words: ages, progress, money, what would follow. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from bamboo.coordinator.protection import OFF
+from bamboo.remote.objects import CellIndex, LastTakeover, RemoteJob
+from bamboo.text import count as count
+from bamboo.text import duration as duration
+
+STALE_SECONDS = 60.0  # progress is written every 15 s
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """As kubectl has it: 45s, 12m, 5h, 3d."""
+    if since is None:
+        return "-"
+    seconds = max(0, int((now - since).total_seconds()))
+    for size, unit, most in ((1, "s", 120), (60, "m", 120 * 60), (3600, "h", 48 * 3600)):
+        if seconds < most:
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"
+
+
+def progress(job: RemoteJob) -> str:
+    """One line: step, loss, speed, time left."""
+    parts = [f"step {job.step}/{job.steps}"]
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.4f}")
+    if job.ended is None and job.holds("Running"):
+        if job.samples_per_second is not None:
+            parts.append(f"{job.samples_per_second:.1f} samples/s")
+        if job.eta_seconds is not None:
+            parts.append(f"ETA {duration(job.eta_seconds)}")
+    return ", ".join(parts)
+
+
+def counts(job: RemoteJob) -> str:
+    """One line: pipelines, workers, what has happened to them."""
+    parts = []
+    if job.workers_wanted:
+        where = [f"{number} {kind}" for number, kind in ((job.spot, "spot"), (job.on_demand, "on demand")) if number]
+        parts.append(f"{job.pipelines_ready} of {count(job.pipelines, 'pipeline')}")
+        workers = f"{job.workers_ready} of {count(job.workers_wanted, 'worker')} ready"
+        parts.append(f"{workers} ({', '.join(where)})" if where else workers)
+    parts += [count(job.preemptions, "preemption"), count(job.takeovers, "takeover")]
+    if job.restarts:
+        parts.append(count(job.restarts, "failure"))
+    if job.checkpoint_step is not None:
+        parts.append(f"checkpoint at step {job.checkpoint_step}")
+    return ", ".join(parts)
+
+
+def cost(job: RemoteJob) -> str:
+    """What it costs; empty if no price is known."""
+    told = [f"{job.cost} so far"] if job.cost is not None else []
+    told += [f"{job.cost_per_hour} an hour"] if job.cost_per_hour is not None and job.ended is None else []
+    if job.saved is not None:
+        told.append(f"{job.saved.removeprefix('-')} {'more' if job.saved.startswith('-') else 'less'} than on demand")
+    return ", ".join(told)
+
+
+def protected(job: RemoteJob) -> str:
+    """Is it, in a word for a table: yes, no, or off if it is not meant to be; - if nothing runs, or it is not known."""
+    told = job.condition("Protected")
+    if told is None or job.ended or job.holds("Suspended") or told.reason == "NotRunning":
+        return "-"
+    return "yes" if told.holds else "off" if told.reason == OFF else "no"
+
+
+def protection(job: RemoteJob) -> str:
+    """The same as a line; empty if it is no question."""
+    told, word = job.condition("Protected"), protected(job)
+    if told is None or word == "-":
+        return ""
+    return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
+
+
+def takeover(job: RemoteJob, taken: LastTakeover) -> str:
+    return (
+        f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"
+        f" the stage stood still for {pause(taken.seconds)}"
+    )
+
+
+def pause(seconds: float) -> str:
+    """19 ms, 1.25 s."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else "less than 1 ms"
+
+
+def place(cell: CellIndex) -> str:
+    return f"stage {cell[1]} of pipeline {cell[0]}"
+
+
+def places(cells: Sequence[CellIndex]) -> str:
+    return " and ".join(place(cell) for cell in cells)
+
+
+def suspending(job: RemoteJob) -> str | None:
+    """What is lost by suspending the job now; None if nothing is."""
+    if job.ended or job.suspend or not job.step:
+        return None
+    if not job.checkpoints:
+        return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(job.step, 'step')}"
+    if job.checkpoint_step is None:
+        return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(job.step, 'step')}"
+    lost = job.step - job.checkpoint_step
+    return (
+        f"{job.name} will continue from its checkpoint at step {job.checkpoint_step}, which loses {count(lost, 'step')}"
+    )
+
+
+def deleting(job: RemoteJob) -> str | None:
+    """What is lost by deleting the job now."""
+    if job.ended:
+        return None
+    return f"{job.name} is not over ({job.state}, {progress(job)}); its progress is lost"
+
+
+def outcome(job: RemoteJob) -> str:
+    """How it ended, or why it does not train."""
+    end = job.ended
+    if end is not None:
+        return f"{end.kind}: {end.message}" if end.message else f"{end.kind}: {end.reason}"
+    accepted = job.condition("Accepted")
+    if accepted is not None and not accepted.holds:
+        return f"not accepted: {accepted.message}"
+    return job.state
+
+
+def stale(job: RemoteJob, now: datetime) -> str | None:
+    """Says so if there has been no unseen of a running job for a while."""
+    if job.ended or job.suspend or not job.holds("Running") or job.reported is None:
+        return None
+    if (now - job.reported).total_seconds() < STALE_SECONDS:
+        return None
+    return (
+        f"no progress has been reported for {age(job.reported, now)}: steps take very long, or no operator is running"
+    )
+
+
+def why_waiting(job: RemoteJob) -> str | None:
+    """Why it does not train, if it is meant to; None if all is well."""
+    if job.ended or job.suspend:
+        return None
+    for kind in ("Accepted", "WorkersReady"):
+        found = job.condition(kind)
+        if found is not None and not found.holds:
+            return found.message
+    if not job.conditions:
+        return "no operator has seen this job yet: is bamboo-operator running, and does it watch this namespace?"
+    return None

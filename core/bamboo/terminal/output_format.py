@@ -1,0 +1,13 @@
+"""The forms in which commands print things. Imported at every start: nothing heavy here."""
+
+from enum import StrEnum
+
+
+class OutputFormat(StrEnum):
+    """In which form things are printed."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"

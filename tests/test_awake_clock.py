@@ -1,0 +1,15 @@
+"""The local shell's clock leaves out the time in which the process stood still."""
+
+from bamboo.coordinator.awake_clock import AwakeClock
+
+
+def test_time_passes_only_while_somebody_reads_it() -> None:
+    real = 100.0
+    clock = AwakeClock(lambda: real, longest=0.25)
+    assert clock() == 100.0
+    real += 0.125
+    assert clock() == 100.125
+    real += 60.0  # stopped, and continued
+    assert clock() == 100.375
+    real += 0.125
+    assert clock() == 100.5

@@ -1,0 +1,136 @@
+"""When workers are taken away on purpose: what a flag means, what is due when, and who it hits."""
+
+from pathlib import Path
+
+import pytest
+
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.preemption.scheduling import AtStep, Preemption, Schedule, check, due, parse, victim
+
+STATUS = Status(
+    phase="Running", epoch=2, step=3, steps=10, first_loss=None, loss=None, losses=(), lost_samples=0,
+    step_seconds=None, samples_per_second=None, eta_seconds=None, grid=((("w0", True), ("w2", False)),),
+    workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STANDBY),
+             ("w4", WorkerState.LEAVING)),
+    preemptions=0, notices=0, takeovers=(), unprotected=(), digests=(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "entry"),
+    [
+        ("at:3", AtStep(step=3)),
+        ("at:3:1", AtStep(step=3, stage=1)),
+        ("at:0:notice", AtStep(step=0, notice=True)),
+        ("at:3:2:notice", AtStep(step=3, stage=2, notice=True)),
+    ],
+)
+def test_at_is_parsed(text: str, entry: AtStep) -> None:
+    assert parse([text]).entries == (entry,)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sometimes", "expected none, random:RATE"),
+        ("none:1", "expected none"),
+        ("random", "RATE .* must be a number, not ''"),
+        ("random:-1", "between 0 and 600"),
+        ("random:nan", "must be finite"),
+        ("at", "STEP must be a whole number"),
+        ("at:-1", "STEP must be a whole number"),
+        ("at:1:x", "STAGE must be a whole number"),
+        ("at:1:2:3", r"expected at:STEP\[:STAGE\]"),
+        ("trace:", "FILE is missing"),
+        ("trace:/no/such.csv", "cannot read /no/such.csv: No such file"),
+    ],
+)
+def test_wrong_preemptions_are_named(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        parse([text])
+    assert str(caught.value).startswith(f"--preempt {text}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("5,add\n", "line 1: expected milliseconds,add|remove,node; found '5,add'"),
+        ("5,add,n\nx,remove,n\n", "line 2: expected milliseconds,add|remove,node; found 'x,remove,n'"),
+        ("-5,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not -5"),
+        ("nan,remove,n\n", "line 1: the milliseconds must be a number from 0 up, not nan"),
+        ("5,add,n\n", "contains no removal of a node"),
+        ("", "contains no removal of a node"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 25:07:45, 80\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45\n", "line 2: expected YYYY-MM-DD,HH:MM:SS,count"),
+        ("2021-12-10, 13:07:45, 80\n2021-12-10, 13:08:45, 81\n", "contains no removal of a node"),
+    ],
+)
+def test_wrong_traces_are_named(content: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=r"t\.csv") as caught:
+        parse(["trace:t.csv"], read=lambda path: content)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0,add,a\n1000, remove, a\n\n# noise\n4000,remove,b\n",
+        # the third stamp goes back; it is taken to be no earlier than the second
+        "2021-12-10, 23:59:59, 3\n2021-12-11, 00:00:00, 2\n2021-12-10, 23:59:59, 3\n2021-12-11, 00:00:03, 2\n",
+    ],
+)
+def test_a_trace_takes_workers_at_its_times(content: str) -> None:
+    schedule = parse(["trace:t.csv:2"], read=lambda path: content)
+    assert due(schedule, 0, 0.4)[0] == ()
+    actions, schedule = due(schedule, 0, 0.5)
+    assert len(actions) == 1
+    assert due(schedule, 0, 1.9)[0] == ()
+    actions, schedule = due(schedule, 9, 100.0)
+    assert len(actions) == 1
+    assert due(schedule, 9, 200.0)[0] == ()
+
+
+def test_a_trace_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "a:b.csv"
+    file.write_text("0,remove,a\n")
+    assert len(due(parse([f"trace:{file}"]), 0, 0.0)[0]) == 1
+    file.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="it is not UTF-8 text"):
+        parse([f"trace:{file}:60"])
+
+
+def test_a_step_is_due_once_even_if_it_was_skipped() -> None:
+    schedule = parse(["none", "at:5:1:notice"])
+    assert due(schedule, 4, 0.0) == ((), schedule)
+    actions, schedule = due(schedule, 7, 0.0)
+    assert [(a.stage, a.notice) for a in actions] == [(1, True)]
+    assert due(schedule, 8, 0.0)[0] == ()
+
+
+def test_random_preemptions_have_the_rate_and_follow_the_seed() -> None:
+    def times(seed: int) -> list[float]:
+        schedule, found = parse(["random:30"], seed=seed), []
+        for tick in range(12_000):  # ten minutes
+            actions, schedule = due(schedule, 0, tick / 20)
+            found += [tick / 20] * len(actions)
+        return found
+
+    assert times(1) == times(1) != times(2)
+    assert 240 < len(times(1)) < 360
+    assert due(parse(["random:0"]), 0, 1e9)[0] == ()
+
+
+@pytest.mark.parametrize("text", ["at:10", "at:3:2"])
+def test_what_can_never_happen_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check(parse([text]), steps=10, stages=2)
+    check(parse(["at:9:1", "random:1"]), steps=10, stages=2)
+
+
+def test_the_victim_is_of_the_stage_and_alive() -> None:
+    assert victim(Preemption(pick=0.9, stage=1), STATUS) == "w2"
+    assert victim(Preemption(pick=0.9), STATUS) == "w3"
+    assert victim(Preemption(pick=0.0), STATUS, gone=["w0"]) == "w2"
+    assert victim(Preemption(pick=0.0, stage=1), STATUS, gone=["w2"]) is None
+    assert victim(Preemption(pick=0.0, stage=7), STATUS) is None
+    assert due(Schedule(), 1, 1.0) == ((), Schedule())

@@ -1,0 +1,138 @@
+"""A worker that is stuck inside an instruction, while its heart beats: who is declared lost, when, and who never."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import Emit, Tick
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import Cell
+from bamboo_trainer.worker.current_instruction import CurrentInstruction
+from bamboo_trainer.worker.trace import Silent
+from world import World
+
+
+def training(seconds: float = 0.1, steps: int = 5, pipelines: int = 1) -> World:
+    """A job that trains under a plan that is some steps old."""
+    world = World(3, pipelines, 1)
+    world.settle()
+    assert world.state.plan is not None
+    planned = world.state.planned_step
+    for step in range(world.state.step, planned + steps):
+        message = protocol.StepCommitted(
+            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=seconds
+        )
+        world.tell(Received(world.state.plan.at(Cell(0, 0)).owner, message))
+    world.state = replace(world.state, step_seconds=(seconds,) * steps)
+    return world
+
+
+def hold_up(world: World, stuck: set[str], seconds: float) -> list[Emit]:
+    """No step is committed for that long, in which these are inside an instruction; what is said meanwhile."""
+    begun, said = world.now, []
+    while world.now < begun + seconds:
+        world.now += 1
+        for worker in sorted(world.state.workers):
+            busy = world.now - begun if worker in stuck else 0.0
+            beat = protocol.Heartbeat(step=1, doing="inside Forward" if busy else "waiting", busy=busy)
+            world.tell(Received(worker, beat))
+        world.state, commands = coordinator.step(world.state, Tick(), world.now)
+        said += [c for c in commands if isinstance(c, Emit)]
+    return said
+
+
+def owner(world: World) -> str:
+    assert world.state.plan is not None
+    return world.state.plan.at(Cell(0, 1)).owner
+
+
+@pytest.mark.parametrize(("step_seconds", "limit"), [(0.1, 60), (3.0, 60), (10.0, 200)])
+def test_a_worker_that_is_stuck_is_lost_when_twenty_steps_could_have_been_done(step_seconds: float, limit: int) -> None:
+    world = training(step_seconds)
+    worker = owner(world)
+    assert not hold_up(world, {worker}, limit - 2)
+    said = hold_up_again(world, worker, limit)
+    assert [e.reason for e in said][:3] == ["WorkerStuck", "WorkerLost", "Takeover"]
+    assert said[0].warning
+    assert "inside Forward" in said[0].message
+    assert worker not in world.state.workers
+    assert owner(world) != worker
+
+
+def hold_up_again(world: World, worker: str, busy: float) -> list[Emit]:
+    """It goes on for four more seconds."""
+    said = []
+    for more in range(4):
+        world.now += 1
+        if worker in world.state.workers:
+            world.tell(Received(worker, protocol.Heartbeat(step=1, doing="inside Forward", busy=busy + more)))
+        world.state, commands = coordinator.step(world.state, Tick(), world.now)
+        said += [c for c in commands if isinstance(c, Emit)]
+    return said
+
+
+def unprotected(state: CoordinatorState) -> CoordinatorState:
+    return replace(state, synced=frozenset())
+
+
+def unfamiliar(state: CoordinatorState) -> CoordinatorState:
+    return replace(state, planned_step=state.step - 2)
+
+
+def unmeasured(state: CoordinatorState) -> CoordinatorState:
+    return replace(state, step_seconds=())
+
+
+def resized(state: CoordinatorState) -> CoordinatorState:
+    return replace(state, generation=-1)
+
+
+@pytest.mark.parametrize("change", [unprotected, unfamiliar, unmeasured, resized])
+def test_a_worker_is_not_given_up_if_that_would_lose_a_stage_or_nobody_knows_what_is_usual(
+    change: Callable[[CoordinatorState], CoordinatorState],
+) -> None:
+    world = training()
+    worker = owner(world)
+    world.state = change(world.state)
+    said = hold_up(world, {worker}, 300)
+    assert "WorkerStuck" not in {e.reason for e in said}
+    assert worker in world.state.workers
+
+
+def test_several_that_are_held_up_at_once_are_not_the_cause() -> None:
+    world = training(pipelines=2)
+    assert world.state.plan is not None
+    both = {world.state.plan.at(Cell(d, 0)).owner for d in range(2)}
+    assert not hold_up(world, both, 300)
+
+
+def test_who_merely_waits_is_not_stuck() -> None:
+    assert not hold_up(training(), set(), 300)
+
+
+def test_only_one_worker_is_given_up_until_steps_are_committed_again() -> None:
+    world = training(pipelines=2)
+    first = owner(world)
+    assert hold_up(world, {first}, 62)
+    assert first not in world.state.workers
+    world.settle()
+    second = owner(world)
+    assert not [e for e in hold_up(world, {second}, 300) if e.reason == "WorkerStuck"]
+
+
+def test_a_worker_says_how_long_it_has_been_inside_an_instruction() -> None:
+    now = [10.0]
+    inside = CurrentInstruction(Silent(), lambda: now[0])
+    assert inside.now() == ("", 0.0)
+    inside.started("Forward", Cell(1, 2), 7, 3)
+    now[0] = 15.0
+    assert inside.now() == ("inside Forward for stage 2 of pipeline 1, step 7, microbatch 3", 5.0)
+    inside.finished("Forward", Cell(1, 2), 7, 3)
+    assert inside.now() == ("", 0.0)
+    inside.started("Rehearsal", Cell(1, 2), 7, 3)
+    now[0] = 500.0
+    assert inside.now() == ("", 0.0)
