@@ -13,7 +13,8 @@ from bamboo.remote import phrases, render
 from bamboo.remote.job_reader import UnseenEvents
 from bamboo.remote.objects import events_of, is_worker_of, job_of, workers_of
 from bamboo.remote.render import JobSnapshot
-from bamboo.remote.session import printable, target
+from bamboo.remote.session import target
+from bamboo.text import printable
 from remote_kit import NOW, SPEC, Json, condition, ended, event, job, node, plan, pod, stamp
 
 SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available"}

@@ -51,7 +51,7 @@ def test_the_operator_of_the_jobs_namespace_is_asked(operators: dict[str, list[s
 
 
 URL = "http://127.0.0.1:1/jobs/team/story/#token=a.b-c&d"
-SHOW = "import asyncio, sys; from bamboo.remote.browser import show; sys.exit(not asyncio.run(show(sys.argv[1], 1)))"
+SHOW = "import asyncio, sys; from bamboo.remote.page import show; sys.exit(not asyncio.run(show(sys.argv[1], 1)))"
 
 
 def test_the_browser_gets_the_url_by_a_file_that_only_its_user_can_read(tmp_path: Path) -> None:

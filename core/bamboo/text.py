@@ -1,6 +1,9 @@
 """Numbers and words in sentences that a person reads."""
 
+import re
+
 MOST_CHARACTERS = 2000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -38,3 +41,11 @@ def size(number: float) -> str:
         if number < 1024:
             return f"{number:.1f} {unit}"
     return f"{number / 1024:.1f} TiB"
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    """Without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
+    parts = _COLOUR.split(text)
+    kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
+    clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]
+    return "".join(c + k for c, k in zip(clean, [*kept, ""], strict=True))

@@ -12,8 +12,9 @@ from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo.names import EXIT_OK, TRAINER_CONTAINER
 from bamboo.remote.job_reader import JobReader
 from bamboo.remote.objects import RemoteWorker
-from bamboo.remote.session import Session, Target, printable
+from bamboo.remote.session import Session, Target
 from bamboo.remote.victims import named
+from bamboo.text import printable
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI, by the worker's number
 LOOK_SECONDS = 2.0  # between two looks for workers that are new

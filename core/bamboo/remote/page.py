@@ -2,31 +2,40 @@
 
 import asyncio
 import contextlib
-import struct
-from collections.abc import Mapping, Sequence
+import html
+import tempfile
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
-
-import aiohttp
 
 from bamboo.kube.api import KubeApi, Object
 from bamboo.kube.errors import ApiError, RemoteError
+from bamboo.kube.port_forward import PortForward
 from bamboo.names import PAGE_AUDIENCE, WEB_PORT
-from bamboo.remote.browser import show
 from bamboo.remote.objects import job_of
-from bamboo.remote.session import Session, Target, printable
+from bamboo.remote.session import Session, Target
 
 OPERATOR = "app.kubernetes.io/name=bamboo-operator"
 PORT_NAME = "web"
-PROTOCOL = "v4.channel.k8s.io"  # what the kubelet speaks to a port that is forwarded over a WebSocket
-DATA, ERROR = 0, 1  # its channels
-CHUNK = 64 << 10
 TOKEN_SECONDS = 3600
 LIFE = 0.8  # of a token, after which there is a new one
 WARNING = (
     "the token in this URL is {account}'s: for an hour, whoever has it can look at every job that this account may"
     " get, from this machine and from inside the cluster; Ctrl-C ends the tunnel"
 )
+
+READ_SECONDS = 60.0  # for the browser to start and read the file
+
+LEADING = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>Bamboo</title>
+<a href="{url}">The job's page</a>
+"""
 
 
 async def page(
@@ -136,86 +145,22 @@ async def _token(api: KubeApi, namespace: str, account: str) -> tuple[str, float
     return str(status["token"]), float(TOKEN_SECONDS)
 
 
-class PortForward:
-    """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
-
-    def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
-        self._api, self._path, self._port = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward", port
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self._broken = asyncio.Event()
-
-    async def open(self, port: int = 0) -> int:
-        """Listens; returns the port. Tries the way once, so that what is wrong with it is said at once."""
-        async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL):
-            pass
-        try:
-            self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
-        except OSError as error:
-            raise RemoteError(f"--port {port}: {error.strerror}") from None
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
-
-    async def broken(self) -> None:
-        """Until the pod cannot be reached any more."""
-        await self._broken.wait()
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            async with self._api.socket(self._path, {"ports": str(self._port)}, PROTOCOL) as socket:
-                await _join(reader, writer, socket, self._port)
-        except ApiError as error:
-            if error.status == 404:
-                self._broken.set()
-        except (RemoteError, ConnectionError, aiohttp.ClientError):
-            pass  # this connection only: the browser tries again by itself
-        except asyncio.CancelledError:
-            pass  # it ends here in any case, and asyncio would print a traceback for a handler that was cancelled
-        finally:
-            self._connections.discard(task)
-            writer.close()
+# The browser gets the secret URL in a file, not as an argument: every user of this machine can read those.
 
 
-async def _join(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, socket: aiohttp.ClientWebSocketResponse, port: int
-) -> None:
-    """Until either side ends."""
+async def show(url: str, seconds: float = READ_SECONDS) -> bool:
+    """False if there is no browser; else when the file that leads to the URL is gone again."""
+    with leading_to(url) as path:
+        if not await asyncio.to_thread(webbrowser.open, path.as_uri()):
+            return False
+        await asyncio.sleep(seconds)
+    return True
 
-    async def up() -> None:
-        while data := await reader.read(CHUNK):
-            await socket.send_bytes(bytes([DATA]) + data)
 
-    async def down() -> None:
-        greeted: set[int] = set()  # each channel begins with the port's number
-        async for message in socket:
-            if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
-                continue
-            channel, data = message.data[0], message.data[1:]
-            if channel not in greeted:
-                greeted.add(channel)
-                data = data[2:] if data[:2] == struct.pack("<H", port) else data
-            if channel == ERROR and data:
-                raise RemoteError(f"the pod refuses the connection: {printable(data.decode(errors='replace'))}")
-            if channel == DATA and data:
-                writer.write(data)
-                await writer.drain()
-
-    ways = [asyncio.create_task(up()), asyncio.create_task(down())]
-    try:
-        done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in done:
-            way.result()  # raises what ended it
-    finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+@contextlib.contextmanager
+def leading_to(url: str) -> Iterator[Path]:
+    """A page that leads there, which nobody else can read, for as long as the context lasts."""
+    with tempfile.NamedTemporaryFile("w", prefix="bamboo-", suffix=".html") as file:  # with mode 0600
+        file.write(LEADING.format(url=html.escape(url)))
+        file.flush()
+        yield Path(file.name)

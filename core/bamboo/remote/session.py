@@ -20,6 +20,7 @@ from bamboo.kube import kubeconfig
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo.text import printable
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -174,14 +175,3 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def printable(text: str, *, colours: bool = False) -> str:
-    """Without what a terminal would obey; others' text must not move the cursor. colours: may stay."""
-    parts = _COLOUR.split(text)
-    kept = _COLOUR.findall(text) if colours else [""] * (len(parts) - 1)
-    clean = ["".join(c if c.isprintable() or c == "\t" else " " for c in part) for part in parts]
-    return "".join(c + k for c, k in zip(clean, [*kept, ""], strict=True))
