@@ -1,19 +1,22 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from bamboo.cli import options
 from bamboo.cli.dispatch import on_cluster, run, targets_of, usage
-from bamboo.cli.options import INTERVAL, WAIT
+from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions
 from bamboo.terminal.output_format import OutputFormat
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()
+@options.with_cluster_options
 def submit(
+    cluster: ClusterOptions,
     file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
     apply: Annotated[
         bool, typer.Option("--apply", help="If the job exists, merge the manifest into it instead of refusing.")
@@ -28,10 +31,6 @@ def submit(
         bool, typer.Option("--watch", "-w", help="Show the job until it ends, and exit with its result.")
     ] = False,
     load: options.Load = True,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Run the job on a cluster.
 
@@ -40,14 +39,13 @@ def submit(
     The task is tried on this machine, as with `bamboo validate --load`; where that cannot be, as its module or data are
     only in the image, leave it out with --no-load.
     """
-    on_cluster(
-        file, (namespace, context, kubeconfig),
-        load=load, apply=apply, force=force, dry_run=dry_run, watch=watch, quiet=quiet,
-    )  # fmt: skip
+    on_cluster(file, cluster, load=load, apply=apply, force=force, dry_run=dry_run, watch=watch)
 
 
 @app.command("list")
+@options.with_cluster_options
 def list_jobs(
+    cluster: ClusterOptions,
     jobs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -56,39 +54,29 @@ def list_jobs(
     ] = None,
     everywhere: options.Everywhere = False,
     output: options.Output = OutputFormat.TEXT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """List jobs, a line each. Also as `get`."""
     from bamboo.remote import queries
 
     targets = targets_of(jobs or [])
-    if everywhere and (jobs or namespace):
+    if everywhere and (jobs or cluster.namespace):
         usage("--all-namespaces: cannot be combined with JOB or --namespace")
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: queries.jobs(s, targets, everywhere=everywhere, form=output),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: queries.jobs(s, targets, everywhere=everywhere, form=output))
 
 
 app.command("get", hidden=True)(list_jobs)
 
 
 @app.command()
+@options.with_cluster_options
 def status(
+    cluster: ClusterOptions,
     job: options.JobName,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it until the job ends, and exit with its result.")
     ] = False,
     interval: options.Interval = INTERVAL,
     output: options.Output = OutputFormat.TEXT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Show a job's progress.
 
@@ -98,15 +86,13 @@ def status(
     from bamboo.remote import queries
 
     target = targets_of([job])[0]
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: queries.status(s, target, form=output, watch=watch, interval=interval),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: queries.status(s, target, form=output, watch=watch, interval=interval))
 
 
 @app.command()
+@partial(options.with_cluster_options, quiet=False)
 def top(
+    cluster: ClusterOptions,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -116,46 +102,36 @@ def top(
     everywhere: options.Everywhere = False,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
     interval: options.Interval = INTERVAL,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
 ) -> None:
     """Show jobs, or one job's workers, and keep updating."""
     from bamboo.remote import queries
 
     target = targets_of([job])[0] if job else None
-    if everywhere and (job or namespace):
+    if everywhere and (job or cluster.namespace):
         usage("--all-namespaces: cannot be combined with JOB or --namespace")
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: queries.top(s, target, everywhere=everywhere, once=once, interval=interval),
-    )
+    run(cluster, lambda s: queries.top(s, target, everywhere=everywhere, once=once, interval=interval))
 
 
 @app.command()
+@options.with_cluster_options
 def events(
+    cluster: ClusterOptions,
     job: options.JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
     interval: options.Interval = INTERVAL,
     output: options.Output = OutputFormat.TEXT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Show what has happened to a job and its workers' pods, oldest first."""
     from bamboo.remote import queries
 
     target = targets_of([job])[0]
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: queries.events(s, target, form=output, follow=follow, interval=interval),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: queries.events(s, target, form=output, follow=follow, interval=interval))
 
 
 @app.command()
+@partial(options.with_cluster_options, quiet=False)
 def logs(
+    cluster: ClusterOptions,
     job: options.JobName,
     workers: Annotated[
         list[str] | None,
@@ -178,16 +154,13 @@ def logs(
         bool, typer.Option("--previous", "-p", help="Only of workers that have ended and whose pods are kept.")
     ] = False,
     prefix: Annotated[bool, typer.Option("--prefix/--no-prefix", help="Print the worker's name first.")] = True,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
 ) -> None:  # fmt: skip
     """Print what workers print."""
     from bamboo.remote import logs as reading
 
     target, whole = targets_of([job])[0], None if since is None else max(1, round(since))
     run(
-        (namespace, context, kubeconfig),
+        cluster,
         lambda s: reading.logs(
             s, target, workers or [], follow=follow, since=whole, tail=tail, previous=previous, prefix=prefix
         ),
@@ -195,15 +168,13 @@ def logs(
 
 
 @app.command()
+@options.with_cluster_options
 def suspend(
+    cluster: ClusterOptions,
     job: options.JobName,
     yes: options.Yes = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the workers are gone.")] = False,
     timeout: options.Timeout = WAIT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Stop a job and release its nodes.
 
@@ -212,36 +183,28 @@ def suspend(
     from bamboo.remote import changes
 
     target = targets_of([job])[0]
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: changes.suspend(s, target, yes=yes, wait=wait, timeout=timeout),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: changes.suspend(s, target, yes=yes, wait=wait, timeout=timeout))
 
 
 @app.command()
+@options.with_cluster_options
 def resume(
+    cluster: ClusterOptions,
     job: options.JobName,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
     timeout: options.Timeout = WAIT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Start a suspended job again, at step 0: there are no checkpoints yet."""
     from bamboo.remote import changes
 
     target = targets_of([job])[0]
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: changes.resume(s, target, wait=wait, timeout=timeout),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: changes.resume(s, target, wait=wait, timeout=timeout))
 
 
 @app.command()
+@options.with_cluster_options
 def delete(
+    cluster: ClusterOptions,
     jobs: Annotated[
         list[str],
         typer.Argument(
@@ -252,24 +215,18 @@ def delete(
     yes: options.Yes = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the workers are gone.")] = True,
     timeout: options.Timeout = WAIT,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
     """Delete jobs with their workers. For a job that is not over it asks first."""
     from bamboo.remote import changes
 
     targets = targets_of(jobs)
-    run(
-        (namespace, context, kubeconfig),
-        lambda s: changes.delete(s, targets, yes=yes, wait=wait, timeout=timeout),
-        quiet=quiet,
-    )
+    run(cluster, lambda s: changes.delete(s, targets, yes=yes, wait=wait, timeout=timeout))
 
 
 @app.command()
+@options.with_cluster_options
 def preempt(
+    cluster: ClusterOptions,
     job: options.JobName,
     worker: Annotated[str | None, typer.Option("--worker", metavar="NAME", help="This worker, such as w3.")] = None,
     stage: Annotated[int | None, typer.Option("--stage", metavar="N", min=0, help="The owner of this stage.")] = None,
@@ -284,10 +241,6 @@ def preempt(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job is protected again.")] = True,
     timeout: options.Timeout = WAIT,
     yes: options.Yes = False,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Take a worker away, as a drill, and report what happened.
 
@@ -308,14 +261,15 @@ def preempt(
     if node and notice and not wait:
         usage("--node --no-wait: the node's taint has to be removed after the drill; leave out --no-wait")
     run(
-        (namespace, context, kubeconfig),
+        cluster,
         lambda s: drill.drill(s, target, choice, kill=not notice, node=node, wait=wait, timeout=timeout, yes=yes),
-        quiet=quiet,
     )
 
 
 @app.command()
+@options.with_cluster_options
 def page(
+    cluster: ClusterOptions,
     job: options.JobName,
     port: Annotated[
         int,
@@ -336,10 +290,6 @@ def page(
         str | None,
         typer.Option("--operator-namespace", metavar="NAME", help="Namespace of the operator.", show_default="found"),
     ] = None,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Show a job's page in the browser, through a tunnel to the operator, until Ctrl-C.
 
@@ -350,10 +300,9 @@ def page(
 
     target = targets_of([job])[0]
     run(
-        (namespace, context, kubeconfig),
+        cluster,
         lambda s: pages.page(
             s, target, operator_namespace=operator_namespace, account=service_account, port=port,
             open_browser=open_browser,
         ),
-        quiet=quiet,
     )  # fmt: skip

@@ -5,7 +5,9 @@ import math
 import os
 import signal
 import sys
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -93,8 +95,10 @@ def main_options(
 
 
 @app.command()
+@partial(options.with_cluster_options, quiet=False)
 def run(
     ctx: typer.Context,
+    cluster: options.ClusterOptions,
     job: Job,
     on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
     workers: Annotated[
@@ -159,9 +163,6 @@ def run(
         typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
     ] = HEARTBEAT_TIMEOUT_SECONDS,
     load: options.Load = True,
-    namespace: options.Namespace = None,
-    context: options.Context = None,
-    kubeconfig: options.Kubeconfig = None,
 ) -> None:
     """Run the job on this machine, one process per worker.
 
@@ -171,7 +172,7 @@ def run(
     """
     _check_place(ctx, on)
     if on is On.CLUSTER:
-        on_cluster(str(job), (namespace, context, kubeconfig), load=load, watch=True, quiet=quiet)
+        on_cluster(str(job), replace(cluster, quiet=quiet), load=load, watch=True)
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
     from bamboo.local.task_check import module_folders

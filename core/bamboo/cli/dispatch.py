@@ -1,26 +1,24 @@
 """From a command's flags to its work, for all commands on a cluster. What takes time to import is imported late."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from bamboo.cli.options import ClusterOptions
 from bamboo.names import EXIT_USAGE
 
 if TYPE_CHECKING:
     from bamboo.remote.changes import Manifest
     from bamboo.remote.session import Command, Target
 
-Place = tuple[str | None, str | None, str | None]  # namespace, context and kubeconfig, as the flags have them
 
-
-def run(place: Place, command: "Command", *, quiet: bool = False) -> NoReturn:
+def run(cluster: ClusterOptions, command: "Command") -> NoReturn:
     from bamboo.remote import session
 
-    namespace, context, kubeconfig = place
-    where = session.ClusterFlags(namespace=namespace, context=context, kubeconfig=kubeconfig)
-    raise typer.Exit(session.run(where, command, quiet=quiet))
+    raise typer.Exit(session.run(command, **asdict(cluster)))
 
 
 def targets_of(given: list[str]) -> "list[Target]":
@@ -40,8 +38,8 @@ def usage(message: str) -> NoReturn:
 
 
 def on_cluster(
-    file: str, place: Place, *, load: bool = True, apply: bool = False, force: bool = False,
-    dry_run: bool = False, watch: bool = False, quiet: bool = False,
+    file: str, cluster: ClusterOptions, *, load: bool = True, apply: bool = False, force: bool = False,
+    dry_run: bool = False, watch: bool = False,
 ) -> NoReturn:  # fmt: skip
     """`submit`, also for `bamboo run --on cluster`."""
     from bamboo.kube.errors import RemoteError
@@ -55,13 +53,12 @@ def on_cluster(
         manifest = changes.read(file)
     except RemoteError as error:
         usage(str(error))
-    _look_over(file, manifest, load=load, quiet=quiet)
+    _look_over(file, manifest, load=load, quiet=cluster.quiet)
     run(
-        place,
+        cluster,
         lambda s: changes.submit(
-            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=place[0]
+            s, manifest, apply=apply, force=force, dry_run=dry_run, watch=watch, wanted_namespace=cluster.namespace
         ),
-        quiet=quiet,
     )
 
 

@@ -1,8 +1,12 @@
-"""What the commands on a cluster have in common on the command line. Imported at every start: nothing heavy here."""
+"""What commands have in common on the command line. Imported at every start: nothing heavy here."""
 
+import functools
+import inspect
 import math
 import re
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import typer
 
@@ -37,20 +41,7 @@ JobName = Annotated[
         show_default=False,
     ),
 ]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
-]
-Context = Annotated[
-    str | None,
-    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
-]
-Kubeconfig = Annotated[
-    str | None,
-    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
-]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Output format.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")]
 Interval = Annotated[
@@ -64,3 +55,51 @@ Load = Annotated[
 
 INTERVAL = 2.0
 WAIT = 120.0
+
+
+# On which cluster
+
+
+_Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace of the job.", show_default="the context's"),
+]
+_Context = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.", show_default="the current one"),
+]
+_Kubeconfig = Annotated[
+    str | None,
+    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig to use.", show_default="$KUBECONFIG"),
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What all commands on a cluster are told: where it is, which namespace is meant, and how much to print."""
+
+    namespace: _Namespace = None
+    context: _Context = None
+    kubeconfig: _Kubeconfig = None
+    quiet: _Quiet = False
+
+
+def with_cluster_options(command: Callable[..., None], *, quiet: bool = True) -> Callable[..., None]:
+    """The command with these options after its own; its parameter `cluster` gets them. quiet: --quiet is among them."""
+    own = inspect.signature(command)
+    shared = [field for field in fields(ClusterOptions) if quiet or field.name != "quiet"]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        cluster = ClusterOptions(**{field.name: given.pop(field.name) for field in shared})
+        command(cluster=cluster, **given)
+
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "cluster"]
+    parameters += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in shared
+    ]
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    return called

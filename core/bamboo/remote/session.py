@@ -16,9 +16,10 @@ from rich.console import Console
 
 from bamboo.job.fields import ManifestError
 from bamboo.job.yaml_file import load_document
-from bamboo.kube import kubeconfig
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError, UsageError
+from bamboo.kube.kubeconfig import Access
+from bamboo.kube.kubeconfig import load as load_access
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.text import printable
 
@@ -28,15 +29,6 @@ PATIENCE_SECONDS = 60.0  # a command that watches outlasts an API server that is
 PIPE_WIDTH = 400  # where there is no terminal, nothing is cut to a width
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 KINDS = ("bamboojob/", "bamboojobs/", "bj/", "bamboojob.bamboo.dev/", "bamboojobs.bamboo.dev/")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFlags:
-    """What the common flags say."""
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +70,13 @@ class Session:
 Command = Callable[[Session], Coroutine[Any, Any, int]]
 
 
-def run(where: ClusterFlags, command: Command, *, quiet: bool = False) -> int:
+def run(
+    command: Command, *, namespace: str | None, context: str | None, kubeconfig: str | None, quiet: bool = False
+) -> int:
     """The command on the cluster that the flags and the kubeconfig name; its exit code. Errors are said."""
     try:
-        access = kubeconfig.load(where.kubeconfig, where.context)
-        namespace = where.namespace or access.namespace
+        access = load_access(kubeconfig, context)
+        namespace = namespace or access.namespace
         if not NAME.fullmatch(namespace):
             raise UsageError(f"--namespace {namespace}: expected the name of a namespace")
         return asyncio.run(_run(access, namespace, command, quiet))
@@ -96,7 +90,7 @@ def run(where: ClusterFlags, command: Command, *, quiet: bool = False) -> int:
         return EXIT_INTERRUPTED
 
 
-async def _run(access: kubeconfig.Access, namespace: str, command: Command, quiet: bool) -> int:
+async def _run(access: Access, namespace: str, command: Command, quiet: bool) -> int:
     async def work() -> int:
         async with KubeApi(access) as api:
             return await command(Session(api, namespace, quiet=quiet))
