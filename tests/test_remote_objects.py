@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bamboo.kube.errors import UsageError
+from bamboo.kube.errors import RemoteError, UsageError
 from bamboo.names import worker_name
 from bamboo.remote import phrases, render
 from bamboo.remote.job_reader import UnseenEvents
@@ -83,6 +83,20 @@ def test_a_job_without_a_status_is_pending() -> None:
     found = job_of(body)
     assert (found.state, found.steps, found.plan, found.exit_code) == ("Pending", 1000, (), None)
     assert "is bamboo-operator running" in (phrases.why_waiting(found) or "")
+
+
+def test_what_is_null_is_absent() -> None:
+    body = job(training=None, lastTakeover=None, cost={"total": None}, spec={**SPEC, "standby": None})
+    found = job_of(body)
+    assert (found.step, found.steps, found.standby, found.last_takeover, found.cost) == (0, 1000, 0, None, None)
+
+
+def test_a_field_of_another_type_is_named_in_one_sentence() -> None:
+    sentence = (
+        r"^cannot read BambooJob story as the API server sends it: Expected `int`.* `\$\.status\.workers\.desired`$"
+    )
+    with pytest.raises(RemoteError, match=sentence):
+        job_of(job(workers={"desired": "many"}))
 
 
 @pytest.mark.parametrize("written", ["", "{", "[]", '{"pipelines": 3}', '{"other": []}'])

@@ -1,14 +1,25 @@
 """What the API server says of jobs, workers and events, as the command line sees it. Raw objects in, facts out."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from bamboo import names
 from bamboo.coordinator.protection import OFF
+from bamboo.kube.resources import (
+    BambooJob,
+    ContainerState,
+    Event,
+    Node,
+    Pod,
+    StatusCondition,
+    TakeoverStatus,
+    read,
+)
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 
 Json = Mapping[str, Any]
@@ -39,16 +50,6 @@ class JobCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastTakeover:
-    time: str
-    victim: str
-    worker: str
-    pipeline: int
-    stage: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteJob:
     """plan: owners by pipeline and stage. What is not known (yet) is None, or a count of 0."""
 
@@ -76,7 +77,7 @@ class RemoteJob:
     preemptions: int
     takeovers: int
     restarts: int
-    last_takeover: LastTakeover | None
+    last_takeover: TakeoverStatus | None
     step: int
     steps: int
     loss: float | None
@@ -181,46 +182,46 @@ class JobEvent:
 
 def job_of(body: Json) -> RemoteJob:
     """From a BambooJob. Without a status yet, it is Pending."""
-    metadata, spec, status = _object(body, "metadata"), _object(body, "spec"), _object(body, "status")
-    topology, training = _object(spec, "topology"), _object(status, "training")
-    pipelines, workers, cost = _object(status, "pipelines"), _object(status, "workers"), _object(status, "cost")
+    job = read(BambooJob, body)
+    metadata, spec, status = job.metadata, job.spec, job.status
+    training, workers, cost = status.training, status.workers, status.cost
     return RemoteJob(
-        namespace=str(metadata.get("namespace")),
-        name=str(metadata.get("name")),
-        uid=str(metadata.get("uid")),
-        generation=int(metadata.get("generation") or 0),
-        created=time_of(metadata.get("creationTimestamp")),
-        suspend=bool(spec.get("suspend")),
-        managed_by=str(spec.get("managedBy") or ""),
-        stages=int(topology.get("stages") or 0),
-        pipelines=int(topology.get("pipelines") or 1),
-        standby=int(_object(spec, "standby").get("workers") or 0),
-        topology_key=str(_object(spec, "spread").get("topologyKey") or "topology.kubernetes.io/zone"),
-        redundancy=str(_object(spec, "redundancy").get("mode") or ""),
-        checkpoints=bool(spec.get("checkpoint")),
-        state=str(status.get("state") or "Pending"),
-        conditions=tuple(_condition(c) for c in status.get("conditions") or ()),
-        epoch=int(status.get("epoch") or 0),
-        pipelines_ready=int(pipelines.get("ready") or 0),
-        workers_ready=int(workers.get("ready") or 0),
-        workers_wanted=int(workers.get("desired") or 0),
-        spot=int(workers.get("spot") or 0),
-        on_demand=int(workers.get("onDemand") or 0),
-        preemptions=int(status.get("preemptions") or 0),
-        takeovers=int(status.get("takeovers") or 0),
-        restarts=int(status.get("restarts") or 0),
-        last_takeover=_takeover(_object(status, "lastTakeover")),
-        step=int(training.get("step") or 0),
-        steps=int(training.get("steps") or _object(spec, "training").get("steps") or 0),
-        loss=training.get("loss"),
-        samples_per_second=training.get("samplesPerSecond"),
-        eta_seconds=training.get("etaSeconds"),
-        reported=time_of(training.get("lastReportedTime")),
-        checkpoint_step=_object(status, "checkpoint").get("lastStep"),
-        cost=cost.get("total"),
-        cost_per_hour=cost.get("perHour"),
-        saved=cost.get("saved"),
-        plan=_plan(status.get("plan")),
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        generation=metadata.generation,
+        created=metadata.creation_timestamp,
+        suspend=spec.suspend,
+        managed_by=spec.managed_by,
+        stages=spec.topology.stages,
+        pipelines=spec.topology.pipelines,
+        standby=spec.standby.workers,
+        topology_key=spec.spread.topology_key,
+        redundancy=spec.redundancy.mode,
+        checkpoints=bool(spec.checkpoint),
+        state=status.state,
+        conditions=tuple(_condition(condition) for condition in status.conditions),
+        epoch=status.epoch,
+        pipelines_ready=status.pipelines.ready,
+        workers_ready=workers.ready,
+        workers_wanted=workers.desired,
+        spot=workers.spot,
+        on_demand=workers.on_demand,
+        preemptions=status.preemptions,
+        takeovers=status.takeovers,
+        restarts=status.restarts,
+        last_takeover=status.last_takeover,
+        step=training.step,
+        steps=training.steps or spec.training.steps,
+        loss=training.loss,
+        samples_per_second=training.samples_per_second,
+        eta_seconds=training.eta_seconds,
+        reported=training.last_reported_time,
+        checkpoint_step=status.checkpoint.last_step,
+        cost=cost.total,
+        cost_per_hour=cost.per_hour,
+        saved=cost.saved,
+        plan=_plan(status.plan),
     )
 
 
@@ -228,7 +229,7 @@ def workers_of(
     job: RemoteJob, pods: Iterable[Json], nodes: Mapping[str, Json] | None = None
 ) -> tuple[RemoteWorker, ...]:
     """The job's, in the order of their numbers. nodes: by name, as far as they are known."""
-    mine = (pod for pod in pods if _owner(pod) == job.uid)
+    mine = (pod for body in pods if _owner(pod := read(Pod, body)) == job.uid)
     return tuple(sorted((_worker(job, pod, nodes or {}) for pod in mine), key=lambda w: (w.number, w.name)))
 
 
@@ -238,13 +239,13 @@ def events_of(job: RemoteJob, of_job: Iterable[Json], of_pods: Iterable[Json], p
     An earlier job of the same name has another uid; of its pods' events nothing tells.
     """
     known = set(pods)
-    mine = [e for e in of_job if _object(e, "involvedObject").get("uid") in (None, "", job.uid)]
-    for event in of_pods:
-        name = str(_object(event, "involvedObject").get("name"))
+    mine = [event for body in of_job if (event := read(Event, body)).involved_object.uid in ("", job.uid)]
+    for body in of_pods:
+        name = (event := read(Event, body)).involved_object.name
         if name in known or is_worker_of(job.name, name):
             mine.append(event)
     found = [_event(event) for event in mine]
-    return sorted((h for h in found if job.created is None or h.at >= job.created), key=lambda h: (h.at, h.order))
+    return sorted((e for e in found if job.created is None or e.at >= job.created), key=lambda e: (e.at, e.order))
 
 
 def is_worker_of(job: str, pod: str) -> bool:
@@ -253,124 +254,87 @@ def is_worker_of(job: str, pod: str) -> bool:
     return number is not None and names.worker_name(job, int(number[1])) == pod
 
 
-def time_of(text: Any) -> datetime | None:
-    """A time as the API writes it; None if it is absent or none."""
-    try:
-        found = datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return found.replace(tzinfo=UTC) if found and found.tzinfo is None else found
-
-
-def _object(body: Json, name: str) -> Json:
-    found = body.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _condition(body: Json) -> JobCondition:
+def _condition(condition: StatusCondition) -> JobCondition:
     return JobCondition(
-        kind=str(body.get("type")),
-        holds=body.get("status") == "True",
-        reason=str(body.get("reason") or ""),
-        message=str(body.get("message") or ""),
-        since=time_of(body.get("lastTransitionTime")),
+        kind=condition.type,
+        holds=condition.status == "True",
+        reason=condition.reason,
+        message=condition.message,
+        since=condition.last_transition_time,
     )
 
 
-def _takeover(body: Json) -> LastTakeover | None:
-    if not body:
-        return None
-    return LastTakeover(
-        time=str(body.get("time")),
-        victim=str(body.get("victim")),
-        worker=str(body.get("worker")),
-        pipeline=int(body.get("pipeline") or 0),
-        stage=int(body.get("stage") or 0),
-        seconds=float(body.get("pauseSeconds") or 0),
-    )
-
-
-def _plan(text: Any) -> tuple[tuple[str, ...], ...]:
+def _plan(text: str) -> tuple[tuple[str, ...], ...]:
     """The rows of owners; none if there is no plan, or it is of a form that only a newer version knows."""
     try:
-        rows = json.loads(text)["pipelines"] if isinstance(text, str) else []
-        return tuple(tuple(str(owner) for owner in row) for row in rows)
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(text, type=_WrittenPlan).pipelines
+    except msgspec.DecodeError:
         return ()
 
 
-def _owner(pod: Json) -> str | None:
-    owners: Sequence[Json] = _object(pod, "metadata").get("ownerReferences") or ()
-    return next((o.get("uid") for o in owners if o.get("controller") and o.get("kind") == names.KIND), None)
+class _WrittenPlan(msgspec.Struct):
+    pipelines: tuple[tuple[str, ...], ...]
 
 
-def _worker(job: RemoteJob, pod: Json, nodes: Mapping[str, Json]) -> RemoteWorker:
-    metadata, spec = _object(pod, "metadata"), _object(pod, "spec")
-    labels, name = _object(metadata, "labels"), str(metadata.get("name"))
-    cells, node = job.cells(name), str(spec.get("nodeName") or "")
-    state, detail = _state(job, pod, name)
-    grace = spec.get("terminationGracePeriodSeconds")
-    number = str(labels.get(names.LABEL_WORKER_INDEX) or "")
+def _owner(pod: Pod) -> str | None:
+    return next((o.uid for o in pod.metadata.owner_references if o.controller and o.kind == names.KIND), None)
+
+
+def _worker(job: RemoteJob, pod: Pod, nodes: Mapping[str, Json]) -> RemoteWorker:
+    name, labels, node = pod.metadata.name, pod.metadata.labels, pod.spec.node_name
+    state, detail = _state(job, pod)
+    grace = pod.spec.termination_grace_period_seconds
+    number = labels.get(names.LABEL_WORKER_INDEX, "")
+    zone = read(Node, nodes[node]).metadata.labels.get(job.topology_key, "") if node in nodes else ""
     return RemoteWorker(
         name=name,
-        uid=str(metadata.get("uid")),
+        uid=pod.metadata.uid,
         number=int(number) if number.isdecimal() else 0,
         state=state,
         detail=detail,
-        cells=cells,
+        cells=job.cells(name),
         node=node,
-        zone=str(_object(_object(nodes.get(node) or {}, "metadata"), "labels").get(job.topology_key) or ""),
-        capacity=str(labels.get(names.LABEL_CAPACITY_TYPE) or ""),
-        pool=str(labels.get(names.LABEL_NODE_POOL) or ""),
-        created=time_of(metadata.get("creationTimestamp")),
-        grace_seconds=int(names.GRACE_SECONDS if grace is None else grace),
+        zone=zone,
+        capacity=labels.get(names.LABEL_CAPACITY_TYPE, ""),
+        pool=labels.get(names.LABEL_NODE_POOL, ""),
+        created=pod.metadata.creation_timestamp,
+        grace_seconds=names.GRACE_SECONDS if grace is None else grace,
     )
 
 
-def _state(job: RemoteJob, pod: Json, name: str) -> tuple[str, str]:
-    status = _object(pod, "status")
-    trainer = _container(status)
-    if ended := _object(_object(trainer, "state"), "terminated"):
-        code = int(ended.get("exitCode") or 0)
-        return ("ended", "") if code == 0 else ("failed", f"{ended.get('reason') or 'Error'}, exit code {code}")
-    if status.get("phase") in ("Succeeded", "Failed"):
-        word = "ended" if status.get("phase") == "Succeeded" else "failed"
-        return word, str(status.get("reason") or "")
-    if _object(pod, "metadata").get("deletionTimestamp"):
+def _state(job: RemoteJob, pod: Pod) -> tuple[str, str]:
+    status, name = pod.status, pod.metadata.name
+    trainer = next((c.state for c in status.container_statuses if c.name == names.TRAINER_CONTAINER), ContainerState())
+    if ended := trainer.terminated:
+        code = ended.exit_code
+        return ("ended", "") if code == 0 else ("failed", f"{ended.reason or 'Error'}, exit code {code}")
+    if status.phase in ("Succeeded", "Failed"):
+        return "ended" if status.phase == "Succeeded" else "failed", status.reason
+    if pod.metadata.deletion_timestamp:
         return "leaving", "its pod is being deleted"
-    if _object(_object(trainer, "state"), "running"):
+    if trainer.running is not None:
         return ("training" if job.cells(name) else "spare" if job.plan else "waiting"), ""
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "pending", str(condition.get("message") or condition.get("reason") or "")
-    if not _object(pod, "spec").get("nodeName"):
+    for condition in status.conditions:
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return "pending", condition.message or condition.reason
+    if not pod.spec.node_name:
         return "pending", ""
-    waiting = _object(_object(trainer, "state"), "waiting")
-    told = [str(waiting[key]) for key in ("reason", "message") if waiting.get(key)]
+    told = [text for text in (trainer.waiting.reason, trainer.waiting.message) if text]
     return "starting", ": ".join(told if told != ["ContainerCreating"] else [])
 
 
-def _container(status: Json) -> Json:
-    found: Sequence[Json] = status.get("containerStatuses") or ()
-    return next((c for c in found if c.get("name") == names.TRAINER_CONTAINER), {})
-
-
-def _event(event: Json) -> JobEvent:
-    """Three generations of the API keep the time in different fields."""
-    metadata, series = _object(event, "metadata"), _object(event, "series")
+def _event(event: Event) -> JobEvent:
     times = (
-        event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"),
-        metadata.get("creationTimestamp"),
+        event.last_timestamp, event.series.last_observed_time, event.event_time, event.metadata.creation_timestamp,
     )  # fmt: skip
-    at = next((found for text in times if (found := time_of(text))), datetime.fromtimestamp(0, UTC))
-    version = str(metadata.get("resourceVersion") or "")
+    version = event.metadata.resource_version
     return JobEvent(
-        uid=str(metadata.get("uid")),
-        at=at,
+        uid=event.metadata.uid,
+        at=next((time for time in times if time), datetime.fromtimestamp(0, UTC)),
         order=int(version) if version.isdecimal() else 0,
-        about=str(_object(event, "involvedObject").get("name")),
-        reason=str(event.get("reason") or ""),
-        message=" ".join(str(event.get("message") or "").split()),
-        warning=event.get("type") == "Warning",
-        count=int(series.get("count") or event.get("count") or 1),
+        about=event.involved_object.name,
+        reason=event.reason,
+        message=" ".join(event.message.split()),
+        warning=event.type == "Warning",
+        count=event.series.count or event.count or 1,
     )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.coordinator.protection import OFF
-from bamboo.remote.objects import CellIndex, LastTakeover, RemoteJob
+from bamboo.kube.resources import TakeoverStatus
+from bamboo.remote.objects import CellIndex, RemoteJob
 from bamboo.text import count as count
 from bamboo.text import duration as duration
 
@@ -76,10 +77,10 @@ def protection(job: RemoteJob) -> str:
     return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
 
 
-def takeover(job: RemoteJob, taken: LastTakeover) -> str:
+def takeover(job: RemoteJob, taken: TakeoverStatus) -> str:
     return (
         f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"
-        f" the stage stood still for {pause(taken.seconds)}"
+        f" the stage stood still for {pause(taken.pause_seconds)}"
     )
 
 

@@ -1,0 +1,227 @@
+"""What the command line reads of the objects that an API server sends. Other fields are skipped; null is absent."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from bamboo.kube.errors import RemoteError
+
+Time = Annotated[datetime, msgspec.Meta(tz=True)]
+T = TypeVar("T")
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Of an object, or a whole one. Attributes are the API's fields in snake_case; what may be absent has a default."""
+
+
+class OwnerReference(Part, frozen=True):
+    kind: str
+    uid: str
+    controller: bool = False
+
+
+class Metadata(Part, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: Time | None = None
+    deletion_timestamp: Time | None = None
+    labels: dict[str, str] = {}
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class StatusCondition(Part, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: Time | None = None
+
+
+# BambooJob
+
+
+class JobTopology(Part, frozen=True):
+    stages: int = 0
+    pipelines: int = 1
+
+
+class JobTraining(Part, frozen=True):
+    steps: int = 0
+
+
+class JobStandby(Part, frozen=True):
+    workers: int = 0
+
+
+class JobSpread(Part, frozen=True):
+    topology_key: str = "topology.kubernetes.io/zone"
+
+
+class JobRedundancy(Part, frozen=True):
+    mode: str = ""
+
+
+class BambooJobSpec(Part, frozen=True):
+    suspend: bool = False
+    managed_by: str = ""
+    topology: JobTopology = JobTopology()
+    training: JobTraining = JobTraining()
+    standby: JobStandby = JobStandby()
+    spread: JobSpread = JobSpread()
+    redundancy: JobRedundancy = JobRedundancy()
+    checkpoint: dict[str, Any] | None = None
+
+
+class PipelineCounts(Part, frozen=True):
+    ready: int = 0
+
+
+class WorkerCounts(Part, frozen=True):
+    ready: int = 0
+    desired: int = 0
+    spot: int = 0
+    on_demand: int = 0
+
+
+class TrainingProgress(Part, frozen=True):
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    samples_per_second: float | None = None
+    eta_seconds: float | None = None
+    last_reported_time: Time | None = None
+
+
+class TakeoverStatus(Part, frozen=True):
+    time: str = ""
+    victim: str = ""
+    worker: str = ""
+    pipeline: int = 0
+    stage: int = 0
+    pause_seconds: float = 0.0
+
+
+class CheckpointStatus(Part, frozen=True):
+    last_step: int | None = None
+
+
+class JobCost(Part, frozen=True):
+    total: str | None = None
+    per_hour: str | None = None
+    saved: str | None = None
+
+
+class BambooJobStatus(Part, frozen=True):
+    """plan: JSON as text."""
+
+    state: str = "Pending"
+    conditions: tuple[StatusCondition, ...] = ()
+    epoch: int = 0
+    pipelines: PipelineCounts = PipelineCounts()
+    workers: WorkerCounts = WorkerCounts()
+    preemptions: int = 0
+    takeovers: int = 0
+    restarts: int = 0
+    last_takeover: TakeoverStatus | None = None
+    training: TrainingProgress = TrainingProgress()
+    checkpoint: CheckpointStatus = CheckpointStatus()
+    cost: JobCost = JobCost()
+    plan: str = ""
+
+
+class BambooJob(Part, frozen=True):
+    metadata: Metadata
+    spec: BambooJobSpec = BambooJobSpec()
+    status: BambooJobStatus = BambooJobStatus()
+
+
+# Pod, Node, Event
+
+
+class PodSpec(Part, frozen=True):
+    node_name: str = ""
+    termination_grace_period_seconds: int | None = None
+
+
+class ContainerTerminated(Part, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+
+
+class ContainerWaiting(Part, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(Part, frozen=True):
+    terminated: ContainerTerminated | None = None
+    running: dict[str, Any] | None = None
+    waiting: ContainerWaiting = ContainerWaiting()
+
+
+class ContainerStatus(Part, frozen=True):
+    name: str
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(Part, frozen=True):
+    phase: str = ""
+    reason: str = ""
+    conditions: tuple[StatusCondition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+
+
+class Pod(Part, frozen=True):
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Node(Part, frozen=True):
+    metadata: Metadata
+
+
+class ObjectReference(Part, frozen=True):
+    name: str = ""
+    uid: str = ""
+
+
+class EventSeries(Part, frozen=True):
+    count: int = 0
+    last_observed_time: Time | None = None
+
+
+class Event(Part, frozen=True):
+    """Three generations of the API keep the time in different fields."""
+
+    metadata: Metadata
+    involved_object: ObjectReference = ObjectReference()
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    count: int = 0
+    series: EventSeries = EventSeries()
+    last_timestamp: Time | None = None
+    event_time: Time | None = None
+
+
+def read(kind: type[T], body: Mapping[str, Any]) -> T:
+    """The object as that kind. Raises RemoteError naming the field that is of another type."""
+    try:
+        return msgspec.convert(_without_nulls(body), kind)
+    except msgspec.ValidationError as error:
+        name = (body.get("metadata") or {}).get("name")
+        raise RemoteError(f"cannot read {kind.__name__} {name} as the API server sends it: {error}") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
