@@ -15,11 +15,11 @@ from _plane import LEASE, SYSTEM, Cluster, free_ports, issue
 
 STOP_SECONDS = 30
 COUNTED = {  # (file, function) -> what a call of it is
-    ("hands.py", "work"): "passes over a job",
+    ("controller.py", "reconcile"): "reconciliations of a job's pods",
     ("coordinator.py", "step"): "events of a coordinator",
     ("planner.py", "replan"): "looks for a better plan",
-    ("conditions.py", "job_status"): "statuses made",
-    ("api.py", "_call"): "calls of the API",
+    ("document.py", "job_status"): "statuses made",
+    ("client.py", "_call"): "calls of the API",
 }
 
 

@@ -63,11 +63,11 @@ def _jobs() -> list[object]:
                 (
                     "Progress",
                     "percentunit",
-                    f"max by (namespace, job) (bamboo_job_step{{{N}}} / bamboo_job_wanted_steps{{{N}}})",
+                    f"max by (namespace, job) (bamboo_job_step{{{N}}} / bamboo_job_desired_steps{{{N}}})",
                 ),
                 ("Samples/s", "short", f"max by (namespace, job) (bamboo_job_samples_per_second{{{N}}})"),
                 ("Workers ready", "none", f"max by (namespace, job) (bamboo_job_ready_workers{{{N}}})"),
-                ("Workers wanted", "none", f"max by (namespace, job) (bamboo_job_wanted_workers{{{N}}})"),
+                ("Workers wanted", "none", f"max by (namespace, job) (bamboo_job_desired_workers{{{N}}})"),
                 ("Protected", "none", f"max by (namespace, job) (bamboo_job_protected{{{N}}})"),
                 ("Unprotected stages", "none", f"max by (namespace, job) (bamboo_job_unprotected_stages{{{N}}})"),
                 ("Preemptions", "none", f"{BY_JOB} (increase(bamboo_job_preemptions_total{{{N}}}[$__range]))"),
@@ -110,7 +110,7 @@ def _disturbances() -> list[object]:
             "Workers that a job requests and that are not ready.",
             "none",
             Query(
-                f"{BY_JOB} (bamboo_job_wanted_workers{{{N}}}) - {BY_JOB} (bamboo_job_ready_workers{{{N}}})",
+                f"{BY_JOB} (bamboo_job_desired_workers{{{N}}}) - {BY_JOB} (bamboo_job_ready_workers{{{N}}})",
                 "{{namespace}}/{{job}}",
             ),
         ),
@@ -129,24 +129,24 @@ def _operator() -> list[object]:
 
     return [
         graph(
-            "Passes",
-            "Passes over running jobs a second, by result.",
+            "Reconciliations",
+            "Reconciliations of running jobs a second, by result.",
             "ops",
-            Query("sum by (result) (rate(bamboo_operator_passes_total[$__rate_interval]))", "{{result}}"),
+            Query("sum by (result) (rate(bamboo_operator_reconciles_total[$__rate_interval]))", "{{result}}"),
         ),
         graph(
-            "Duration of a pass, p99",
+            "Duration of a reconciliation, p99",
             "With its calls to the API server.",
             "s",
-            Query(p99("bamboo_operator_pass_duration_seconds"), "pass"),
+            Query(p99("bamboo_operator_reconcile_duration_seconds"), "reconciliation"),
         ),
         graph(
             "Delay of events",
-            "lag: how late coordinators' ticks are; an event waits as long. "
-            "oldest pass: for how long the job that waited longest has not been handled.",
+            "tick delay: how late coordinators' ticks are, which is what an event waits for. "
+            "oldest: for how long the job that waited longest was not reconciled.",
             "s",
-            Query(p99("bamboo_operator_lag_seconds"), "lag, p99"),
-            Query("max(bamboo_operator_oldest_pass_age_seconds)", "oldest pass"),
+            Query(p99("bamboo_operator_tick_delay_seconds"), "tick delay, p99"),
+            Query("max(bamboo_operator_oldest_reconcile_age_seconds)", "oldest"),
         ),
         graph(
             "Events",
@@ -180,7 +180,7 @@ def _operator() -> list[object]:
             "Control channels, and events that wait for their coordinator.",
             "none",
             Query("sum(bamboo_operator_control_channels)", "connected workers"),
-            Query("sum(bamboo_operator_queued_events)", "waiting events"),
+            Query("sum(bamboo_operator_event_queue_depth)", "waiting events"),
         ),
         graph(
             "Refused callers",

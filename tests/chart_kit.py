@@ -4,7 +4,7 @@ import runpy
 from typing import Any
 
 from bamboo.job.manifest import parse_manifest
-from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
 from helm_kit import ROOT, Json, one
 from manifest_kit import minimal
 
@@ -77,6 +77,6 @@ def rules_of(documents: list[Json], kind: str) -> list[Json]:
 
 
 def worker() -> Json:
-    settings = OperatorSettings(coordinator_url="ws://x:1", image="x")
+    settings = WorkerPodSettings(coordinator_url="ws://x:1", image="x")
     pod: Json = worker_pod(parse_manifest(minimal()), JobMeta(uid="u"), 0, None, settings)
     return pod

@@ -17,10 +17,11 @@ from bamboo.control.descriptors import DescriptorShares, raise_limit
 from bamboo.control.listener import ConnectionBounds
 from bamboo.control.protocol import Stop
 from bamboo.control.server import Channels
-from bamboo_operator.api import Api
-from bamboo_operator.doors import Doors, Reviews, pod_check
-from bamboo_operator.tls import Certificate
-from bamboo_operator.web import Web
+from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
+from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.http.server import WebServer
+from bamboo_operator.kube.client import ApiClient
 
 JOB = ("team", "job")
 OWN = 64  # descriptors that this process needs itself
@@ -28,21 +29,23 @@ OWN = 64  # descriptors that this process needs itself
 
 async def main(server: str, folder: Path) -> None:
     shares = DescriptorShares.of(raise_limit(), OWN)
-    api = Api(kopf.ConnectionInfo(server=server), 4)
-    doors, web = (
-        Doors(),
-        Web(lambda: None, lambda: None, CollectorRegistry(), ConnectionBounds(unauthenticated=shares.visitors)),
+    api = ApiClient(kopf.ConnectionInfo(server=server), 4)
+    gateway, web = (
+        WorkerGateway(),
+        WebServer(lambda: None, lambda: None, CollectorRegistry(), ConnectionBounds(unauthenticated=shares.visitors)),
     )
 
     def heard(event: ChannelEvent) -> None:
         if isinstance(event, Received):
             channels.send(event.worker, Stop(reason="Heard"))
 
-    channels = Channels(heard, pod_check(JOB, Reviews(api), lambda worker: f"uid-of-{worker}"))
-    doors.open(JOB, channels)
-    certificate = Certificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
+    channels = Channels(heard, pod_authenticator(JOB, TokenReviewer(api), lambda worker: f"uid-of-{worker}"))
+    gateway.open(JOB, channels)
+    certificate = ServingCertificate(chain=folder / "tls.crt", key=folder / "tls.key", authority=folder / "ca.crt")
     bounds = ConnectionBounds(unauthenticated=shares.unauthenticated, known=shares.workers)
-    print(await doors.start("127.0.0.1", 0, certificate.context(), bounds), await web.start("127.0.0.1", 0), flush=True)
+    print(
+        await gateway.start("127.0.0.1", 0, certificate.context(), bounds), await web.start("127.0.0.1", 0), flush=True
+    )
     while True:  # until it is killed
         await api.uid_of("/api/v1/namespaces/team/pods/any")
         await asyncio.sleep(0.02)

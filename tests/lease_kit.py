@@ -8,10 +8,10 @@ from copy import deepcopy
 from itertools import count
 from typing import Any
 
-from bamboo_operator.api import TIMEOUT_SECONDS, ApiError
-from bamboo_operator.lease import Lease, LeaseLost, Place
+from bamboo_operator.kube.client import TIMEOUT_SECONDS, ApiError
+from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
 
-PLACE = Place("system", "operator")
+PLACE = LeaseName("system", "operator")
 
 
 class World:

@@ -12,7 +12,7 @@ from referencing import Registry, Resource
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
-from bamboo_operator.pods import JobMeta, OperatorSettings, worker_pod
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
 from manifest_kit import MINIMAL
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -116,7 +116,7 @@ def check_pod(rendered: Mapping[str, Any], version: str = "1.37") -> None:
 # Pods as the operator renders them
 
 META = JobMeta(uid="0b5f1f0e-1111-4222-8333-444455556666")
-SETTINGS = OperatorSettings(coordinator_url="ws://bamboo.bamboo-system:8090/v1/workers", image="trainer:1")
+SETTINGS = WorkerPodSettings(coordinator_url="ws://bamboo.bamboo-system:8090/v1/workers", image="trainer:1")
 GPU = {"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}}
 OWN_ENV = ["BAMBOO_WORKER", "BAMBOO_COORDINATOR", "BAMBOO_TOKEN_FILE", "POD_IP", "BAMBOO_GRACE_SECONDS"]
 TEMPLATE = {

@@ -13,7 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo.coordinator.awake_clock import AwakeClock
-from bamboo_operator import brain, farewell, hands, telling
+from bamboo_operator.jobs import coordinator_runner
+from bamboo_operator.kube import objects
 
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -79,7 +80,6 @@ def virtual_time(loop: VirtualLoop) -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(time, "monotonic", loop.time))
         patches.enter_context(patch.object(time, "time", lambda: loop.date().timestamp()))
-        patches.enter_context(patch.object(brain, "AwakeClock", partial(AwakeClock, loop.time)))
-        for module in (brain, farewell, hands, telling):
-            patches.enter_context(patch.object(module, "datetime", Date))
+        patches.enter_context(patch.object(coordinator_runner, "AwakeClock", partial(AwakeClock, loop.time)))
+        patches.enter_context(patch.object(objects, "datetime", Date))
         yield

@@ -11,9 +11,9 @@ from datetime import timedelta
 from typing import Any
 
 from bamboo.names import LABEL_JOB_UID, TOKEN_AUDIENCE
-from bamboo_operator.api import Api, ApiError
-from bamboo_operator.counts import Calls
-from bamboo_operator.doors import POD_NAME, POD_UID
+from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.client import ApiClient, ApiError
 from opsim_loop import VirtualLoop
 
 Object = dict[str, Any]
@@ -213,11 +213,11 @@ class Server:
         self._changed(f"{kind} {change}", thing)
 
 
-class Client(Api):
+class Client(ApiClient):
     """The operator's own client; only what it says goes to that server."""
 
     def __init__(self, server: Server) -> None:
-        self.calls, self._to = Calls(), server
+        self.calls, self._to = ApiCallCounts(), server
 
     async def close(self) -> None:
         """Has nothing open."""

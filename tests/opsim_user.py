@@ -214,16 +214,16 @@ class User:
 
     def _is_free(self, pod: Object) -> bool:
         """Does it hold nothing that anybody needs?"""
-        node, brain = self._world.workers.nodes.get(pod["metadata"]["uid"]), self._world.brain
+        node, runner = self._world.workers.nodes.get(pod["metadata"]["uid"]), self._world.runner
         trained = node is not None and node.engine is not None and node.engine.components is not None
-        return brain is not None and pod["metadata"]["name"] not in brain.state.workers and not trained
+        return runner is not None and pod["metadata"]["name"] not in runner.state.workers and not trained
 
     def _may(self) -> bool:
-        """Whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
-        brain = self._world.brain
-        safe = brain is not None and brain.state.phase == "Running" and not brain.status().unprotected
-        if brain is not None and safe:
-            known = brain.state.workers
+        """A worker whose channel is cut may be declared lost, if the API server does not vouch for it in time."""
+        runner = self._world.runner
+        safe = runner is not None and runner.state.phase == "Running" and not runner.status().unprotected
+        if runner is not None and safe:
+            known = runner.state.workers
             going = any(self._alive(pod) or pod["metadata"]["name"] in known for pod in self._doomed)
             here = [node for node in self._world.workers.nodes.values() if node.alive and node.name in known]
             safe = not going and all(node.channel.up and node.channel.open for node in here)

@@ -1,4 +1,4 @@
-"""Workers in pods: the real engines of the protocol's simulation, which come in by the operator's doors."""
+"""Workers in pods: the real engines of the protocol's simulation, which come in by the operator's gateway."""
 
 import asyncio
 import random
@@ -14,7 +14,8 @@ from bamboo.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo.coordinator.events import Event
 from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo_operator.doors import Doors, JobKey
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.kube.objects import JobKey
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
@@ -98,7 +99,7 @@ class Workers:
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
         self.checks = Checks(oracle)
-        self.doors: Doors | None = None  # of the operator, while there is one
+        self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
         self.reachable_at = 0.0  # the operator, from the workers
         self.lossy = rng.random() < 0.5
@@ -123,7 +124,7 @@ class Workers:
         entered: list[SimChannels] = []  # the last one is the one that it is in
 
         async def knock() -> bool:
-            channels: Any = self.doors._open.get(self._job) if self.doors else None
+            channels: Any = self.gateway._open.get(self._job) if self.gateway else None
             if channels is None or self.clock.now < self.reachable_at:
                 return False
             try:

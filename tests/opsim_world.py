@@ -13,15 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 from bamboo.job.spec import wanted_pipelines, wanted_workers
-from bamboo_operator import brain as brain_module
-from bamboo_operator import farewell as farewell_module
-from bamboo_operator.brain import Brain
-from bamboo_operator.cluster import Cluster
-from bamboo_operator.doors import Doors, Reviews
-from bamboo_operator.lifecycle import Tools
-from bamboo_operator.pods import OperatorSettings
-from bamboo_operator.signals import lives
-from bamboo_operator.watch import Lives
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.signals import lives
+from bamboo_operator.jobs import coordinator_runner, late_workers
+from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from opsim_acts import JOB, SPAN_SECONDS, Story
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
@@ -64,7 +64,7 @@ class World:
         self.server = Server(self.loop, rng, watches, self._changed)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
         self.workers = Workers(self.loop, rng, Oracle(story.arithmetic), JOB, story.slowdown, self.fail)
-        self.lives: Lives | None = None
+        self.controller: JobController | None = None
         self.failure: str | None = None
         self.kind = "None"
 
@@ -78,8 +78,8 @@ class World:
         try:
             with (
                 virtual_time(self.loop),
-                patch.object(brain_module, "Channels", SimChannels),
-                patch.object(farewell_module, "Channels", SimChannels),
+                patch.object(coordinator_runner, "Channels", SimChannels),
+                patch.object(late_workers, "Channels", SimChannels),
                 asyncio.Runner(loop_factory=lambda: self.loop) as runner,
             ):
                 runner.run(self._run())
@@ -116,7 +116,9 @@ class World:
             self._judge(user)
             await self._until(lambda: self._left("pods"), TIDY_SECONDS)
             user.delete()
-            await self._until(lambda: self._left("pods", "processes", "lives", "doors", "listeners"), TIDY_SECONDS)
+            await self._until(
+                lambda: self._left("pods", "processes", "reconcilers", "gateway", "listeners"), TIDY_SECONDS
+            )
         finally:
             await self.stop_operator()
 
@@ -128,7 +130,7 @@ class World:
             job = self.jobs.objects.get(JOB)
             left = job is not None and (job.get("status") or {}).get("plan") and not job["spec"].get("suspend")
             left = left and "deletionTimestamp" not in job["metadata"]
-            if self.brain is not None or self.lives is None or not left or self.server.trouble or self._ends():
+            if self.runner is not None or self.controller is None or not left or self.server.trouble or self._ends():
                 since = self.loop.time()
             if self.loop.time() - since > ALONE_SECONDS:
                 raise Failure(f"the workers have been left alone for {ALONE_SECONDS:g} s")
@@ -148,10 +150,10 @@ class World:
         """The job is over, or has all that it wants."""
         if self._over() is None:
             return None
-        brain, living = self.brain, self.living_pods()
-        if brain is None:
+        runner, living = self.runner, self.living_pods()
+        if runner is None:
             return "the operator has no coordinator for the job"
-        state, status = brain.state, brain.status()
+        state, status = runner.state, runner.status()
         facts = {
             "phase": (state.phase, "Running"),
             "pods": (len(living), wanted_workers(state.spec)),
@@ -191,8 +193,8 @@ class World:
         left = {
             "pods": sorted(pod["metadata"]["name"] for pod in self.living_pods()),
             "processes": sorted(node.name for node in self.workers.nodes.values() if node.alive),
-            "lives": [str(life.key) for life in self.lives.living()] if self.lives else [],
-            "doors": list(self.workers.doors._open) if self.workers.doors else [],
+            "reconcilers": [str(job.key) for job in self.controller.running()] if self.controller else [],
+            "gateway": list(self.workers.gateway._open) if self.workers.gateway else [],
             "listeners": list(self._cluster._listeners),
         }
         return next((f"{kind} are left: {left[kind]}" for kind in kinds if left[kind]), None)
@@ -204,9 +206,9 @@ class World:
         return self.jobs.objects[JOB]
 
     @property
-    def brain(self) -> Brain | None:
-        known = self.lives._lives.get(JOB) if self.lives else None
-        return known[0]._brain if known else None
+    def runner(self) -> CoordinatorRunner | None:
+        known = self.controller._reconcilers.get(JOB) if self.controller else None
+        return known[0]._runner if known else None
 
     def living_pods(self) -> list[Object]:
         return [pod for pod in self.pods.objects.values() if lives(pod)]
@@ -216,14 +218,14 @@ class World:
     def start_operator(self) -> None:
         """As kopf does it: pods and nodes are known before the first job."""
         self.log("the operator starts")
-        api, doors = Client(self.server), Doors()
-        settings = OperatorSettings(coordinator_url="", image="trainer")
-        self._cluster = Cluster()
-        tools = Tools(
-            cluster=self._cluster, doors=doors, api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://operator",
-            settings=settings,
+        api, gateway = Client(self.server), WorkerGateway()
+        settings = WorkerPodSettings(coordinator_url="", image="trainer")
+        self._cluster = ClusterCache()
+        shared = SharedResources(
+            cluster=self._cluster, gateway=gateway, api=api, reviews=TokenReviewer(api), key=b"k" * 16,
+            url="ws://operator", settings=settings,
         )  # fmt: skip
-        self.lives, self.workers.doors = Lives(tools), doors
+        self.controller, self.workers.gateway = JobController(shared), gateway
         for watch, show in ((self.nodes, self._show_node), (self.pods, self._show_pod)):
             watch.listening = True
             for thing in list(watch.objects.values()):
@@ -232,7 +234,7 @@ class World:
 
     async def stop_operator(self) -> None:
         self.log("the operator ends")
-        ended, self.lives, self.workers.doors = self.lives, None, None
+        ended, self.controller, self.workers.gateway = self.controller, None, None
         self.server.names.clear()
         for watch in (self.pods, self.nodes, self.jobs):
             watch.forget()
@@ -240,26 +242,26 @@ class World:
             await ended.stop()
 
     def _show_job(self, kind: str | None, job: Object) -> None:
-        if self.lives:
-            self.lives.job_event(kind, job)
+        if self.controller:
+            self.controller.job_event(kind, job)
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
-        """As in the handlers of bamboo_operator.watch."""
-        if self.lives is None:
+        """As the handlers of bamboo_operator.jobs.watch_handlers do."""
+        if self.controller is None:
             return
         if kind != "DELETED":
             self._cluster.pod_event(None, pod)
-            self.lives.pod_seen(pod)
-        self.lives.pods.seen(kind, (pod["metadata"]["namespace"], pod["metadata"]["name"]))
+            self.controller.pod_changed(pod)
+        self.controller.pods.observed(kind, (pod["metadata"]["namespace"], pod["metadata"]["name"]))
         if kind == "DELETED":
             self._cluster.pod_event("DELETED", pod)
 
     def _show_node(self, kind: str | None, node: Object) -> None:
-        if self.lives is None:
+        if self.controller is None:
             return
         if kind != "DELETED":
             self._cluster.node_event(None, node)
-        self.lives.nodes.seen(kind, node["metadata"]["name"])
+        self.controller.nodes.observed(kind, node["metadata"]["name"])
         if kind == "DELETED":
             self._cluster.node_event("DELETED", node)
 

@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo.job import spec as s
 from bamboo.job.manifest import METADATA
-from bamboo_operator.verdicts import RULES as CONDITIONS
+from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
 NODES = dict(nodes())

@@ -22,7 +22,7 @@ from bamboo.names import (
     TOKEN_FOLDER,
     TRAINER_CONTAINER,
 )
-from bamboo_operator.template import OWN_ENV, TOKEN_VOLUME
+from bamboo_operator.manifests.template import OWN_ENV, TOKEN_VOLUME
 from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train

@@ -18,11 +18,12 @@ CAMEL = re.compile(r"(?:[A-Z][a-z0-9]*)+")
 # The function called -> where the reason is among its arguments: position, or name if it is given so
 TELLERS: dict[str, tuple[int, str]] = {
     "Emit": (0, "reason"),
-    "Verdict": (1, "reason"),
+    "ConditionResult": (1, "reason"),
     "Protection": (1, "reason"),
-    "Trouble": (0, "reason"),
-    "Mark": (0, "source"),
+    "StartupProblem": (0, "reason"),
+    "DisruptionMark": (0, "source"),
     "Signal": (9, "source"),
+    "Notice": (9, "source"),
     "CloudNotice": (9, "source"),
     "Finish": (1, "reason"),
     "finish": (1, "reason"),
@@ -40,12 +41,12 @@ TELLERS: dict[str, tuple[int, str]] = {
 }
 # Tables whose keys or values are reasons, by file
 TABLES = {
-    "operator/bamboo_operator/cloud_marks.py": {"DISRUPTIONS": "keys"},
-    "operator/bamboo_operator/troubles.py": {"_WAITING": "values"},
+    "operator/bamboo_operator/cluster/cloud_marks.py": {"DISRUPTIONS": "keys"},
+    "operator/bamboo_operator/pods/startup_problems.py": {"_WAITING": "values"},
 }
 # Functions whose results are reasons
 ANSWERS = {
-    "operator/bamboo_operator/signals.py": ("_exit_source", "_disruption"),
+    "operator/bamboo_operator/cluster/signals.py": ("_exit_source", "_disruption"),
     "trainer/bamboo_trainer/worker/agent.py": ("failure_reason",),
 }
 # What is told under a name that holds a reason made elsewhere -> where
@@ -57,9 +58,10 @@ PASSED_ON = {
     "of_node.source": "the same",
     "mark.source": "the same",
     "disruption": "ANSWERS and TABLES",
+    "_WAITING[reason]": "TABLES",
     "found.reason": "Protection",
-    "trouble.reason": "Trouble",
-    "troubles[0].reason": "Trouble",
+    "problem.reason": "StartupProblem",
+    "problems[0].reason": "StartupProblem",
     "finish.reason": "Finish",
     "c.get('reason') or 'Unknown'": "a condition as it was written",
     "_exit_source(pod, code)": "ANSWERS",
@@ -69,7 +71,7 @@ PASSED_ON = {
 # These calls have nothing to do with reasons.
 OTHERS = {
     ("core/bamboo/job/fields.py", "_refuse"),
-    ("operator/bamboo_operator/template.py", "refuse"),
+    ("operator/bamboo_operator/manifests/template.py", "refuse"),
     ("core/bamboo/local/session.py", "finish"),
     ("core/bamboo/local/page_view.py", "finish"),
 }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import paced
 from bamboo.job.manifest import load_manifest
-from bamboo_operator.pods import JobMeta, OperatorSettings, template_problems, worker_pod
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, template_problems, worker_pod
 from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
@@ -176,7 +176,7 @@ def test_it_trains_pipelined_as_in_one_process_and_after_a_loss(
 
 def test_every_worker_gets_the_modules_and_the_data() -> None:
     job = load_manifest(EXAMPLES / "llama.yaml")
-    settings = OperatorSettings(coordinator_url="ws://operator:8765/job", image="trainer:1")
+    settings = WorkerPodSettings(coordinator_url="ws://operator:8765/job", image="trainer:1")
     pod = worker_pod(job, JobMeta(uid="u"), 0, job.node_pools[0], settings)
     (container,) = pod["spec"]["containers"]
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from bamboo.job.manifest import parse_manifest
-from bamboo_operator.pods import template_problems
+from bamboo_operator.manifests.worker_pod import template_problems
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from bamboo.control.descriptors import DescriptorShares, raise_limit
 from bamboo.control.listener import BoundedListener, ConnectionBounds
 from bamboo.control.unauthenticated import UnauthenticatedConnections, network_of
-from bamboo_operator.doors import path
-from bamboo_operator.operating import RESERVED, WATCHES
+from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.process import RESERVED, WATCHES
 from certificates import issue, trusting
 from flooded_operator import JOB, OWN
 
@@ -312,7 +312,9 @@ async def test_a_thousand_half_open_connections_take_nothing_from_workers_nor_fr
 
             async def come(name: str) -> aiohttp.ClientWebSocketResponse:
                 headers = {"Authorization": f"Bearer {token(name)}"}
-                socket = await session.ws_connect(f"wss://127.0.0.1:{workers}{path(JOB)}", headers=headers, ssl=tls)
+                socket = await session.ws_connect(
+                    f"wss://127.0.0.1:{workers}{workers_path(JOB)}", headers=headers, ssl=tls
+                )
                 await socket.send_str(json.dumps({"type": "Hello", "worker": name, "host": "10.0.0.1", "port": 1}))
                 return socket
 

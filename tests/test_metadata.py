@@ -22,7 +22,7 @@ import watched_worker
 from bamboo.coordinator.events import Interrupted, Outcome
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
-from bamboo_operator.pods import OperatorSettings
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_trainer import __main__ as trainer_main
 from bamboo_trainer.worker import cloud_notices, cloud_watch
 from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news, wanted
@@ -496,7 +496,7 @@ def test_the_operator_sets_it_in_pods_and_a_template_may_overrule() -> None:
     def found(pod: Any) -> list[Any]:
         return [e for e in trainer(pod)["env"] if e["name"] == "BAMBOO_METADATA"]
 
-    settings = OperatorSettings(coordinator_url="ws://x", image="i", metadata="auto")
+    settings = WorkerPodSettings(coordinator_url="ws://x", image="i", metadata="auto")
     assert found(render()) == []
     assert found(render(settings=settings)) == [{"name": "BAMBOO_METADATA", "value": "auto"}]
     own = {"name": "BAMBOO_METADATA", "value": "off"}

@@ -23,12 +23,13 @@ from bamboo.metrics import catalog as table
 from bamboo.metrics.exposition import Exporter, Metric, MetricKind, MetricsPage, MetricsPageCollector
 from bamboo.metrics.histogram import Histogram
 from bamboo.metrics.job_metrics import useful_seconds
-from bamboo_operator.counts import Counts, Meter, resource_of
-from bamboo_operator.doors import Doors
-from bamboo_operator.facts import Facts
-from bamboo_operator.looks import Look
-from bamboo_operator.metrics import job_page
-from bamboo_operator.verdicts import Verdict, display
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.http.metrics import job_page
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.kube.api_calls import resource_of
+from bamboo_operator.status.condition_rules import ConditionResult, displayed_state
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.job_view import JobView
 from metrics_kit import check_page
 from operator_kit import NOW, job, said
 from prometheus_kit import promtool
@@ -119,11 +120,13 @@ def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
 # A job
 
 
-def look(**more: object) -> Look:
+def look(**more: object) -> JobView:
     spec = job(nodePools=POOLS)
-    facts = Facts(now=NOW, generation=1, spec=spec, pods={"spot": 2, "sure": 1}, paid={"spot": 2}, cost=Decimal("0.25"))
+    facts = StatusFacts(
+        now=NOW, generation=1, spec=spec, pods={"spot": 2, "sure": 1}, paid={"spot": 2}, cost=Decimal("0.25")
+    )
     known = {"namespace": "default", "name": "tiny", "spec": spec, "facts": facts, "status": said(), **more}
-    return Look(**known)  # type: ignore[arg-type]
+    return JobView(**known)  # type: ignore[arg-type]
 
 
 def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
@@ -158,7 +161,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
 def test_the_states_are_those_of_the_status() -> None:
     names = ("Failed", "Complete", "Accepted", "Suspended", "Restoring", "Degraded", "Running")
     shown = {
-        display({name: Verdict(holds, reason, "") for name, holds in zip(names, flags, strict=True)})
+        displayed_state({name: ConditionResult(holds, reason, "") for name, holds in zip(names, flags, strict=True)})
         for flags in product((True, False), repeat=len(names))
         for reason in ("Training", "Saving")
     }
@@ -174,7 +177,7 @@ def test_a_job_without_redundancy_is_not_called_protected() -> None:
 
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
-    page, meter = MetricsPage(Exporter.OPERATOR), Meter(Counts())
+    page, meter = MetricsPage(Exporter.OPERATOR), JobMeter(OperatorCounts())
     meter.useful, meter.paid, meter.committed, meter.cost, meter.samples = 30.0, 40.0, 1000.0, 0.1, 48
     meter.signals["NodeDeleted"] += 1
     assert job_page(page, look(), meter) == "Running"
@@ -195,7 +198,7 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
 
 def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
     page = MetricsPage(Exporter.OPERATOR)
-    job_page(page, look(status=said(phase="Recovering", step=0)), Meter(Counts()))
+    job_page(page, look(status=said(phase="Recovering", step=0)), JobMeter(OperatorCounts()))
     for metric in (table.JOB_STEP, table.JOB_COST_PER_SAMPLES):
         assert values(page, metric) == {}
 
@@ -203,8 +206,8 @@ def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
 def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
     spec = job(nodePools=POOLS, suspend=True)
     page = MetricsPage(Exporter.OPERATOR)
-    facts = Facts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
-    assert job_page(page, look(spec=spec, facts=facts), Meter(Counts())) == "Suspended"
+    facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
+    assert job_page(page, look(spec=spec, facts=facts), JobMeter(OperatorCounts())) == "Suspended"
     assert set(values(page, table.JOB_WORKERS).values()) == {0}
     assert values(page, table.JOB_PODS)["spot", "Spot"] == 0
     assert values(page, table.JOB_COST_PER_HOUR) == {(): 0}
@@ -212,10 +215,10 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
 
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
     page = MetricsPage(Exporter.OPERATOR)
-    facts = Facts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
-    found = Look(namespace="default", name="bad", spec=None, facts=facts)
-    assert job_page(page, found, Meter(Counts())) == "Invalid"
-    assert values(page, table.JOB_WANTED_WORKERS) == {(): 0}
+    facts = StatusFacts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
+    found = JobView(namespace="default", name="bad", spec=None, facts=facts)
+    assert job_page(page, found, JobMeter(OperatorCounts())) == "Invalid"
+    assert values(page, table.JOB_DESIRED_WORKERS) == {(): 0}
     check_page(Exporter.OPERATOR, exposed(page), complete=False)
 
 
@@ -267,16 +270,19 @@ def test_metrics_of_a_run_are_served_from_start_to_stop() -> None:
 
 
 async def test_who_is_sent_away_is_counted_by_reason() -> None:
-    doors, answers = Doors(), iter([Unauthorized("no token", "NoToken"), Unavailable("later"), Unauthorized("no")])
+    gateway, answers = (
+        WorkerGateway(),
+        iter([Unauthorized("no token", "NoToken"), Unavailable("later"), Unauthorized("no")]),
+    )
 
     async def authenticate(request: object) -> str:
         raise next(answers)
 
-    check: Any = doors.counted(authenticate)
+    check: Any = gateway.counting_refusals(authenticate)
     for error in (Unauthorized, Unavailable, Unauthorized):
         with pytest.raises(error):
             await check(None)
-    assert doors.refusals == {"NoToken": 1, "NotChecked": 1, "Unauthorized": 1}
+    assert gateway.refusals == {"NoToken": 1, "NotChecked": 1, "Unauthorized": 1}
 
 
 @pytest.mark.parametrize(

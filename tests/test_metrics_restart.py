@@ -13,10 +13,11 @@ import yaml
 
 from bamboo.coordinator.events import Tick
 from bamboo.metrics.exposition import Exporter, MetricsPage
-from bamboo_operator.conditions import job_status
-from bamboo_operator.counts import Counts, Meter
-from bamboo_operator.lifecycle import Life
-from bamboo_operator.metrics import job_page
+from bamboo_operator.http.metrics import job_page
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.jobs.reconciler import JobReconciler
+from bamboo_operator.jobs.training import add_cost
+from bamboo_operator.status.document import job_status
 from operator_kit import job, said
 from prometheus_kit import promtool
 from test_metrics import exposed
@@ -55,17 +56,16 @@ class Operated:
 
     def __init__(self, status: Mapping[str, Any], step: int) -> None:
         metadata = {"name": "tiny", "namespace": "default", "uid": "u", "generation": 1}
-        tools: Any = SimpleNamespace(counts=Counts(), cluster=None, api=None)
-        self.life = Life({"metadata": metadata, "spec": SPEC, "status": status}, tools)
-        self.life._manifests._read()
-        self.life._telling.begin()
-        self.life.meter.begin(resumed=bool(status))
+        shared: Any = SimpleNamespace(counts=OperatorCounts(), cluster=None, api=None)
+        self.job = JobReconciler({"metadata": metadata, "spec": SPEC, "status": status}, shared)
+        self.job._spec._read()
+        self.job._status.begin()
+        self.job.meter.begin(resumed=bool(status))
         self._step = self._lost = 0
-        self._at = 0.0
         self._commit(step)  # as from the report of the first worker that comes back
 
     def _commit(self, step: int) -> None:
-        self.life.meter.handled(Tick(), state(self._step), state(step))
+        self.job.meter.handled(Tick(), state(self._step), state(step))
         self._step = step
 
     def minute(self, n: int) -> str:
@@ -73,13 +73,12 @@ class Operated:
         self._commit(self._step + 1)
         self._lost += n % 5 == 0
         status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2)
-        brain: Any = SimpleNamespace(status=lambda: status, finish=None, record=None)
-        hands: Any = SimpleNamespace(by_pool=lambda: {"spot": 1}, paid_for=lambda: {"spot": 1})
-        self._at += 60.0
-        self.life._count(brain, hands, self._at)
-        self.life._brain = brain
+        runner: Any = SimpleNamespace(status=lambda: status, record=None)
+        self.job._status.update(pods={"spot": 1})
+        add_cost(self.job._status, self.job.meter, {"spot": 1}, 60.0)
+        self.job._runner = runner
         page = MetricsPage(Exporter.OPERATOR)
-        job_page(page, self.life.look(), self.life.meter)
+        job_page(page, self.job.view(), self.job.meter)
         return exposed(page)
 
 
@@ -89,7 +88,7 @@ def hour(stale: int) -> Iterator[tuple[int, int, str]]:
     for n in range(1, RESTART + 1):
         yield 1, n, first.minute(n)
         if n == RESTART - stale:
-            total = first.life._telling.facts.cost
+            total = first.job._status.facts.cost
             found = {"cost": {"total": f"{total}"}, "preemptions": n // 5, "restarts": n // 10, "epoch": 3}
     second = Operated(found, RESTART)
     for n in range(RESTART + 1, MINUTES + 1):
@@ -132,7 +131,7 @@ def test_increases_count_everything_once(tmp_path: Path, same: bool, stale: int)
 
 
 def test_steps_that_were_committed_before_are_not_counted_as_new() -> None:
-    meter = Meter(Counts())
+    meter = JobMeter(OperatorCounts())
     meter.begin(resumed=True)
     meter.handled(Tick(), state(0), state(5000))
     assert meter.samples == 0
@@ -147,7 +146,7 @@ def test_what_was_saved_survives_a_restart_but_for_what_the_status_does_not_know
     first = Operated({}, 0)
     for n in range(1, 31):
         first.minute(n)
-    status = job_status(None, {}, first.life._telling.facts)
+    status = job_status(None, {}, first.job._status.facts)
     assert status["cost"]["total"] == "30.0000"
     assert (status["cost"]["onDemandTotal"], status["cost"]["saved"]) == ("90.0000", "60.0000")
     second = Operated(status, 30)
@@ -155,5 +154,5 @@ def test_what_was_saved_survives_a_restart_but_for_what_the_status_does_not_know
     for n in range(31, 41):
         page = second.minute(n)
     assert 'bamboo_job_saved_so_far{job="tiny",namespace="default"} 80.0' in page
-    again = job_status(None, status, second.life._telling.facts)
+    again = job_status(None, status, second.job._status.facts)
     assert (again["cost"]["saved"], again["cost"]["comparedSince"]) == ("80.0000", status["cost"]["comparedSince"])

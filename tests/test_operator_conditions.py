@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
-from bamboo_operator.conditions import job_status, worth_writing
-from bamboo_operator.facts import Base, Facts
+from bamboo_operator.status.document import job_status, worth_writing
+from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from operator_kit import NOW, at, job, said
 
 ALL = ["Accepted", "WorkersReady", "Running", "Degraded", "Protected", "Suspended", "Restoring", "FallbackActive"]
@@ -34,7 +34,7 @@ PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
 
 
 def facts(**more):
-    return Facts(**{"now": NOW, "generation": 1, "spec": JOB, **more})
+    return StatusFacts(**{"now": NOW, "generation": 1, "spec": JOB, **more})
 
 
 def takeover(stage=1, victim="w1"):
@@ -190,7 +190,7 @@ RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=
 def test_an_operators_restart_changes_next_to_nothing(status):
     busy = said(grid=DOUBLED, workers=BUSY, takeovers=(takeover(),), preemptions=2, epoch=7)
     before = seen(busy, plan="p")
-    after = seen(status, before, base=Base.of(before), now=NOW + timedelta(seconds=60))
+    after = seen(status, before, earlier=EarlierCounts.of(before), now=NOW + timedelta(seconds=60))
     assert conditions(after)["Running"]["reason"] == "OperatorRestarted"
     same = [key for key in before if key not in ("conditions",)]
     assert {key: after[key] for key in same} == {key: before[key] for key in same}
@@ -200,10 +200,10 @@ def test_an_operators_restart_changes_next_to_nothing(status):
 
 def test_counters_grow_over_a_restart():
     before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED)
-    base = Base.of(before)
-    assert base == Base(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
+    base = EarlierCounts.of(before)
+    assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
     after = seen(
-        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2), before, base=base, cost=Decimal("0.5"),
+        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2), before, earlier=base, cost=Decimal("0.5"),
         now=NOW + timedelta(seconds=9), spec=POOLED,
     )  # fmt: skip
     assert (after["preemptions"], after["takeovers"], after["restarts"], after["restores"]) == (4, 3, 3, 0)

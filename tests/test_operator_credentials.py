@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo_operator.api import _server_from_within
+from bamboo_operator.kube.credentials import _server_from_within
 
 
 @pytest.mark.parametrize(

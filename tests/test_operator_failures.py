@@ -9,9 +9,9 @@ import pytest
 from bamboo.control.channel_events import ChannelClosed
 from bamboo.control.protocol import PeerDown
 from bamboo.names import TRAINER_CONTAINER
-from hands_kit import Job, Place
+from pod_controller_kit import Job, Place
 
-pytest_plugins = ["hands_fixtures"]
+pytest_plugins = ["pod_controller_fixtures"]
 
 NINE = [{"name": "nine", "onExitCodes": [9], "action": "FailJob"}]
 
@@ -27,9 +27,9 @@ def ended(place: Place, name: str, code: int) -> None:
 async def missed(job: Job, name: str) -> None:
     """Its channel and its links close."""
     job.hear("tiny-w0", PeerDown(peer=name))
-    job.brain._handle(ChannelClosed(name))
-    assert name in job.brain.state.gone
-    await job.passes()
+    job.runner._handle(ChannelClosed(name))
+    assert name in job.runner.state.gone
+    await job.reconciles()
 
 
 @pytest.mark.parametrize("missed_first", [True, False])
@@ -47,17 +47,17 @@ async def test_a_pod_that_ended_by_itself_is_judged_whichever_is_heard_first(
 ) -> None:
     place = Place()
     job = begin(place, failurePolicy=policy)
-    await job.passes()
+    await job.reconciles()
     job.train()
     if missed_first:
         await missed(job, "tiny-w1")
     ended(place, "tiny-w1", code)
     await job.ticks(0.2)
     if not missed_first and reason is None:
-        job.brain._handle(ChannelClosed("tiny-w1"))
-    finish = job.brain.finish
+        job.runner._handle(ChannelClosed("tiny-w1"))
+    finish = job.runner.finish
     assert (finish.reason if finish else None) == reason
-    assert (job.brain.state.restarts, job.brain.state.preemptions) == (int(reason != "FailurePolicy"), 1)
+    assert (job.runner.state.restarts, job.runner.state.preemptions) == (int(reason != "FailurePolicy"), 1)
 
 
 async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_away(
@@ -66,15 +66,15 @@ async def test_a_pod_that_we_delete_because_its_worker_was_missed_was_not_taken_
     """Nor one that ends with its node for the same reason: what is deleted by others is a disruption."""
     place = Place()
     job = begin(place, standby={"workers": 1})
-    await job.passes()
+    await job.reconciles()
     job.train()
     await missed(job, "tiny-w1")
-    await job.passes(15.0)
+    await job.reconciles(15.0)
     assert place.deleted == ["tiny-w1"]
     await job.ticks(0.2)
-    assert not job.brain.state.ends["tiny-w1"].disrupted
-    assert "tiny-w1" not in job.brain.state.exit_unknown
+    assert not job.runner.state.ends["tiny-w1"].disrupted
+    assert "tiny-w1" not in job.runner.state.exit_unknown
     await missed(job, "tiny-w2")
     place.take("tiny-w2")
     await job.ticks(0.2)
-    assert job.brain.state.ends["tiny-w2"].disrupted
+    assert job.runner.state.ends["tiny-w2"].disrupted

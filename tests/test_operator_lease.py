@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_operator.api import TIMEOUT_SECONDS
-from bamboo_operator.lease import (
+from bamboo_operator.kube.client import TIMEOUT_SECONDS
+from bamboo_operator.kube.lease import (
     DURATION_SECONDS,
     NOTICE_SECONDS,
     POLL_SECONDS,
     RENEW_SECONDS,
     HolderPod,
-    Place,
-    Record,
-    Sight,
-    held,
-    judge,
+    LeaseName,
+    LeaseRecord,
+    ObservedLease,
+    decide,
+    lease_held_by,
     pod_of_holder,
     released,
 )
@@ -33,8 +33,8 @@ from lease_kit import PLACE, Process, World
 NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
-def record(holder: str = "x", renewed: str = "1", before: tuple[str, ...] = ()) -> Record:
-    return Record(holder=holder, seconds=30.0, renewed=renewed, transitions=0, before=before)
+def record(holder: str = "x", renewed: str = "1", before: tuple[str, ...] = ()) -> LeaseRecord:
+    return LeaseRecord(holder=holder, seconds=30.0, renewed=renewed, transitions=0, before=before)
 
 
 # Decisions
@@ -59,25 +59,25 @@ def record(holder: str = "x", renewed: str = "1", before: tuple[str, ...] = ()) 
 def test_who_may_take_it(
     holder: str | None, silent: float, pod: HolderPod, take: bool, notice: bool, message: str
 ) -> None:
-    sight = None if holder is None else Sight(record(holder), 100.0)
-    verdict = judge(sight, "me", 100.0 + silent, pod)
+    sight = None if holder is None else ObservedLease(record(holder), 100.0)
+    verdict = decide(sight, "me", 100.0 + silent, pod)
     assert (verdict.take, verdict.notice, verdict.message) == (take, ("x",) * notice, message)
     if holder is not None and take:
-        sight = Sight(record(holder, before=("a", "me")), 100.0)
-        verdict = judge(sight, "me", 100.0 + silent, pod)
+        sight = ObservedLease(record(holder, before=("a", "me")), 100.0)
+        verdict = decide(sight, "me", 100.0 + silent, pod)
         assert verdict.notice == ("a", *("x",) * notice), "who had to notice before that still has to"
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 2)), min_size=1))
 def test_a_holders_time_begins_anew_with_each_renewal_that_is_seen(looks: list[tuple[float, int]]) -> None:
     """Whatever times are written in the record."""
-    now, sight, changed, last = 0.0, Sight(record(), 0.0), 0.0, record()
+    now, sight, changed, last = 0.0, ObservedLease(record(), 0.0), 0.0, record()
     for pause, renewed in looks:
         now += pause
         found = record(renewed=str(renewed))
         sight, changed, last = sight.after(found, now), now if found != last else changed, found
         assert (sight.record, sight.since) == (found, changed)
-        assert judge(sight, "me", now, HolderPod.LIVES).take == (now - changed >= 30)
+        assert decide(sight, "me", now, HolderPod.LIVES).take == (now - changed >= 30)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_a_pod_says_of_its_processes(pod: dict[str, Any] | None, expected: 
 
 
 def test_a_lease_as_it_is_written() -> None:
-    first = held(PLACE, None, "me", NOW)
+    first = lease_held_by(PLACE, None, "me", NOW)
     stamp = "2026-03-01T12:00:00.250000Z"
     spec = {"holderIdentity": "me", "leaseDurationSeconds": 30, "acquireTime": stamp, "renewTime": stamp}
     assert first == {
@@ -105,25 +105,25 @@ def test_a_lease_as_it_is_written() -> None:
         "metadata": {"namespace": "system", "name": "operator"}, "spec": {**spec, "leaseTransitions": 0},
     }  # fmt: skip
     first["metadata"]["resourceVersion"] = "7"
-    later = held(PLACE, first, "me", NOW.replace(second=10))
+    later = lease_held_by(PLACE, first, "me", NOW.replace(second=10))
     assert later["metadata"] == {**first["metadata"], "annotations": {}}
     assert later["spec"] == {**first["spec"], "renewTime": "2026-03-01T12:00:10.250000Z"}
     later["metadata"]["annotations"]["a"] = "b"
-    noted = held(PLACE, later, "other", NOW.replace(second=50), ("x", "me"))
+    noted = lease_held_by(PLACE, later, "other", NOW.replace(second=50), ("x", "me"))
     assert noted["metadata"]["annotations"] == {"a": "b", "bamboo.dev/holders-before": "x,me"}
-    assert Record.of(noted).before == ("x", "me")
-    assert held(PLACE, noted, "other", NOW)["metadata"]["annotations"] == {"a": "b"}
+    assert LeaseRecord.of(noted).before == ("x", "me")
+    assert lease_held_by(PLACE, noted, "other", NOW)["metadata"]["annotations"] == {"a": "b"}
     taken = noted["spec"]
     assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("other", 1)
     assert taken["acquireTime"] == taken["renewTime"] == "2026-03-01T12:00:50.250000Z"
-    assert Record.of(released(later)).holder == ""
+    assert LeaseRecord.of(released(later)).holder == ""
 
 
 @pytest.mark.parametrize("text", ["", "name", "/name", "a/", "a/b/c", "A/b", "a/B", "a.b/c"])
 def test_a_place_is_a_namespace_and_a_name(text: str) -> None:
     with pytest.raises(ValueError, match=f'^expected NAMESPACE/NAME, got "{re.escape(text)}"$'):
-        Place.parse(text)
-    assert str(Place.parse("bamboo-system/bamboo-operator")) == "bamboo-system/bamboo-operator"
+        LeaseName.parse(text)
+    assert str(LeaseName.parse("bamboo-system/bamboo-operator")) == "bamboo-system/bamboo-operator"
 
 
 # Several operators in virtual time
@@ -217,7 +217,7 @@ async def test_one_that_dies_while_the_one_before_may_work_waits_for_it_all_the_
         await world.run(NOTICE_SECONDS)
         assert world.at_work() == [second]
         await world.run(RENEW_SECONDS)
-        assert Record.of(world.lease).before == ()
+        assert LeaseRecord.of(world.lease).before == ()
 
 
 async def test_nobody_waits_for_an_evicted_holder_that_has_ended() -> None:
@@ -267,7 +267,7 @@ async def test_who_is_no_pod_is_waited_for() -> None:
     """A name that cannot be a pod's says nothing about the process; nor does it get into an address."""
     world = World()
     for name in ("../nodes/x", "Laptop", "a pod"):
-        world.lease = held(PLACE, None, name, NOW)
+        world.lease = lease_held_by(PLACE, None, name, NOW)
         world.lease["metadata"]["resourceVersion"] = "0"
         process = world.start("me")
         await world.run(DURATION_SECONDS - 1)

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
-from bamboo_operator.active import ActiveLabel
-from bamboo_operator.lease import held
-from bamboo_operator.operating import Options, operate
-from bamboo_operator.pods import OperatorSettings
+from bamboo_operator.kube.active_label import ActiveLabel
+from bamboo_operator.kube.lease import lease_held_by
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.process import OperatorOptions, run_operator
 from lease_kit import PLACE
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -31,7 +31,7 @@ async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(f"{request.method} {request.path}")
-        lease = held(PLACE, None, holder, NOW)
+        lease = lease_held_by(PLACE, None, holder, NOW)
         return web.json_response(lease if "/leases/" in request.path else {"metadata": {}, "status": {}})
 
     application = web.Application()
@@ -50,10 +50,10 @@ async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
         await runner.cleanup()
 
 
-def options(port: int, *, label_active: bool = False) -> Options:
-    return Options(
+def options(port: int, *, label_active: bool = False) -> OperatorOptions:
+    return OperatorOptions(
         listen=("127.0.0.1", 0), web_listen=("127.0.0.1", port), url=None, key=b"k" * 16, namespaces=[], lease=PLACE,
-        workers=OperatorSettings(coordinator_url="", image="x"), certificate=None, identity="me",
+        workers=WorkerPodSettings(coordinator_url="", image="x"), certificate=None, identity="me",
         label_active=label_active,
     )  # fmt: skip
 
@@ -80,13 +80,13 @@ async def test_one_that_waits_ends_when_told_or_when_the_clusters_authority_chan
 ) -> None:
     authority = tmp_path / "ca.crt"
     authority.write_text("one")
-    monkeypatch.setattr("bamboo_operator.operating.AUTHORITY_FILE", authority)
-    monkeypatch.setattr("bamboo_operator.authority.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("bamboo_operator.process.AUTHORITY_FILE", authority)
+    monkeypatch.setattr("bamboo_operator.kube.certificate_authority.POLL_SECONDS", 0.01)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     stop = asyncio.Event()
     async with api_server(tmp_path, "other") as asked:
         port = unused_tcp_port_factory()  # chosen before, it could be the API server's too
-        operating = asyncio.create_task(operate(options(port), stop))
+        operating = asyncio.create_task(run_operator(options(port), stop))
         assert await readiness(port, operating) == (503, "waiting for the lease held by other\n")
         await asyncio.sleep(0.1)
         assert not operating.done(), "the authority is the same"
@@ -108,7 +108,7 @@ async def test_one_of_several_is_ready_while_another_works_and_says_so_by_no_lab
     stop = asyncio.Event()
     async with api_server(tmp_path, "other") as asked:
         port = unused_tcp_port_factory()
-        operating = asyncio.create_task(operate(options(port, label_active=True), stop))
+        operating = asyncio.create_task(run_operator(options(port, label_active=True), stop))
         assert await readiness(port, operating, "ok") == (200, "ok\n")
         stop.set()
         await asyncio.wait_for(operating, 30)
@@ -149,7 +149,7 @@ class SlowPods:
 
 async def test_who_has_given_up_labels_itself_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Lease is lost while the API server does not answer; another one works when it does again."""
-    monkeypatch.setattr("bamboo_operator.active.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("bamboo_operator.kube.active_label.RETRY_SECONDS", 0.01)
     pods = SlowPods()
     label = ActiveLabel(pods, PLACE, "me")
     taking = asyncio.create_task(label.take(["other"]))

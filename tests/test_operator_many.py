@@ -9,13 +9,16 @@ from contextlib import contextmanager
 import pytest
 
 from bamboo.names import LABEL_JOB_NAME, TRAINER_CONTAINER
-from bamboo_operator import brain as brain_module
-from bamboo_operator.cluster import Cluster
-from bamboo_operator.doors import Doors, Reviews
-from bamboo_operator.hands import Hands
-from bamboo_operator.lifecycle import LONGEST_WORK_SECONDS, Life, Tools
-from bamboo_operator.pods import OperatorSettings
-from bamboo_operator.watch import STUCK_SECONDS, Lives
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs import coordinator_runner as runner_module
+from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
+from bamboo_operator.jobs.reconciler import JobReconciler
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.jobs.training import LONGEST_SECONDS, turn
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.pods.controller import PodController
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Client, Object, Server, Watch
 
@@ -41,10 +44,10 @@ def manifest(name: str) -> Object:
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 
 
-def tools_for(cluster: Cluster, api: Client) -> Tools:
-    return Tools(
-        cluster=cluster, doors=Doors(), api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://operator",
-        settings=OperatorSettings(coordinator_url="", image="trainer"),
+def shared_for(cluster: ClusterCache, api: Client) -> SharedResources:
+    return SharedResources(
+        cluster=cluster, gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://operator",
+        settings=WorkerPodSettings(coordinator_url="", image="trainer"),
     )  # fmt: skip
 
 
@@ -63,12 +66,12 @@ class Town:
         self.told: dict[str, float] = {}
         self.writes = 0
         self._pods = Watch(loop, rng, self._show_pod)
-        self._jobs = Watch(loop, rng, lambda kind, job: self._lives.job_event(kind, job))
+        self._jobs = Watch(loop, rng, lambda kind, job: self._controller.job_event(kind, job))
         watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = SLOWNESS
-        self._cluster = Cluster()
-        self._lives = Lives(tools_for(self._cluster, Client(self._server)))
+        self._cluster = ClusterCache()
+        self._controller = JobController(shared_for(self._cluster, Client(self._server)))
 
     async def live(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True
@@ -77,9 +80,9 @@ class Town:
         try:
             while self._loop.time() < seconds and not self.stuck:
                 await asyncio.sleep(10.0)
-                self.stuck += filter(None, [self._lives.stuck()])
+                self.stuck += filter(None, [self._controller.stuck()])
         finally:
-            await self._lives.stop()
+            await self._controller.stop()
 
     def _show_pod(self, kind: str | None, pod: Object) -> None:
         self._cluster.pod_event(kind, pod)
@@ -115,7 +118,7 @@ class Town:
 @contextmanager
 def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, VirtualLoop]]:
     loop = VirtualLoop(0.0)
-    patch.setattr(brain_module, "TICK_SECONDS", 1.0)  # no worker is there that could be late
+    patch.setattr(runner_module, "TICK_SECONDS", 1.0)  # no worker is there that could be late
     with virtual_time(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
         yield runner, loop
 
@@ -130,19 +133,19 @@ def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyP
     lags = sorted(town.told.get(name, LIFE_SECONDS) - at for name, at in town.refused.items())
     assert lags[-1] < SOON, f"median {lags[JOBS // 2]:.1f} s, at most {lags[-1]:.1f} s"
     assert town.writes < MOST_WRITES * JOBS
-    assert town.stuck == [], "to wait for others is no standstill"
+    assert town.stuck == [], "a job that waits for others is not stuck"
 
 
-def test_a_pass_that_stands_still_is_seen_though_the_status_is_written_meanwhile(
+def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def stand_still(_: Hands) -> None:
+    async def stand_still(_: PodController) -> None:
         await asyncio.sleep(3600.0)
 
-    monkeypatch.setattr(Hands, "work", stand_still)
+    monkeypatch.setattr(PodController, "reconcile", stand_still)
     with virtual_runner(monkeypatch) as (runner, loop):
         town = Town(loop)
-        runner.run(town.live(1, 2 * (LONGEST_WORK_SECONDS + STUCK_SECONDS)))
+        runner.run(town.live(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
     assert town.stuck[0].startswith("no reconciliation of default/job-00 for ")
 
 
@@ -150,19 +153,20 @@ def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch)
     """However long that takes: else those that were served already would come before it, again and again."""
     served = []
 
-    async def take_turns(life: Life, turns: asyncio.Semaphore) -> None:
+    async def take_turns(job: JobReconciler, turns: asyncio.Semaphore) -> None:
         for _ in range(3):
-            async with life._turn(turns):
-                served.append(life.key[1])
+            async with turn(turns, job._heartbeat):
+                served.append(job.key[1])
                 await asyncio.sleep(20.0)
 
     async def all_take_turns(names: list[str]) -> None:
         turns = asyncio.Semaphore(1)
-        tools = tools_for(Cluster(), None)  # type: ignore[arg-type]
-        lives = [
-            Life({**manifest(name), "metadata": {"namespace": "x", "name": name, "uid": name}}, tools) for name in names
+        shared = shared_for(ClusterCache(), None)  # type: ignore[arg-type]
+        jobs = [
+            JobReconciler({**manifest(name), "metadata": {"namespace": "x", "name": name, "uid": name}}, shared)
+            for name in names
         ]
-        await asyncio.gather(*(take_turns(life, turns) for life in lives))
+        await asyncio.gather(*(take_turns(job, turns) for job in jobs))
 
     names = [f"job-{number}" for number in range(6)]
     with virtual_runner(monkeypatch) as (runner, _):

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_USAGE
 from bamboo_operator.__main__ import command
-from bamboo_operator.node_marks import NodeMark, read_marks
-from bamboo_operator.signals import Kind, node_signal, worker_signal
-from hands_kit import Job, Place
+from bamboo_operator.cluster.node_marks import NodeMark, read_marks
+from bamboo_operator.cluster.signals import SignalKind, node_signal, worker_signal
 from operator_kit import NOW, node, pod
+from pod_controller_kit import Job, Place
 
-pytest_plugins = ["hands_fixtures"]
+pytest_plugins = ["pod_controller_fixtures"]
 
 KEY = "rack.example/repair"
 
@@ -58,7 +58,7 @@ def test_a_mark_is_seen_where_it_is_said_to_be(tmp_path: Path, where: Any, on: A
     own = marks(tmp_path, {"reason": "RackRepair", "noticeSeconds": 90, **where})
     signal = node_signal(on, NOW, own)
     assert signal is not None
-    assert (signal.kind, signal.source, signal.seconds) == (Kind.NOTICE, "RackRepair", 90.0)
+    assert (signal.kind, signal.source, signal.seconds) == (SignalKind.NOTICE, "RackRepair", 90.0)
     assert signal.message == f"node n1 has the {next(iter(where))} {where[next(iter(where))].get('key', 'Power')}"
     assert node_signal(not_on, NOW, own) is None
     assert node_signal(on, NOW) is None
@@ -74,7 +74,7 @@ def test_the_earliest_deadline_holds_and_gone_is_gone(tmp_path: Path) -> None:
     assert getattr(worker_signal(pod(), both, NOW, own), "source", None) == "KarpenterDisruption"
     gone = worker_signal(pod(), node(labels={KEY: "x"}, annotations={KEY: "x"}), NOW, own)
     assert gone is not None
-    assert (gone.kind, gone.source, gone.seconds) == (Kind.LOST, "PowerOff", 0)
+    assert (gone.kind, gone.source, gone.seconds) == (SignalKind.LOST, "PowerOff", 0)
 
 
 async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, begin: Callable[..., Job]) -> None:
@@ -82,7 +82,7 @@ async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, b
     place = Place()
     job = begin(place, marks=own)
     await job.ticks(0.0)
-    await job.passes()
+    await job.reconciles()
     job.train()
     for worker in sorted(place.pods):
         place.run(worker, age=1.0)
@@ -93,7 +93,7 @@ async def test_the_jobs_on_that_node_hear_of_it_and_of_its_end(tmp_path: Path, b
     place.cluster.node_event("MODIFIED", {**there, "metadata": {**there["metadata"], "labels": {KEY: "planned"}}})
     await job.ticks(0.0)
     assert {"RackRepair", "NoticeReceived"} <= set(job.told())
-    assert job.brain.state.workers[worker].notice_until is not None
+    assert job.runner.state.workers[worker].notice_until is not None
     place.cluster.node_event("MODIFIED", there)
     await job.ticks(0.0)
     assert "NoticeWithdrawn" in job.told()

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from jsonschema import ValidationError
 
 from bamboo.names import worker_name
-from bamboo_operator.pods import (
+from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
+    checkpoint_problems,
     selector,
     template_problems,
-    unkept,
     weights_folder,
     worker_image,
     worker_number,
@@ -291,7 +291,7 @@ def test_a_volume_claim_is_mounted():
     assert {"name": "bamboo-storage", "mountPath": "/var/lib/bamboo"} in trainer(pod)["volumeMounts"]
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
     assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
-    assert unkept(spec) == [
+    assert checkpoint_problems(spec) == [
         "checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"
     ]
 
@@ -299,8 +299,8 @@ def test_a_volume_claim_is_mounted():
 def test_what_is_kept_nowhere_is_said():
     spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
     assert weights_folder(spec, META) is None
-    assert unkept(spec)[0].startswith("checkpoint.storage.uri: ignored")
-    assert (weights_folder(job(), META), unkept(job())) == (None, [])
+    assert checkpoint_problems(spec)[0].startswith("checkpoint.storage.uri: ignored")
+    assert (weights_folder(job(), META), checkpoint_problems(job())) == (None, [])
 
 
 def test_who_joins_others_runs_what_they_run():

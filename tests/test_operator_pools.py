@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.job.spec import Capacity, NodePool
-from bamboo_operator.pools import choose_pool, is_fallback, move_to, pool_to_try, price_per_hour, reverts, spent
+from bamboo_operator.pods.pools import (
+    choose_pool,
+    cost_of,
+    fallback_pool,
+    is_fallback,
+    pool_to_probe,
+    price_per_hour,
+    worker_to_revert,
+)
 
 SPOT = NodePool(name="spot", price_per_hour=Decimal("0.91"), max_workers=8)
 OTHER = NodePool(name="other", price_per_hour=Decimal("1.10"))
@@ -80,12 +88,12 @@ def test_never_too_many_and_never_too_early(pools, waited, counts):
     ],
 )
 def test_a_pod_without_a_node_moves_on(current, waited, counts, target):
-    found = move_to([SPOT, FALLBACK, LAST], current, 1000.0 + waited, 1000.0, counts)
+    found = fallback_pool([SPOT, FALLBACK, LAST], current, 1000.0 + waited, 1000.0, counts)
     assert (found.name if found else None) == target
 
 
 def test_a_full_earlier_pool_is_no_reason_to_move():
-    assert move_to([SPOT, OTHER], "spot", 1e6, 0, {"spot": 8}) is None
+    assert fallback_pool([SPOT, OTHER], "spot", 1e6, 0, {"spot": 8}) is None
 
 
 def test_fallbacks():
@@ -104,7 +112,7 @@ def test_fallbacks():
     ],
 )
 def test_asking_for_nodes_again(counts, waiting, tried):
-    found = pool_to_try([SPOT, FALLBACK, LAST], counts, waiting)
+    found = pool_to_probe([SPOT, FALLBACK, LAST], counts, waiting)
     assert (found.name if found else None) == tried
 
 
@@ -126,12 +134,12 @@ PLACED = {"w0": "spot", "w1": "spot", "w2": "fallback", "w3": "fallback", "w4": 
     ],
 )
 def test_giving_back(standby, leaving, keep, given_back):
-    assert reverts([SPOT, FALLBACK, LAST], PLACED, standby, leaving, keep) == given_back
+    assert worker_to_revert([SPOT, FALLBACK, LAST], PLACED, standby, leaving, keep) == given_back
 
 
 def test_only_pools_that_revert_give_back():
-    assert reverts([SPOT, LAST], {"w0": "spot", "w1": "last"}, ["w0"], [], 0) is None
-    assert reverts([FALLBACK, SPOT], {"w0": "spot", "w1": "fallback"}, ["w0"], [], 0) is None
+    assert worker_to_revert([SPOT, LAST], {"w0": "spot", "w1": "last"}, ["w0"], [], 0) is None
+    assert worker_to_revert([FALLBACK, SPOT], {"w0": "spot", "w1": "fallback"}, ["w0"], [], 0) is None
 
 
 def test_prices():
@@ -140,5 +148,5 @@ def test_prices():
     assert price_per_hour(pools, {}) == 0
     assert price_per_hour([LAST], {"last": 1}) is None
     assert price_per_hour([], {}) is None
-    assert spent(Decimal("3.60"), 10) == Decimal("0.01")
-    assert spent(None, 10) == 0
+    assert cost_of(Decimal("3.60"), 10) == Decimal("0.01")
+    assert cost_of(None, 10) == 0

@@ -8,9 +8,9 @@ import pytest
 
 from bamboo.remote import phrases
 from bamboo.remote.objects import job_of
-from bamboo_operator.conditions import job_status
-from bamboo_operator.facts import Facts
-from bamboo_operator.savings import Comparison
+from bamboo_operator.status.document import job_status
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.savings import CostComparison
 from operator_kit import NOW, job, said
 
 SPOT = {"name": "spot", "pricePerHour": "1.00"}
@@ -18,8 +18,8 @@ SURE = {"name": "sure", "capacity": "OnDemand", "pricePerHour": "3.50", "afterSe
 LATER = datetime(2026, 3, 2, tzinfo=UTC)
 
 
-def compared(pools: list[dict[str, Any]], paid: dict[str, int], hours: int = 2) -> Comparison:
-    found, spec = Comparison(), job(nodePools=pools)
+def compared(pools: list[dict[str, Any]], paid: dict[str, int], hours: int = 2) -> CostComparison:
+    found, spec = CostComparison(), job(nodePools=pools)
     for _ in range(hours):
         found = found.later(spec.node_pools, paid, 3600.0, NOW if found.since is None else LATER)
     return found
@@ -42,7 +42,7 @@ def test_the_same_workers_at_the_on_demand_pools_price(
     found = compared(pools, paid)
     assert (found.spent, found.on_demand) == (Decimal(spent), Decimal(on_demand))
     assert (found.since is None) == (on_demand == "0")
-    assert Comparison.of({"cost": found.written()}) == found, "as the next operator finds it"
+    assert CostComparison.of({"cost": found.written()}) == found, "as the next operator finds it"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_same_workers_at_the_on_demand_pools_price(
      {"saved": "1", "onDemandTotal": "1", "comparedSince": "yesterday"}, {"saved": None, "onDemandTotal": 3}],
 )  # fmt: skip
 def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, Any]) -> None:
-    assert Comparison.of({"cost": cost}) == Comparison()
+    assert CostComparison.of({"cost": cost}) == CostComparison()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_status_without_it_or_of_another_version_begins_anew(cost: dict[str, A
 )
 def test_the_command_line_says_it(price: str, said_so: str) -> None:
     pools = [SPOT | {"pricePerHour": price}, SURE]
-    facts = Facts(
+    facts = StatusFacts(
         now=NOW, generation=1, spec=job(nodePools=pools), pods={"spot": 1}, cost=Decimal(2),
         comparison=compared(pools, {"spot": 1}),
     )  # fmt: skip

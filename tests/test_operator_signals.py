@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from bamboo_operator.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
-from bamboo_operator.signals import (
-    Kind,
-    node_gone,
+from bamboo_operator.cluster.cloud_marks import CONDITIONS, LABELS, TAINTS, TAINTS_WITH_VALUE
+from bamboo_operator.cluster.signals import (
+    SignalKind,
+    node_deleted_signal,
     node_signal,
-    pod_gone,
+    pod_deleted_signal,
     pod_signal,
     worker_exit,
     worker_signal,
@@ -96,7 +96,7 @@ NOTHING = [
 @pytest.mark.parametrize(("given", "source", "seconds"), NOTICES)
 def test_a_node_that_will_go_gives_notice(given, source, seconds):
     signal = node_signal(given, NOW)
-    assert (signal.kind, signal.source, signal.seconds) == (Kind.NOTICE, source, seconds)
+    assert (signal.kind, signal.source, signal.seconds) == (SignalKind.NOTICE, source, seconds)
     assert signal.message.startswith("node n1 ")
     assert signal.exit_code is None
 
@@ -104,7 +104,7 @@ def test_a_node_that_will_go_gives_notice(given, source, seconds):
 @pytest.mark.parametrize(("given", "source"), LOST)
 def test_a_node_that_is_gone_is_lost(given, source):
     signal = node_signal(given, NOW)
-    assert (signal.kind, signal.source, signal.seconds) == (Kind.LOST, source, 0)
+    assert (signal.kind, signal.source, signal.seconds) == (SignalKind.LOST, source, 0)
 
 
 @pytest.mark.parametrize("given", NOTHING)
@@ -162,7 +162,7 @@ def test_every_mark_of_the_tables_is_tried():
 )
 def test_the_time_that_a_node_carries_counts(given, seconds):
     signal = node_signal(given, NOW)
-    assert (signal.kind, signal.seconds) == (Kind.NOTICE, seconds)
+    assert (signal.kind, signal.seconds) == (SignalKind.NOTICE, seconds)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_time_that_a_node_carries_counts(given, seconds):
 )
 def test_a_pod_that_will_go_gives_notice(given, source, seconds):
     signal = pod_signal(given, NOW)
-    assert (signal.kind, signal.source, signal.seconds) == (Kind.NOTICE, source, seconds)
+    assert (signal.kind, signal.source, signal.seconds) == (SignalKind.NOTICE, source, seconds)
     assert signal.message.startswith("pod tiny-w3 ")
 
 
@@ -203,7 +203,7 @@ def died(code, **more):
 )
 def test_a_pod_lost_to_a_disruption_has_no_exit_code(given, source):
     signal = pod_signal(given, NOW)
-    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, source, None)
+    assert (signal.kind, signal.source, signal.exit_code) == (SignalKind.LOST, source, None)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_pod_lost_to_a_disruption_has_no_exit_code(given, source):
 )
 def test_a_worker_that_ends_by_itself_has_an_exit_code(given, source, code, text):
     signal = pod_signal(given, NOW)
-    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, source, code)
+    assert (signal.kind, signal.source, signal.exit_code) == (SignalKind.LOST, source, code)
     if code is not None:
         assert signal.message == text
         assert worker_exit(given) == (code, text)
@@ -278,13 +278,13 @@ def test_pod_and_node_together():
     assert worker_signal(pod(deleted=at(12)), SPOT, NOW - timedelta(seconds=300)).seconds == 120
     assert worker_signal(pod(deleted=at(12)), LOST[0][0], NOW).source == "NodeOutOfService"
     failed = worker_signal(pod(phase="Failed", ended=died(1)), SPOT, NOW)
-    assert (failed.kind, failed.exit_code) == (Kind.LOST, 1)
+    assert (failed.kind, failed.exit_code) == (SignalKind.LOST, 1)
 
 
 @pytest.mark.parametrize("code", [137, 143])
 def test_who_is_killed_while_the_node_goes_has_not_failed(code):
     signal = worker_signal(pod(phase="Failed", ended=died(code)), SPOT, NOW)
-    assert (signal.kind, signal.source, signal.exit_code) == (Kind.LOST, "AwsSpotInterruption", None)
+    assert (signal.kind, signal.source, signal.exit_code) == (SignalKind.LOST, "AwsSpotInterruption", None)
 
 
 def test_out_of_memory_is_a_failure_wherever_it_happens():
@@ -293,8 +293,12 @@ def test_out_of_memory_is_a_failure_wherever_it_happens():
 
 
 def test_deleted_objects():
-    assert (node_gone("n1").kind, node_gone("n1").source) == (Kind.LOST, "NodeDeleted")
-    assert (pod_gone("p").kind, pod_gone("p").source, pod_gone("p").exit_code) == (Kind.LOST, "PodDeleted", None)
+    assert (node_deleted_signal("n1").kind, node_deleted_signal("n1").source) == (SignalKind.LOST, "NodeDeleted")
+    assert (pod_deleted_signal("p").kind, pod_deleted_signal("p").source, pod_deleted_signal("p").exit_code) == (
+        SignalKind.LOST,
+        "PodDeleted",
+        None,
+    )
 
 
 def test_the_answer_is_withdrawn_with_the_mark():

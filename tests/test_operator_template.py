@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from bamboo import names
 from bamboo.job.manifest import parse_manifest
-from bamboo_operator.placement import placement
-from bamboo_operator.pods import OperatorSettings, template_problems, worker_pod
-from bamboo_operator.template import merge
+from bamboo_operator.manifests.placement import placement
+from bamboo_operator.manifests.template import merge
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_problems, worker_pod
 from operator_kit import META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
@@ -57,7 +57,7 @@ def test_null_takes_a_default_away():
     assert "runAsUser" not in pod["spec"]["securityContext"]
     assert "topologySpreadConstraints" not in pod["spec"]
     check_pod(pod)
-    assert "runAsUser" not in render(settings=OperatorSettings(coordinator_url="ws://x", image="i", run_as_user=None))[
+    assert "runAsUser" not in render(settings=WorkerPodSettings(coordinator_url="ws://x", image="i", run_as_user=None))[
         "spec"
     ]["securityContext"]  # fmt: skip
 

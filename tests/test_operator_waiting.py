@@ -9,11 +9,11 @@ import pytest
 
 from bamboo.coordinator.events import NoticeWithdrawn, WorkerLost
 from bamboo.coordinator.state import CoordinatorState
-from bamboo_operator.brain import known_lost
-from hands_kit import Job, Place
+from bamboo_operator.status.plan_record import lost_workers_in
 from operator_kit import job
+from pod_controller_kit import Job, Place
 
-pytest_plugins = ["hands_fixtures"]
+pytest_plugins = ["pod_controller_fixtures"]
 
 
 def of(pipelines: int) -> dict[str, dict[str, int]]:
@@ -36,13 +36,13 @@ def copied(place: Place) -> Place:
 async def test_a_pod_that_goes_when_a_coordinator_begins_is_replaced(begin: Callable[..., Job]) -> None:
     """As those of a job that is suspended and resumed at once."""
     first = Place()
-    await begin(first).passes()
+    await begin(first).reconciles()
     place = copied(first)
     resumed = begin(place)
     place.take("tiny-w0")  # the coordinator is made, and its loop has not begun
-    await resumed.passes()
+    await resumed.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (resumed.hands.adding, resumed.brain.state.requested) == (0, 2)
+    assert (resumed.controller.adding, resumed.runner.state.requested) == (0, 2)
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -55,13 +55,13 @@ async def test_a_pod_of_which_no_watch_has_told_is_replaced_when_it_goes(
     started = begin(place)
     if not answered:
         place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
-    await started.passes()
+    await started.reconciles()
     if answered:
         assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
         place.take("tiny-w0")
-        await started.passes()
+        await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
-    assert (started.hands.adding, started.brain.state.requested) == (0, 2)
+    assert (started.controller.adding, started.runner.state.requested) == (0, 2)
 
 
 async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost(begin: Callable[..., Job]) -> None:
@@ -69,20 +69,20 @@ async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost
     place = Place()
     started = begin(place, nodePools=[{"name": "spot", "maxWorkers": 2}])
     place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
-    await started.passes(count=8)
-    assert sorted(place.pods) == sorted(started.hands._pods()) == ["tiny-w1", "tiny-w2"]
-    assert started.troubles() == {}
+    await started.reconciles(count=8)
+    assert sorted(place.pods) == sorted(started.controller._pods()) == ["tiny-w1", "tiny-w2"]
+    assert started.problems() == {}
 
 
 async def test_a_pod_whose_end_no_watch_has_told_of_is_asked_for(begin: Callable[..., Job]) -> None:
     """After an interruption a listing that is empty tells nothing."""
     place = Place()
     started = begin(place)
-    await started.passes()
+    await started.reconciles()
     del place.pods["tiny-w0"]
-    await started.passes(50)
+    await started.reconciles(50)
     assert sorted(place.pods) == ["tiny-w1"]
-    await started.passes(15)
+    await started.reconciles(15)
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
@@ -90,37 +90,37 @@ async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[...,
     """What was still to be told of it before its end comes too late."""
     place = Place()
     started = begin(place)
-    await started.passes()
+    await started.reconciles()
     late = place.pods.pop("tiny-w0")
-    await started.passes(65)
+    await started.reconciles(65)
     place.cluster.pod_event("MODIFIED", late)
-    await started.passes()
-    assert sorted(started.hands._pods()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    await started.reconciles()
+    assert sorted(started.controller._pods()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
 async def test_only_some_pods_are_asked_for_in_one_pass(begin: Callable[..., Job]) -> None:
     """Each may take its time, and other jobs wait for their turn."""
     place = Place()
     started = begin(place, **of(2), standby={"workers": 20})
-    await started.passes()
+    await started.reconciles()
     assert len(place.pods) == 24
-    await started.passes(65, count=1)
+    await started.reconciles(65, count=1)
     assert len(place.asked) == 10
-    await started.passes(0, count=3)
+    await started.reconciles(0, count=3)
     assert sorted(place.asked) == sorted(place.pods), "each once"
 
 
 async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)
-    await started.passes()
+    await started.reconciles()
     place.run("tiny-w0", 0.0)
     del place.pods["tiny-w0"]
-    started.hands._began = started.hands._recovered = datetime.now(UTC) - timedelta(hours=1)
-    started.place.cluster.pods(("default", "tiny"), started.brain._job.uid)["tiny-w0"]["status"]["containerStatuses"][
+    started.controller._began = started.controller._recovered = datetime.now(UTC) - timedelta(hours=1)
+    started.place.cluster.pods(("default", "tiny"), started.runner._run.uid)["tiny-w0"]["status"]["containerStatuses"][
         0
     ]["state"]["running"]["startedAt"] = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
-    await started.passes()
+    await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
@@ -131,37 +131,37 @@ async def test_a_pod_that_is_not_there_when_it_is_deleted_is_known_to_be_gone(be
 async def test_a_pod_that_never_goes_is_replaced(begin: Callable[..., Job], resumed: bool) -> None:
     """Nobody ends it on a node that hangs."""
     first = Place()
-    await begin(first).passes()
+    await begin(first).reconciles()
     place = copied(first)
     if not resumed:
         place.mark("tiny-w0")
     started = begin(place, resumed=resumed)
-    await started.passes()
+    await started.reconciles()
     if resumed:
         place.mark("tiny-w0")
-        await started.passes()
+        await started.reconciles()
         assert sorted(place.pods) == ["tiny-w0", "tiny-w1"], "it may still come"
-        started.brain.state = _running(started)
+        started.runner.state = _running(started)
     await started.ticks(45)
-    await started.passes()
+    await started.reconciles()
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
 
 
 def _running(started: Job) -> CoordinatorState:
-    return replace(started.brain.state, phase="Running")
+    return replace(started.runner.state, phase="Running")
 
 
 async def test_a_silent_worker_on_a_node_that_hangs_is_replaced(begin: Callable[..., Job]) -> None:
     place = Place()
     place.kubelets = False
     started = begin(place)
-    await started.passes()
+    await started.reconciles()
     place.run("tiny-w0", 700)
-    started.hands._recovered = datetime.now(UTC) - timedelta(seconds=700)
-    await started.passes()
+    started.controller._recovered = datetime.now(UTC) - timedelta(seconds=700)
+    await started.reconciles()
     assert place.deleted == ["tiny-w0"]
     await started.ticks(45)
-    await started.passes()
+    await started.reconciles()
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
 
 
@@ -170,17 +170,17 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
     """A worker that did not hear of the suspension would bring its old plan. told: of its deletion, by a watch."""
     first = Place()
     suspended = begin(first)
-    await suspended.passes()
+    await suspended.reconciles()
     suspended.train()
     place = copied(first)
     if told:
         place.mark("tiny-w1")
         place.take("tiny-w0")
-    resumed = begin(place, judged=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
-    await resumed.passes()
-    assert resumed.brain._uid_of("tiny-w1") == ""
-    resumed.hear("tiny-w1", plan=suspended.brain.state.plan)
-    assert resumed.brain.state.phase == "Pending"
+    resumed = begin(place, known_lost=frozenset() if told else frozenset({"tiny-w0", "tiny-w1"}))
+    await resumed.reconciles()
+    assert resumed.runner._uid_of("tiny-w1") == ""
+    resumed.hear("tiny-w1", plan=suspended.runner.state.plan)
+    assert resumed.runner.state.phase == "Pending"
     living = [name for name, pod in place.pods.items() if "deletionTimestamp" not in pod["metadata"]]
     assert {"tiny-w2", "tiny-w3"} <= set(living), "it does not wait for their end"
 
@@ -191,31 +191,33 @@ async def test_who_is_left_of_the_training_before_does_not_come_in(begin: Callab
 async def test_workers_that_cannot_reach_a_restarted_operator_are_left_alone(begin: Callable[..., Job]) -> None:
     """They train on. What keeps them from coming is for the user to find."""
     first = Place()
-    await begin(first).passes()
+    await begin(first).reconciles()
     place = copied(first)
     for name in place.pods:
         place.run(name, 36_000)
     restarted = begin(place, resumed=True)
-    restarted.hands._began = restarted.hands._recovered = datetime.now(UTC) - timedelta(seconds=700)
-    await restarted.passes()
+    restarted.controller._began = restarted.controller._recovered = datetime.now(UTC) - timedelta(seconds=700)
+    await restarted.reconciles()
     assert place.deleted == []
-    assert restarted.brain.state.phase == "Recovering"
-    assert "WorkerSilent" in restarted.troubles()
+    assert restarted.runner.state.phase == "Recovering"
+    assert "WorkerSilent" in restarted.problems()
 
 
 async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(begin: Callable[..., Job]) -> None:
     first = Place()
     started = begin(first, standby={"workers": 1})
-    await started.passes()
+    await started.reconciles()
     started.train()
-    started.brain._handle(WorkerLost("tiny-w2", "no heartbeat for 5.1 s"))
-    assert known_lost(started.brain.plan()) == {"tiny-w2"}
+    started.runner._handle(WorkerLost("tiny-w2", "no heartbeat for 5.1 s"))
+    assert lost_workers_in(started.runner.plan_record()) == {"tiny-w2"}
     place = copied(first)
-    restarted = begin(place, resumed=True, judged=known_lost(started.brain.plan()), standby={"workers": 1})
-    await restarted.passes()
-    assert restarted.brain.state.requested == 2
-    assert restarted.brain._uid_of("tiny-w2") == ""
-    await restarted.passes(15)
+    restarted = begin(
+        place, resumed=True, known_lost=lost_workers_in(started.runner.plan_record()), standby={"workers": 1}
+    )
+    await restarted.reconciles()
+    assert restarted.runner.state.requested == 2
+    assert restarted.runner._uid_of("tiny-w2") == ""
+    await restarted.reconciles(15)
     assert place.deleted == ["tiny-w2"], "nobody else removes it"
 
 
@@ -225,30 +227,30 @@ async def test_another_operator_is_told_of_every_worker_that_was_declared_lost(b
 async def test_a_number_that_was_made_without_an_answer_is_not_used_again(begin: Callable[..., Job]) -> None:
     place = Place()
     scaled = begin(place, **of(1))
-    await scaled.passes()
+    await scaled.reconciles()
     scaled.train()
     place.unanswered = 1
     scaled.edit(job(**of(2)))
-    await scaled.passes(count=1)
+    await scaled.reconciles(count=1)
     assert "tiny-w2" in place.pods
     scaled.edit(job(**of(1)))
-    await scaled.passes()
+    await scaled.reconciles()
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
     scaled.edit(job(**of(2)))
-    await scaled.passes(count=8)
+    await scaled.reconciles(count=8)
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w3", "tiny-w4"], "nobody would let tiny-w2 in"
-    assert scaled.hands.adding == 0
+    assert scaled.controller.adding == 0
 
 
 async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)
     place.unanswered = 1
-    await started.passes(count=8)
+    await started.reconciles(count=8)
     assert sorted(place.pods) == ["tiny-w0", "tiny-w1"]
     started.train()
     place.take("tiny-w0")
-    await started.passes()
+    await started.reconciles()
     assert sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
@@ -259,10 +261,10 @@ async def test_new_workers_are_made_as_the_job_began(begin: Callable[..., Job]) 
     """Else they would differ from those that are there."""
     place = Place()
     edited = begin(place, worker={"image": "trainer:1"})
-    await edited.passes()
+    await edited.reconciles()
     edited.edit(job(worker={"image": "trainer:2"}))
     place.take("tiny-w0")
-    await edited.passes()
+    await edited.reconciles()
     assert "ChangeRefused" in edited.told()
     images = {pod["spec"]["containers"][0]["image"] for pod in place.pods.values()}
     assert (sorted(place.pods), images) == (["tiny-w1", "tiny-w2"], {"trainer:1"})
@@ -271,10 +273,10 @@ async def test_new_workers_are_made_as_the_job_began(begin: Callable[..., Job]) 
 async def test_a_worker_that_is_given_back_goes_though_its_node_stays(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)
-    await started.passes()
+    await started.reconciles()
     started.train()
-    started.hands._release("tiny-w1", "not wanted")
+    started.controller._release("tiny-w1", "not wanted")
     await asyncio.sleep(0)
-    await started.passes()
-    started.brain._handle(NoticeWithdrawn("tiny-w1"))
-    assert started.brain.state.workers["tiny-w1"].notice_until is not None
+    await started.reconciles()
+    started.runner._handle(NoticeWithdrawn("tiny-w1"))
+    assert started.runner.state.workers["tiny-w1"].notice_until is not None

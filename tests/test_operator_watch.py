@@ -9,15 +9,16 @@ import kopf
 import pytest
 from aiohttp import web
 
-from bamboo_operator import api as api_module
-from bamboo_operator import missed
-from bamboo_operator.api import Api, ApiError
-from bamboo_operator.cluster import Cluster
-from bamboo_operator.doors import Doors, Reviews
-from bamboo_operator.lifecycle import Tools
-from bamboo_operator.missed import Missed
-from bamboo_operator.pods import OperatorSettings
-from bamboo_operator.watch import Lives
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster import resync
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.resync import Resync
+from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube import client as api_module
+from bamboo_operator.kube.client import ApiClient, ApiError
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from manifest_kit import minimal
 
 KEY = ("default", "test")
@@ -55,23 +56,23 @@ class Server:
 
 
 @asynccontextmanager
-async def looked_after(server: Server) -> AsyncIterator[Lives]:
+async def managed(server: Server) -> AsyncIterator[JobController]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", server.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    api = Api(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
-    tools = Tools(
-        cluster=Cluster(), doors=Doors(), api=api, reviews=Reviews(api), key=b"k" * 16, url="ws://127.0.0.1:1",
-        settings=OperatorSettings(coordinator_url="", image="bamboo-trainer"),
+    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    shared = SharedResources(
+        cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://127.0.0.1:1",
+        settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
     )  # fmt: skip
-    lives = Lives(tools)
+    jobs = JobController(shared)
     try:
-        yield lives
+        yield jobs
     finally:
-        await lives.stop()
+        await jobs.stop()
         await api.close()
         await runner.cleanup()
 
@@ -88,50 +89,50 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def uids(lives: Lives) -> list[str]:
-    return [life.uid for life in lives.living()]
+def uids(jobs: JobController) -> list[str]:
+    return [job.uid for job in jobs.running()]
 
 
 @pytest.mark.parametrize("made", [EARLY, LATE])
-def test_a_job_made_anew_under_its_name_is_looked_after(made: str) -> None:
+def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
     """Events of two jobs with one name come in any order."""
 
     async def check() -> None:
-        async with looked_after(Server()) as lives:
-            lives.job_event("ADDED", body("old"))
-            lives.job_event("ADDED", body("new", made))
-            assert uids(lives) == ["new"]
+        async with managed(Server()) as jobs:
+            jobs.job_event("ADDED", body("old"))
+            jobs.job_event("ADDED", body("new", made))
+            assert uids(jobs) == ["new"]
             for kind in ("MODIFIED", "DELETED", "MODIFIED"):
-                lives.job_event(kind, body("old"))
-                assert uids(lives) == ["new"]
-            lives.job_event("DELETED", body("new", made))
+                jobs.job_event(kind, body("old"))
+                assert uids(jobs) == ["new"]
+            jobs.job_event("DELETED", body("new", made))
             await asyncio.sleep(0)
-            assert uids(lives) == []
+            assert uids(jobs) == []
 
     asyncio.run(check())
 
 
 def test_what_a_listing_shows_replaces_what_was_there() -> None:
     async def check() -> None:
-        async with looked_after(Server()) as lives:
-            lives.job_event("ADDED", body("old"))
-            lives.job_event(None, body("new"))
-            assert uids(lives) == ["new"]
+        async with managed(Server()) as jobs:
+            jobs.job_event("ADDED", body("old"))
+            jobs.job_event(None, body("new"))
+            assert uids(jobs) == ["new"]
 
     asyncio.run(check())
 
 
 def test_a_deletion_that_was_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(resync, "SETTLE_SECONDS", 0.05)
     server = Server()
 
     async def check() -> None:
-        async with looked_after(server) as lives:
-            lives.job_event("ADDED", body("old", suspend=True))
+        async with managed(server) as jobs:
+            jobs.job_event("ADDED", body("old", suspend=True))
             other = body("other", suspend=True)
             other["metadata"]["name"] = "other"
-            lives.job_event(None, other)  # a listing in which the first one is not
-            await until(lambda: uids(lives) == ["other"])
+            jobs.job_event(None, other)  # a listing in which the first one is not
+            await until(lambda: uids(jobs) == ["other"])
             assert [line for line in server.asked if line.startswith("GET")] == [
                 "GET /apis/bamboo.dev/v1alpha1/namespaces/default/bamboojobs/test"
             ]
@@ -144,9 +145,9 @@ def test_a_job_goes_with_its_namespace() -> None:
     server.namespaces.clear()
 
     async def check() -> None:
-        async with looked_after(server) as lives:
-            lives.job_event("ADDED", body("lonely"))
-            await until(lambda: not lives.living() and lives.look(KEY) is None)
+        async with managed(server) as jobs:
+            jobs.job_event("ADDED", body("lonely"))
+            await until(lambda: not jobs.running() and jobs.view(KEY) is None)
 
     asyncio.run(check())
 
@@ -157,7 +158,7 @@ class Things:
     def __init__(self, there: dict[str, str], known: dict[str, str], failures: int = 0) -> None:
         self.there, self.known, self.failures = there, known, failures
         self.asked: list[str] = []
-        self.missed = Missed(lambda: self.known, self._uid_of, lambda name: self.known.pop(name))
+        self.resync = Resync(lambda: self.known, self._uid_of, lambda name: self.known.pop(name))
 
     async def _uid_of(self, name: str) -> str | None:
         self.asked.append(name)
@@ -171,9 +172,9 @@ def listed(things: Things, script: Callable[[Things], Awaitable[None]]) -> Thing
     async def play() -> None:
         await script(things)
         await until(
-            lambda: things.missed._timer is None and (things.missed._asking is None or things.missed._asking.done())
+            lambda: things.resync._timer is None and (things.resync._checking is None or things.resync._checking.done())
         )
-        await things.missed.stop()
+        await things.resync.stop()
 
     asyncio.run(play())
     return things
@@ -181,14 +182,14 @@ def listed(things: Things, script: Callable[[Things], Awaitable[None]]) -> Thing
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missed, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(resync, "SETTLE_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("quick")
 def test_only_what_was_not_listed_is_asked_for() -> None:
     async def script(things: Things) -> None:
         for name in ("a", "b"):
-            things.missed.seen(None, name)
+            things.resync.observed(None, name)
 
     things = listed(Things({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "2", "c": "3", "d": "4"}), script)
     assert (things.asked, sorted(things.known)) == (["c", "d"], ["a", "b", "c"])
@@ -197,11 +198,11 @@ def test_only_what_was_not_listed_is_asked_for() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_watch_without_interruption_asks_for_nothing() -> None:
     async def script(things: Things) -> None:
-        things.missed.seen(None, "a")
+        things.resync.observed(None, "a")
         await asyncio.sleep(0.2)
         for kind in ("MODIFIED", "MODIFIED", "DELETED"):
-            things.missed.seen(kind, "a")
-        things.missed.seen("ADDED", "b")
+            things.resync.observed(kind, "a")
+        things.resync.observed("ADDED", "b")
         await asyncio.sleep(0.2)
 
     assert listed(Things({}, {"a": "1"}), script).asked == []
@@ -210,7 +211,7 @@ def test_a_watch_without_interruption_asks_for_nothing() -> None:
 @pytest.mark.usefixtures("quick")
 def test_another_object_of_that_name_is_not_the_one_that_was_known() -> None:
     async def script(things: Things) -> None:
-        things.missed.seen(None, "a")
+        things.resync.observed(None, "a")
 
     assert listed(Things({"a": "1", "b": "new"}, {"a": "1", "b": "old"}), script).known == {"a": "1"}
 
@@ -224,19 +225,19 @@ async def test_an_answer_says_nothing_of_a_later_listing() -> None:
             return found
 
     answer, things = asyncio.Event(), Late({"a": "1", "b": "2"}, {"a": "1", "b": "2"})
-    things.missed.seen(None, "a")
+    things.resync.observed(None, "a")
     await until(lambda: things.asked == ["b"])
     del things.there["b"]
-    things.missed.seen(None, "a")  # listed again, without b, before the answer is here
+    things.resync.observed(None, "a")  # listed again, without b, before the answer is here
     answer.set()
     await until(lambda: "b" not in things.known)
-    await things.missed.stop()
+    await things.resync.stop()
 
 
 @pytest.mark.usefixtures("quick")
 def test_an_api_server_that_is_busy_is_asked_again() -> None:
     async def script(things: Things) -> None:
-        things.missed.seen(None, "a")
+        things.resync.observed(None, "a")
         await until(lambda: "b" not in things.known)
 
     things = listed(Things({"a": "1"}, {"a": "1", "b": "2"}, failures=2), script)
@@ -262,19 +263,19 @@ class Checking(Server):
 
 async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_job_begins_with() -> None:
     server = Checking()
-    async with looked_after(server) as lives:
+    async with managed(server) as jobs:
         first = body("u1")
-        lives.job_event("ADDED", first)
+        jobs.job_event("ADDED", first)
         await until(lambda: server.checks == 1)
         second = body("u1", training={**first["spec"]["training"], "steps": 7})
         second["metadata"]["generation"] = 2
-        lives.job_event("MODIFIED", second)
+        jobs.job_event("MODIFIED", second)
         server.go.set()
-        life = lives._lives[KEY][0]
-        await until(lambda: life._brain is not None)
-        assert life._brain is not None
-        assert life._brain.state.spec.training.steps == 7
-        assert life._brain.state.manifest["spec"]["training"]["steps"] == 7
+        reconciler = jobs._reconcilers[KEY][0]
+        await until(lambda: reconciler._runner is not None)
+        assert reconciler._runner is not None
+        assert reconciler._runner.state.spec.training.steps == 7
+        assert reconciler._runner.state.manifest["spec"]["training"]["steps"] == 7
 
 
 class Silent(Server):
@@ -291,20 +292,20 @@ class Silent(Server):
         return await super().answer(request)
 
 
-async def test_a_suspension_is_heard_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the watch tells goes to the coordinator at once, and not with the next pass."""
+async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the watch tells goes to the coordinator at once, and not with the next reconciliation."""
     monkeypatch.setattr(api_module, "TIMEOUT_SECONDS", 600.0)
     server = Silent()
-    async with looked_after(server) as lives:
-        lives.job_event("ADDED", body("u1"))
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", body("u1"))
         await until(lambda: server.writes == 1)
         second = body("u1", suspend=True)
         second["metadata"]["generation"] = 2
-        lives.job_event("MODIFIED", second)
-        brain = lives._lives[KEY][0]._brain
-        assert brain is not None
-        assert brain.ending
-        await until(lambda: brain.finish is not None)
+        jobs.job_event("MODIFIED", second)
+        runner = jobs._reconcilers[KEY][0]._runner
+        assert runner is not None
+        assert runner.ending
+        await until(lambda: runner.finish is not None)
         assert server.writes == 1
         server.go.set()
 
@@ -312,20 +313,20 @@ async def test_a_suspension_is_heard_while_the_api_server_does_not_answer(monkey
 async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operators() -> None:
     server = Server()
     wrong = body("u1", topology={"stages": 0})
-    async with looked_after(server) as lives:
-        lives.job_event("ADDED", wrong)
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", wrong)
         await until(lambda: bool(server.events))
         ((reason, message),) = server.events
         assert reason == "InvalidSpec"
         assert message.startswith("spec.topology.stages")
-        status = lives._lives[KEY][0]._telling.written
-    async with looked_after(server) as lives:
-        lives.job_event("ADDED", {**wrong, "status": status})
-        life = lives._lives[KEY][0]
-        await until(lambda: life._told_of_manifest != "" and bool(life._telling.facts.problems))
+        status = jobs._reconcilers[KEY][0]._status.written
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", {**wrong, "status": status})
+        reconciler = jobs._reconcilers[KEY][0]
+        await until(lambda: reconciler._spec._reported != "" and bool(reconciler._status.facts.problems))
         again = body("u1", topology={"stages": "many"})
         again["metadata"]["generation"] = 2
-        lives.job_event("MODIFIED", {**again, "status": status})
+        jobs.job_event("MODIFIED", {**again, "status": status})
         await until(lambda: len(server.events) > 1)
     assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
     assert server.events[1] != server.events[0], "what was told before is not told again"

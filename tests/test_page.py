@@ -12,10 +12,11 @@ from bamboo.coordinator.events import Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, state
 from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, Figures, JobHistory, steady_clock
-from bamboo_operator.facts import Base, Facts
-from bamboo_operator.looks import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED, Look
-from bamboo_operator.looks import look_document as looked
-from bamboo_operator.savings import Comparison
+from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
+from bamboo_operator.http.page_document import page_document as looked
+from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.savings import CostComparison
 from operator_kit import NOW, at, job, pool, said
 
 TAKEOVER = Takeover(
@@ -221,13 +222,13 @@ def written(state: str = "Running", **more: Any) -> dict[str, Any]:
     return {"state": state, "conditions": [condition], "startTime": at(-60), **more}
 
 
-def look(**more: Any) -> Look:
+def look(**more: Any) -> JobView:
     spec = more.pop("spec", None) or job(nodePools=POOLS)
-    facts = more.pop("facts", None) or Facts(now=NOW, generation=1, spec=spec)
-    return Look(namespace="team", name="tiny", spec=spec, facts=facts, **more)
+    facts = more.pop("facts", None) or StatusFacts(now=NOW, generation=1, spec=spec)
+    return JobView(namespace="team", name="tiny", spec=spec, facts=facts, **more)
 
 
-def seen(since: float = -59.0, **more: Any) -> Look:
+def seen(since: float = -59.0, **more: Any) -> JobView:
     return look(status=said(), record=JobHistory(Time(WHEN + since)), written=written(), **more)
 
 
@@ -290,11 +291,17 @@ def test_a_plan_that_cannot_be_read_is_no_grid(plan: Any) -> None:
 def test_the_cost_and_the_same_on_demand() -> None:
     spec = job(nodePools=[*POOLS, {"name": "free"}])
     paid = {"spot": 3, "free": 5}
-    counted = Comparison()
+    counted = CostComparison()
     for _ in range(36):
         counted = counted.later(spec.node_pools, paid, 100.0, NOW)
-    facts = Facts(
-        now=NOW, generation=1, spec=spec, paid=paid, cost=Decimal("0.5"), base=Base(cost=Decimal(2)), comparison=counted
+    facts = StatusFacts(
+        now=NOW,
+        generation=1,
+        spec=spec,
+        paid=paid,
+        cost=Decimal("0.5"),
+        earlier=EarlierCounts(cost=Decimal(2)),
+        comparison=counted,
     )
     found = looked(seen(spec=spec, facts=facts), WHEN).cost
     assert found is not None
@@ -317,4 +324,4 @@ def test_what_the_cost_lacks_is_said(pools: list[Any], sentence: str) -> None:
     found = looked(seen(spec=job(nodePools=pools)), WHEN).cost
     assert found is not None
     assert (found.sentence, found.on_demand) == (sentence, None)
-    assert Comparison().later((pool(name="a"),), {"a": 3}, 60.0, NOW) == Comparison()
+    assert CostComparison().later((pool(name="a"),), {"a": 3}, 60.0, NOW) == CostComparison()

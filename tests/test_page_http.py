@@ -24,10 +24,18 @@ from bamboo.page import document as d
 from bamboo.page import server
 from bamboo.page.server import FILES, MOST_TOKEN, LocalPage, PageError
 from bamboo.terminal.picture import Footer, render
-from bamboo_operator.api import ApiError
-from bamboo_operator.facts import Facts
-from bamboo_operator.looks import Look
-from bamboo_operator.page import ALLOWED_SECONDS, AT_ONCE, REFUSED_SECONDS, STRANGERS_AT_ONCE, WAITING, Gate, Pages
+from bamboo_operator.auth.page_access import (
+    ALLOWED_SECONDS,
+    AT_ONCE,
+    REFUSED_SECONDS,
+    UNKNOWN_TOKENS_AT_ONCE,
+    WAITING,
+    PageAccess,
+)
+from bamboo_operator.http.job_pages import JobPages
+from bamboo_operator.kube.client import ApiError
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said
 from test_page import Time
 
@@ -238,12 +246,12 @@ class Reviewer:
 async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     """A session and the address of the operator's web port; there is one job, team/tiny."""
     spec = job()
-    known = Look(
-        namespace="team", name="tiny", spec=spec, facts=Facts(now=NOW, generation=1, spec=spec),
+    known = JobView(
+        namespace="team", name="tiny", spec=spec, facts=StatusFacts(now=NOW, generation=1, spec=spec),
         written={"state": "Suspended"},
     )  # fmt: skip
     app = web.Application()
-    Pages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
+    JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -300,7 +308,7 @@ async def test_the_files_are_the_same_for_any_job_and_an_address_without_slash_l
 
 async def test_verdicts_are_remembered_for_a_while() -> None:
     clock, reviewer = Time(), Reviewer()
-    gate = Gate(reviewer, clock)
+    gate = PageAccess(reviewer, clock)
     for token, seconds in (("GOOD", ALLOWED_SECONDS), ("BAD", REFUSED_SECONDS), ("OTHER", REFUSED_SECONDS)):
         first = await gate.admit(token, TEAM)
         asked = len(reviewer.tokens)
@@ -316,13 +324,13 @@ async def test_verdicts_are_remembered_for_a_while() -> None:
 
 async def test_strangers_are_held_back_and_friends_are_not() -> None:
     clock, reviewer = Time(), Reviewer()
-    gate = Gate(reviewer, clock)
+    gate = PageAccess(reviewer, clock)
     assert await gate.admit("GOOD", TEAM) is None
     clock.now += ALLOWED_SECONDS + 1
     found = [await gate.admit(f"bad{n}", TEAM) for n in range(200)]
     statuses = [refusal.status for refusal in found if refusal]
-    assert statuses.count(401) == STRANGERS_AT_ONCE
-    assert statuses.count(429) == 200 - STRANGERS_AT_ONCE
+    assert statuses.count(401) == UNKNOWN_TOKENS_AT_ONCE
+    assert statuses.count(429) == 200 - UNKNOWN_TOKENS_AT_ONCE
     assert found[-1] is not None
     assert found[-1].retry == 1
     assert await gate.admit("GOOD", TEAM) is None
@@ -334,7 +342,7 @@ async def test_strangers_are_held_back_and_friends_are_not() -> None:
 
 async def test_reviews_are_few_at_a_time_and_the_queue_is_bounded() -> None:
     clock, reviewer = Time(), Reviewer()
-    gate = Gate(reviewer, clock)
+    gate = PageAccess(reviewer, clock)
     reviewer.hold = asyncio.Event()
     asking = []
     for n in range(WAITING + 5):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.pod_fields import unknown_fields
-from bamboo_operator.misspelt import outside_the_spec, refusal
-from bamboo_operator.template import merge
+from bamboo_operator.manifests.template import merge
+from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from manifest_kit import minimal
 from operator_kit import TEMPLATE, render
 

@@ -13,11 +13,11 @@ from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo.page.builder import Labels, state
 from bamboo.remote import phrases
 from bamboo.remote.objects import job_of
-from bamboo_operator.conditions import job_status
-from bamboo_operator.counts import Counts, Meter
-from bamboo_operator.facts import Facts
-from bamboo_operator.looks import Look
-from bamboo_operator.metrics import job_page
+from bamboo_operator.http.metrics import job_page
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.status.document import job_status
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said
 from test_metrics import values
 
@@ -49,14 +49,14 @@ def test_everybody_gives_the_same_answer(
     status, asked = said(**changes), job(**spec)
     found = protection(status, asked)
     assert (found.holds, found.reason) == (holds, reason)
-    facts = Facts(now=NOW, generation=1, spec=asked)
+    facts = StatusFacts(now=NOW, generation=1, spec=asked)
     written = job_status(status, {}, facts)
     (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
     assert (told["status"], told["reason"], told["message"]) == (str(holds), reason, found.message)
     local, remote = MetricsPage(Exporter.RUN), MetricsPage(Exporter.OPERATOR)
     fill(local, ("default", "tiny"), status, asked)
-    look = Look(namespace="default", name="tiny", spec=asked, facts=facts, status=status, written=written)
-    job_page(remote, look, Meter(Counts()))
+    look = JobView(namespace="default", name="tiny", spec=asked, facts=facts, status=status, written=written)
+    job_page(remote, look, JobMeter(OperatorCounts()))
     for page in (local, remote):
         assert values(page, table.JOB_PROTECTED) == {(reason,): float(holds)}
     shown = state(status, asked, Labels("tiny"))
@@ -79,14 +79,14 @@ def test_everybody_gives_the_same_answer(
 def test_nothing_is_protected_while_nothing_runs(status: Any, spec: dict[str, Any], reason: str) -> None:
     if status is not None and status.phase == "Pending":
         status = replace(status, grid=())
-    written = job_status(status, {}, Facts(now=NOW, generation=1, spec=job(**spec)))
+    written = job_status(status, {}, StatusFacts(now=NOW, generation=1, spec=job(**spec)))
     (told,) = (c for c in written["conditions"] if c["type"] == "Protected")
     assert (told["status"], told["reason"]) == ("False", reason)
     assert phrases.protected(job_of({"metadata": {}, "spec": {}, "status": written})) == "-"
 
 
 def test_a_restart_of_the_operator_changes_no_answer() -> None:
-    facts = Facts(now=NOW, generation=1, spec=job())
+    facts = StatusFacts(now=NOW, generation=1, spec=job())
     for changes in ({}, FILLED):
         before = job_status(said(**changes), {}, facts)
         after = job_status(replace(said(phase="Recovering", workers=()), grid=()), before, facts)

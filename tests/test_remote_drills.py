@@ -9,7 +9,7 @@ from bamboo.remote import drill, victims
 from bamboo.remote.objects import RemoteWorker, job_of, workers_of
 from bamboo.remote.session import Session
 from bamboo.remote.victims import VictimChoice
-from bamboo_operator.signals import Kind, node_signal
+from bamboo_operator.cluster.signals import SignalKind, node_signal
 from remote_kit import NOW, SPEC, Json, condition, ended, job, node, plan, pod
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
@@ -117,7 +117,7 @@ def test_a_nodes_taint_is_its_clouds_and_the_operator_knows_it(labels: Any, key:
     assert [t["key"] for t in tainted] == ["other", key]
     signal = node_signal({**found, "spec": {"taints": tainted}}, NOW)
     assert signal is not None
-    assert (signal.kind, signal.seconds > 0) == (Kind.NOTICE, True)
+    assert (signal.kind, signal.seconds > 0) == (SignalKind.NOTICE, True)
     assert victims.without_taint({**found, "spec": {"taints": tainted}}, key) == found["spec"]["taints"]
     assert victims.without_taint(found, key) is None
 

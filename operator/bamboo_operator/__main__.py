@@ -14,12 +14,12 @@ import typer
 
 from bamboo.job.fields import ManifestError
 from bamboo.names import EXIT_FAILED, EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
-from bamboo_operator.api import NAMESPACE_FILE, TOKEN_FILE
-from bamboo_operator.lease import LeaseLost, Place
-from bamboo_operator.node_marks import NodeMark, read_marks
-from bamboo_operator.operating import Options, operate
-from bamboo_operator.pods import OperatorSettings
-from bamboo_operator.tls import Certificate
+from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.cluster.node_marks import NodeMark, read_marks
+from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
+from bamboo_operator.kube.lease import LeaseLost, LeaseName
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.process import OperatorOptions, run_operator
 
 LEAST_KEY = 16  # bytes
 LEASE = "bamboo-operator"
@@ -107,7 +107,7 @@ def command(
         raise _wrong(f'--metadata: expected one of {", ".join(METADATA_CHOICES)}, got "{metadata}"')
     user = None if run_as_user < 0 else run_as_user
     certificate = _certificate(tls_cert, tls_key, tls_ca)
-    workers = OperatorSettings(
+    workers = WorkerPodSettings(
         coordinator_url="", image=image, run_as_user=user, metadata=metadata, network_policy=network_policy,
         disruption_budgets=disruption_budgets,
         authority=_read("--tls-ca", certificate.trusted) if certificate else "",
@@ -116,7 +116,7 @@ def command(
         raise _wrong(f'--url: expected {"wss" if certificate else "ws"}://HOST:PORT, got "{url}"')
     if label_active and _lease(lease) is None:
         raise _wrong("--label-active: expected --lease with it, for without one all replicas would work")
-    options = Options(
+    options = OperatorOptions(
         **addresses, url=url, key=_key(key_file), workers=workers, namespaces=list(namespace or ()),
         certificate=certificate, lease=_lease(lease), identity=identity or socket.gethostname(),
         marks=_marks(node_marks), label_active=label_active,
@@ -128,13 +128,13 @@ def command(
         raise typer.Exit(EXIT_FAILED) from None
 
 
-async def _until_signal(options: Options) -> None:
+async def _until_signal(options: OperatorOptions) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
-    await operate(options, stop)
+    await run_operator(options, stop)
 
 
 def _address(option: str, text: str) -> tuple[str, int]:
@@ -151,24 +151,24 @@ def _marks(path: Path | None) -> tuple[NodeMark, ...]:
         raise _wrong("; ".join(f"--node-marks: {problem}" for problem in error.problems)) from None
 
 
-def _lease(text: str | None) -> Place | None:
+def _lease(text: str | None) -> LeaseName | None:
     """None if there can be no other operator: outside a pod, unless it is said."""
     if text is None:
         inside = TOKEN_FILE.exists() and NAMESPACE_FILE.exists()
-        return Place(_read("--lease", NAMESPACE_FILE.read_text).strip(), LEASE) if inside else None
+        return LeaseName(_read("--lease", NAMESPACE_FILE.read_text).strip(), LEASE) if inside else None
     try:
-        return Place.parse(text)
+        return LeaseName.parse(text)
     except ValueError as error:
         raise _wrong(f"--lease: {error}") from None
 
 
-def _certificate(chain: Path | None, key: Path | None, authority: Path | None) -> Certificate | None:
-    """None if none is wanted; then what workers say and hear can be read on its way."""
+def _certificate(chain: Path | None, key: Path | None, authority: Path | None) -> ServingCertificate | None:
+    """None if none is wanted; then the traffic with workers is not encrypted."""
     if chain is None and key is None and authority is None:
         return None
     if chain is None or key is None or authority is None:
         raise _wrong("--tls-cert, --tls-key and --tls-ca: expected all three or none")
-    certificate = Certificate(chain=chain, key=key, authority=authority)
+    certificate = ServingCertificate(chain=chain, key=key, authority=authority)
     _read("--tls-cert, --tls-key", certificate.context)
     return certificate
 

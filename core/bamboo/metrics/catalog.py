@@ -40,7 +40,7 @@ def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = ""
 # A job's progress
 
 JOB_STEP = _job("step", MetricKind.GAUGE, "Committed steps. A job that starts again begins at 0.")
-JOB_WANTED_STEPS = _job("wanted_steps", MetricKind.GAUGE, "Steps that the job requests.")
+JOB_DESIRED_STEPS = _job("desired_steps", MetricKind.GAUGE, "Steps that the job requests.")
 JOB_SAMPLES = _job(
     "samples_total",
     MetricKind.COUNTER,
@@ -60,8 +60,8 @@ JOB_STEP_DURATION = _job(
 JOB_SAMPLES_PER_SECOND = _job(
     "samples_per_second", MetricKind.GAUGE, "Samples trained in a second, at the usual duration of a step."
 )
-JOB_REMAINING = _job(
-    "remaining_seconds", MetricKind.GAUGE, "Time until the last step, at the usual duration of a step.", unit="seconds"
+JOB_ETA = _job(
+    "eta_seconds", MetricKind.GAUGE, "Time until the last step, at the usual duration of a step.", unit="seconds"
 )
 JOB_LAST_COMMIT = _job(
     "last_commit_timestamp_seconds",
@@ -102,8 +102,8 @@ JOB_PROTECTED = _job(
 # A job's workers
 
 JOB_WORKERS = _job("workers", MetricKind.GAUGE, "Workers that have joined, by state.", "state")
-JOB_WANTED_WORKERS = _job(
-    "wanted_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.", run=False
+JOB_DESIRED_WORKERS = _job(
+    "desired_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.", run=False
 )
 JOB_READY_WORKERS = _job("ready_workers", MetricKind.GAUGE, "Workers that have loaded their task.")
 JOB_PODS = _job(
@@ -115,8 +115,8 @@ JOB_PAID_PODS = _job(
     run=False,
 )  # fmt: skip
 JOB_PIPELINES = _job("pipelines", MetricKind.GAUGE, "Pipelines of the plan.")
-JOB_WANTED_PIPELINES = _job(
-    "wanted_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
+JOB_DESIRED_PIPELINES = _job(
+    "desired_pipelines", MetricKind.GAUGE, "The most pipelines for which workers are requested.", run=False
 )
 JOB_DEGRADED_PIPELINES = _job(
     "degraded_pipelines",
@@ -223,20 +223,20 @@ RUN_WORKER_MEMORY = Metric(
 
 OPERATOR_INFO = _operator("info", MetricKind.GAUGE, "Always 1; version: of the operator.", "version")
 OPERATOR_JOBS = _operator("jobs", MetricKind.GAUGE, "Jobs that the operator manages, by state.", "state")
-OPERATOR_PASSES = _operator(
-    "passes_total",
+OPERATOR_RECONCILES = _operator(
+    "reconciles_total",
     MetricKind.COUNTER,
-    "Passes over running jobs; result: ok, or failed if the API server refused a part.",
+    "Reconciliations of running jobs; result: ok, or failed if the API server refused a part.",
     "result",
 )
-OPERATOR_PASS_DURATION = _operator(
-    "pass_duration_seconds", MetricKind.HISTOGRAM, "Duration of a pass, its API calls included.", unit="seconds",
-    buckets=LATENCIES,
+OPERATOR_RECONCILE_DURATION = _operator(
+    "reconcile_duration_seconds", MetricKind.HISTOGRAM, "Duration of a reconciliation, its API calls included.",
+    unit="seconds", buckets=LATENCIES,
 )  # fmt: skip
-OPERATOR_OLDEST_PASS = _operator(
-    "oldest_pass_age_seconds",
+OPERATOR_OLDEST_RECONCILE = _operator(
+    "oldest_reconcile_age_seconds",
     MetricKind.GAUGE,
-    "Time since the last pass over the job that has waited longest.",
+    "Time since the last reconciliation of the job that has waited longest.",
     unit="seconds",
 )
 OPERATOR_API_REQUESTS = _operator(
@@ -263,9 +263,9 @@ OPERATOR_WATCH_EVENTS = _operator(
 OPERATOR_EVENTS = _operator(
     "events_total", MetricKind.COUNTER, "Events that coordinators have handled, by type.", "event"
 )
-OPERATOR_QUEUED = _operator("queued_events", MetricKind.GAUGE, "Events that wait for their coordinator.")
-OPERATOR_LAG = _operator(
-    "lag_seconds",
+OPERATOR_EVENT_QUEUE = _operator("event_queue_depth", MetricKind.GAUGE, "Events that wait for their coordinator.")
+OPERATOR_TICK_DELAY = _operator(
+    "tick_delay_seconds",
     MetricKind.HISTOGRAM,
     "How late the coordinators' periodic ticks were, which is how long an event waits.",
     unit="seconds",

@@ -15,11 +15,11 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
-    page.add(table.JOB_WANTED_STEPS, status.steps, *job)
+    page.add(table.JOB_DESIRED_STEPS, status.steps, *job)
     page.add_known(table.JOB_LOSS, status.loss, *job)
     page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
     page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
-    page.add_known(table.JOB_REMAINING, status.eta_seconds, *job)
+    page.add_known(table.JOB_ETA, status.eta_seconds, *job)
     page.add(table.JOB_EPOCH, status.epoch, *job)
 
 

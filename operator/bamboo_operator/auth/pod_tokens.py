@@ -1,0 +1,138 @@
+"""Which worker calls: the token of its own pod, read first and then reviewed by the API server."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from bamboo.control.server import Authenticate, Unauthorized, Unavailable
+from bamboo.job.spec import DNS_LABEL, DNS_NAME
+from bamboo.names import TOKEN_AUDIENCE
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.objects import JobKey
+
+POD_NAME = "authentication.kubernetes.io/pod-name"
+POD_UID = "authentication.kubernetes.io/pod-uid"
+REVIEWS_AT_ONCE = 16
+REVIEWS_WAITING = 512  # callers beyond that are told to come again
+
+
+class TokenReviewApi(Protocol):
+    async def review_token(self, token: str, audience: str) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """Whom a token was made for: a pod, by name and uid, in a namespace."""
+
+    namespace: str
+    pod: str
+    uid: str
+
+
+def reviewed_identity(review: dict[str, Any]) -> PodIdentity:
+    """Whom the status of a TokenReview names that vouches for a token.
+
+    Raises Unauthorized unless it is a pod with a token for Bamboo.
+    """
+    if TOKEN_AUDIENCE not in (review.get("audiences") or []):
+        raise Unauthorized(f"the token is not for {TOKEN_AUDIENCE}", "WrongAudience")
+    user = review.get("user") or {}
+    parts = str(user.get("username", "")).split(":")
+    extra = user.get("extra") or {}
+    names, uids = extra.get(POD_NAME) or [], extra.get(POD_UID) or []
+    if len(parts) != 4 or parts[:2] != ["system", "serviceaccount"] or len(names) != 1 or len(uids) != 1:
+        raise Unauthorized("the token is not bound to a pod", "NoPod")
+    return PodIdentity(namespace=parts[2], pod=names[0], uid=uids[0])
+
+
+def claimed_identity(token: str) -> PodIdentity:
+    """The pod that a ServiceAccount's token says it is for: nothing of it is verified.
+
+    Raises Unauthorized if it says nothing of the kind, so that the API server is not asked about just anything.
+    """
+    parts = token.split(".")
+    try:
+        padded = parts[1] + "=" * (-len(parts[1]) % 4)
+        claims = msgspec.json.decode(base64.urlsafe_b64decode(padded), type=_Claims)
+    except (IndexError, ValueError, msgspec.DecodeError, RecursionError):
+        raise Unauthorized("the token is not that of a pod", "NoPod") from None
+    who = PodIdentity(namespace=claims.about.namespace, pod=claims.about.pod.name, uid=claims.about.pod.uid)
+    if not (DNS_LABEL.fits(who.namespace) and DNS_NAME.fits(who.pod) and DNS_NAME.fits(who.uid)):
+        raise Unauthorized("the token is not that of a pod", "NoPod")
+    return who
+
+
+class _Pod(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _About(msgspec.Struct):
+    namespace: str
+    pod: _Pod
+
+
+class _Claims(msgspec.Struct):
+    about: _About = msgspec.field(name="kubernetes.io")
+
+
+class TokenReviewer:
+    """TokenReviews, a few at a time; too many callers at once are told to come again (Unavailable)."""
+
+    def __init__(self, api: TokenReviewApi) -> None:
+        self._api, self._turns, self._waiting = api, asyncio.Semaphore(REVIEWS_AT_ONCE), 0
+
+    async def of(self, token: str) -> dict[str, Any]:
+        """The status of the token's review."""
+        if self._waiting >= REVIEWS_WAITING:
+            raise Unavailable("too many callers")
+        self._waiting += 1
+        try:
+            async with self._turns:
+                return await self._api.review_token(token, TOKEN_AUDIENCE)
+        except API_ERRORS as error:
+            raise Unavailable(str(error) or type(error).__name__) from error
+        finally:
+            self._waiting -= 1
+
+
+def pod_authenticator(
+    job: JobKey,
+    reviews: TokenReviewer,
+    uid_of: Callable[[WorkerId], str | None],
+    is_of_another_job: Callable[[str], bool] = lambda pod_uid: False,
+) -> Authenticate:
+    """Accepts a worker of that job that brings its own pod's token.
+
+    uid_of: a worker -> the uid of its pod if that lives, "" if it does not, None if no such pod has been seen (yet).
+    is_of_another_job: does the pod of that uid belong to another job of that name?
+    """
+
+    async def authenticate(request: web.Request) -> WorkerId:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not token:
+            raise Unauthorized("there is no token", "NoToken")
+        claim = claimed_identity(token)
+        if claim.namespace != job[0]:
+            raise Unauthorized(f"the token is that of pod {claim.namespace}/{claim.pod}", "OtherPod")
+        uid = uid_of(claim.pod)
+        if uid is None and is_of_another_job(claim.uid):
+            raise Unauthorized(f"{claim.pod} is a pod of a job that had this name before", "NotLiving")
+        if uid is None:  # the watch may be late, and a worker that is refused ends
+            raise Unavailable(f"no pod {claim.pod} of this job has been seen yet")
+        if uid != claim.uid:
+            raise Unauthorized(f"{claim.pod} is not a running pod of this job", "NotLiving")
+        review = await reviews.of(token)
+        if not review.get("authenticated"):  # also if the review itself fails; a worker that is refused ends
+            raise Unavailable(f"the API server did not confirm the token of {claim.pod}: {review.get('error')}")
+        if reviewed_identity(review) != claim:
+            raise Unauthorized("the token does not belong to the pod that it names", "InvalidToken")
+        return claim.pod
+
+    return authenticate

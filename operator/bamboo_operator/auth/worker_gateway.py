@@ -1,0 +1,99 @@
+"""The port to which workers connect: one for all jobs, with a path for each job."""
+
+import ssl
+from collections import Counter
+
+from aiohttp import web
+
+from bamboo.control.listener import BoundedListener, ConnectionBounds
+from bamboo.control.server import Authenticate, Channels, Unauthorized, Unavailable
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.kube.objects import JobKey
+
+BOUNDS = ConnectionBounds(unauthenticated=1024)
+
+
+def workers_path(job: JobKey) -> str:
+    namespace, name = job
+    return f"/v1/jobs/{namespace}/{name}/workers"
+
+
+class WorkerGateway:
+    """One web server; each job opens its path while it accepts workers, and closes it again."""
+
+    def __init__(self) -> None:
+        self._open: dict[JobKey, Channels] = {}
+        self.refusals: Counter[str] = Counter()  # by reason
+        self._runner: web.AppRunner | None = None
+        self._listener: BoundedListener | None = None
+
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, bounds: ConnectionBounds = BOUNDS
+    ) -> int:
+        """Listens; returns the port."""
+        app = web.Application()
+        app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._connect)
+        self._listener = BoundedListener(app, bounds, self._closed)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        return await self._listener.start(self._runner, host, port, tls)
+
+    def _closed(self, reason: str) -> None:
+        self.refusals[reason] += 1
+
+    async def stop(self) -> None:
+        for job, channels in list(self._open.items()):
+            await self.close(job, channels)
+        if self._listener is not None:
+            await self._listener.stop()
+            self._listener = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def connected(self) -> int:
+        """The number of connected workers."""
+        return sum(len(channels.connected) for channels in tuple(self._open.values()))
+
+    def counting_refusals(self, authenticate: Authenticate) -> Authenticate:
+        """The same check; callers that it refuses are counted."""
+
+        async def check(request: web.Request) -> WorkerId | None:
+            try:
+                return await authenticate(request)
+            except Unauthorized as error:
+                self.refusals[error.reason] += 1
+                raise
+            except Unavailable:
+                self.refusals["NotChecked"] += 1
+                raise
+
+        return check
+
+    def open(self, job: JobKey, channels: Channels) -> None:
+        self._open[job] = channels
+
+    def open_unless_open(self, job: JobKey, channels: Channels) -> None:
+        """Open it unless the job's path is open already."""
+        self._open.setdefault(job, channels)
+
+    async def close(self, job: JobKey, channels: Channels) -> None:
+        """By now another job of that name may have opened the path; then that one's stays open."""
+        if self._open.get(job) is channels:
+            del self._open[job]
+        await channels.close()
+
+    async def _connect(self, request: web.Request) -> web.StreamResponse:
+        channels = self._open.get((request.match_info["namespace"], request.match_info["name"]))
+        if channels is None:
+            self.refusals["NoSuchJob"] += 1
+            raise web.HTTPNotFound(text="no such job here\n")
+        if self._listener and self._listener.full:
+            self.refusals["TooManyWorkers"] += 1
+            limit = self._listener.bounds.known
+            self._listener.warn(
+                f"{limit} workers are connected: no more are accepted, the file descriptors are used up"
+            )
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
+        return await channels.handle(request)

@@ -1,0 +1,160 @@
+"""Informer caches of pods and nodes, reduced to what the operator needs; and which jobs are told of changes."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from bamboo_operator.kube.objects import JobKey, Object, job_of, owner_uid
+
+REMEMBERED = 1000  # far more than can be deleted while one answer is on its way
+
+
+class PodListener(Protocol):
+    """What is told of a job's pods and their nodes."""
+
+    def pod_changed(self, name: str) -> None: ...
+
+    def pod_deleted(self, pod: Object) -> None: ...
+
+    def node_deleted(self, pod: str, node: str) -> None: ...
+
+
+class ClusterCache:
+    """Fed by watches. A node's event reaches only the jobs that have pods there."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Object] = {}
+        self._pods: dict[JobKey, dict[str, Object]] = defaultdict(dict)
+        self._placed: dict[str, set[tuple[JobKey, str]]] = defaultdict(set)  # by node
+        self._listeners: dict[JobKey, PodListener] = {}
+        self._deleted: deque[str] = deque(maxlen=REMEMBERED)  # uids of pods
+
+    def add_listener(self, job: JobKey, listener: PodListener) -> None:
+        self._listeners[job] = listener
+
+    def remove_listener(self, job: JobKey) -> None:
+        self._listeners.pop(job, None)
+
+    def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
+        """Of that very job, not of one that had the name before; by name."""
+        return {name: pod for name, pod in self._pods.get(job, {}).items() if owner_uid(pod) == uid}
+
+    def belongs_to_another_job(self, job: JobKey, uid: str, pod_uid: str) -> bool:
+        """Is that a pod of a job that had the name before, or has it now?"""
+        pods = self._pods.get(job, {}).values()
+        return any(pod["metadata"]["uid"] == pod_uid and owner_uid(pod) != uid for pod in pods)
+
+    def pod_uids(self) -> dict[tuple[str, str], str]:
+        """Of all jobs, by namespace and name."""
+        return {
+            (job[0], name): pod["metadata"]["uid"] for job, pods in self._pods.items() for name, pod in pods.items()
+        }
+
+    def node_uids(self) -> dict[str, str]:
+        return {name: node["metadata"]["uid"] for name, node in self.nodes.items()}
+
+    def forget_pod(self, key: tuple[str, str], uid: str | None = None) -> None:
+        """It is known to be deleted, though no watch has reported it yet. uid: only if the pod is that one."""
+        namespace, name = key
+        found = [pods[name] for (place, _), pods in self._pods.items() if place == namespace and name in pods]
+        for pod in found:
+            if uid in (None, pod["metadata"]["uid"]):
+                self.pod_event("DELETED", pod)
+
+    def forget_node(self, name: str) -> None:
+        self.node_event("DELETED", self.nodes[name])
+
+    def node_of(self, pod: Object) -> Object | None:
+        return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
+
+    def pod_created(self, pod: Mapping[str, Any]) -> None:
+        """The API server's answer to its creation; the watch may have reported more before that, even its deletion."""
+        job, uid = job_of(pod), pod["metadata"]["uid"]
+        if job is None:
+            return
+        known = self._pods.get(job, {}).get(pod["metadata"]["name"])
+        if uid not in self._deleted:
+            if known is None or known["metadata"]["uid"] != uid:
+                self.pod_event("ADDED", pod)
+        elif listener := self._listeners.get(job):
+            listener.pod_deleted(_trimmed_pod(pod))
+
+    def pod_event(self, kind: str | None, pod: Mapping[str, Any]) -> None:
+        """kind: ADDED, MODIFIED, DELETED, or None for what was there before."""
+        job, name = job_of(pod), pod["metadata"]["name"]
+        if job is None:
+            return
+        before = self._pods.get(job, {}).get(name)
+        if kind == "DELETED":
+            self._deleted.append(pod["metadata"]["uid"])
+            if before is None or before["metadata"].get("uid") != pod["metadata"].get("uid"):
+                return  # a later pod of that name has come already
+        elif pod["metadata"]["uid"] in self._deleted:
+            return  # it was found to be deleted before the watch reported it
+        if before is not None and (node := before["spec"].get("nodeName")):
+            self._placed[node].discard((job, name))
+            if not self._placed[node]:
+                del self._placed[node]
+        listener = self._listeners.get(job)
+        if kind == "DELETED":
+            del self._pods[job][name]
+            if not self._pods[job]:
+                del self._pods[job]
+            if listener and before is not None:
+                listener.pod_deleted(before)
+            return
+        kept = self._pods[job][name] = _trimmed_pod(pod)
+        if node := kept["spec"].get("nodeName"):
+            self._placed[node].add((job, name))
+        if listener:
+            listener.pod_changed(name)
+
+    def node_event(self, kind: str | None, node: Mapping[str, Any]) -> None:
+        name = node["metadata"]["name"]
+        if kind == "DELETED":
+            known = self.nodes.get(name)
+            if known is not None and known["metadata"].get("uid") != node["metadata"].get("uid"):
+                return  # a new node has that name
+            self.nodes.pop(name, None)
+            for listener, pod in self._listening(name):
+                listener.node_deleted(pod, name)
+            return
+        before, after = self.nodes.get(name), _trimmed_node(node)
+        if before == after:
+            return
+        self.nodes[name] = after
+        for listener, pod in self._listening(name):
+            listener.pod_changed(pod)
+
+    def _listening(self, node: str) -> Iterator[tuple[PodListener, str]]:
+        for job, pod in sorted(self._placed.get(node, ())):
+            if (listener := self._listeners.get(job)) is not None:
+                yield listener, pod
+
+
+def _trimmed_pod(pod: Mapping[str, Any]) -> Object:
+    keep = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "deletionGracePeriodSeconds",
+            "creationTimestamp")  # fmt: skip
+    spec, kept = pod.get("spec") or {}, ("nodeName", "schedulingGates", "terminationGracePeriodSeconds")
+    return {
+        "metadata": {key: pod["metadata"][key] for key in keep if key in pod["metadata"]},
+        "spec": {key: spec[key] for key in kept if key in spec}
+        | {"containers": [{key: c.get(key) for key in ("name", "image")} for c in spec.get("containers") or ()]},
+        "status": dict(pod.get("status") or {}),
+    }
+
+
+def _trimmed_node(node: Mapping[str, Any]) -> Object:
+    """Without what changes at every heartbeat of the kubelet."""
+    spec, status = node.get("spec") or {}, node.get("status") or {}
+    metadata = node["metadata"]
+    conditions = [
+        {key: c[key] for key in ("type", "status", "reason", "message") if key in c}
+        for c in status.get("conditions") or ()
+    ]
+    keep = ("name", "uid", "labels", "annotations", "deletionTimestamp")
+    return {
+        "metadata": {key: metadata[key] for key in keep if key in metadata},
+        "spec": {"taints": list(spec.get("taints") or ()), "unschedulable": bool(spec.get("unschedulable"))},
+        "status": {"conditions": conditions},
+    }

@@ -1,0 +1,114 @@
+"""What clouds, autoscalers and termination handlers write on a node or pod that goes. Data only.
+
+Left out on purpose, because the worker may stay: a cordon, DeletionCandidateOfClusterAutoscaler, rebalance
+recommendations that nobody acts on (they leave no mark), Azure's FreezeScheduled (seconds only), pressure, and startup
+taints. So are not-ready and unreachable: a node whose kubelet is silent may well run a worker that still talks, and the
+workers' heartbeats notice a dead one much earlier.
+"""
+
+from dataclasses import dataclass
+
+AWS_SECONDS = 120.0
+GCP_SECONDS = 30.0
+AZURE_SECONDS = 30.0
+SHUTDOWN_SECONDS = 15.0  # of a graceful node shutdown's 30 s, what pods that are not critical get
+OPENSHIFT_SECONDS = 30.0
+DRAIN_SECONDS = 30.0  # an eviction gives a worker its grace period
+
+KARPENTER_DEADLINE = "karpenter.sh/nodeclaim-termination-timestamp"  # an annotation: then the node goes by force
+KARPENTER_CAPACITY = "karpenter.sh/capacity-type"
+NTH_ACTION_TIME = "aws-node-termination-handler/action-time"  # a label: when the handler acted, in seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionMark:
+    """said completes "node N ...". seconds: the notice that it gives; None: the node is gone."""
+
+    source: str
+    said: str
+    seconds: float | None
+
+
+_NTH = "aws-node-termination-handler/"
+_GONE = None
+
+TAINTS: dict[str, DisruptionMark] = {
+    _NTH + "spot-itn": DisruptionMark("AwsSpotInterruption", "is being reclaimed by AWS", AWS_SECONDS),
+    _NTH + "scheduled-maintenance": DisruptionMark(
+        "AwsScheduledMaintenance", "has maintenance scheduled by AWS", AWS_SECONDS
+    ),
+    _NTH + "asg-lifecycle-termination": DisruptionMark(
+        "AwsAsgTermination", "is terminated by its scaling group", AWS_SECONDS
+    ),
+    _NTH + "rebalance-recommendation": DisruptionMark(
+        "AwsRebalanceRecommendation", "may soon be reclaimed by AWS", AWS_SECONDS
+    ),
+    "karpenter.sh/disrupted": DisruptionMark("KarpenterDisruption", "is disrupted by Karpenter", AWS_SECONDS),
+    "cloud.google.com/impending-node-termination": DisruptionMark(
+        "GkeImpendingTermination", "is about to be terminated by GCP", GCP_SECONDS
+    ),
+    "remediator.kubernetes.azure.com/unschedulable": DisruptionMark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
+    "remediator.aks.microsoft.com/unschedulable": DisruptionMark("AksAutoDrain", "is drained by AKS", AZURE_SECONDS),
+    "cloudprovider.azure.microsoft.com/draining": DisruptionMark(
+        "AzureSpotEviction", "is drained because Azure reclaims it", AZURE_SECONDS
+    ),
+    "ToBeDeletedByClusterAutoscaler": DisruptionMark(
+        "ClusterAutoscalerScaleDown", "is removed by the cluster autoscaler", DRAIN_SECONDS
+    ),
+    "node.cloudprovider.kubernetes.io/shutdown": DisruptionMark(
+        "NodeStopped", "is shut down, according to its cloud", _GONE
+    ),
+    "node.kubernetes.io/out-of-service": DisruptionMark("NodeOutOfService", "is out of service", _GONE),
+}
+
+# By (key, value), where the key alone does not say it
+TAINTS_WITH_VALUE: dict[tuple[str, str], DisruptionMark] = {
+    ("karpenter.sh/disruption", "disrupting"): DisruptionMark(
+        "KarpenterDisruption", "is disrupted by Karpenter", AWS_SECONDS
+    ),  # before Karpenter 1.0
+}
+
+# By (type, reason) of a condition that is True. Azure says in the message when it happens; see `signals`.
+CONDITIONS: dict[tuple[str, str], DisruptionMark] = {
+    ("VMEventScheduled", "PreemptScheduled"): DisruptionMark(
+        "AzurePreempt", "is being reclaimed by Azure", AZURE_SECONDS
+    ),
+    ("VMEventScheduled", "TerminateScheduled"): DisruptionMark("AzureTerminate", "is to be terminated by Azure", 300.0),
+    ("VMEventScheduled", "RedeployScheduled"): DisruptionMark("AzureRedeploy", "is to be redeployed by Azure", 600.0),
+    ("VMEventScheduled", "RebootScheduled"): DisruptionMark("AzureReboot", "is to be rebooted by Azure", 900.0),
+    ("PreemptionScheduled", "SpotEvictionIncoming"): DisruptionMark(
+        "AzureSpotEviction", "is being reclaimed by Azure", AZURE_SECONDS
+    ),
+    # The same on every cloud, though AWS would give more time than the others
+    ("Terminating", "TerminationRequested"): DisruptionMark(
+        "OpenShiftTermination", "is about to be terminated by its cloud", OPENSHIFT_SECONDS
+    ),
+}
+
+LABELS: dict[tuple[str, str], DisruptionMark] = {
+    ("cloud.google.com/active-node-maintenance", "ONGOING"): DisruptionMark(
+        "GkeMaintenance", "is under maintenance by GCP", GCP_SECONDS
+    ),
+}
+
+SHUTTING_DOWN = "node is shutting down"  # in the message of the condition Ready
+SHUTDOWN = DisruptionMark("NodeShutdown", "is shutting down", SHUTDOWN_SECONDS)
+DELETING = DisruptionMark("NodeDeleting", "is being deleted", DRAIN_SECONDS)
+KARPENTER_TERMINATION = DisruptionMark("KarpenterTermination", "is being terminated by Karpenter", AWS_SECONDS)
+
+# Reasons of a pod's condition DisruptionTarget, and of a failed pod's status, that are no fault of the worker's
+DISRUPTIONS: dict[str, str] = {
+    "PreemptionByScheduler": "is preempted by a pod of higher priority",
+    "DeletionByTaintManager": "is deleted because of a taint of its node",
+    "EvictionByEvictionAPI": "is evicted",
+    "DeletionByPodGC": "is removed because its node is gone",
+    "TerminationByKubelet": "is terminated by its node",
+    "NodeShutdown": "was terminated by the shutdown of its node",
+    "Shutdown": "was terminated by the shutdown of its node",
+    "Terminated": "was terminated by the shutdown of its node",
+    "Evicted": "was evicted by its node",
+    "Preempting": "was terminated in favour of a critical pod",
+    "Preempted": "was preempted by a pod of higher priority",
+    "NodeLost": "was on a node that is lost",
+}
+GONE_WITH_NODE = "DeletionByPodGC"

@@ -1,0 +1,316 @@
+"""What cluster objects say about a worker: nothing, that it will be taken away, or that it is gone.
+
+Pure functions of the objects as the API gives them, and of the time. A signal holds as long as the objects say so:
+`None` after a notice means that the notice is withdrawn. The strings are in `cloud_marks`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any
+
+from bamboo.names import GRACE_SECONDS, TRAINER_CONTAINER
+from bamboo_operator.cluster import cloud_marks as marks
+from bamboo_operator.cluster.cloud_marks import DisruptionMark
+from bamboo_operator.cluster.node_marks import NodeMark
+
+Json = Mapping[str, Any]
+
+LEAST_SECONDS = 5.0  # a node's mark alone must not end a worker that still talks, however old the mark is
+KILLED = 137  # 128 + SIGKILL
+ENDED_BY_SIGNAL = (KILLED, 143)
+FAILED = "ContainerFailed"
+POD_DELETED = "PodDeleted"
+_RFC1123 = re.compile(r"[A-Z][a-z]{2}, \d{1,2} [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d [A-Z]{3}")
+_OWN_LIMIT = re.compile(r"exceed.*\blimit")
+
+
+class SignalKind(StrEnum):
+    """NOTICE: the worker will be taken away. LOST: it is certainly gone."""
+
+    NOTICE = "Notice"
+    LOST = "Lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """source: a CamelCase reason; message: a sentence. seconds: until the worker is gone; 0 if it is.
+
+    exit_code: how the worker itself ended, which is then the message's subject and not said again; None for
+    disruptions, which never count as failures.
+    """
+
+    kind: SignalKind
+    source: str
+    message: str
+    seconds: float = 0.0
+    exit_code: int | None = None
+
+
+def worker_signal(pod: Json, node: Json | None, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
+    """The strongest of what a worker's pod and its node say; node: None if it is not known (yet).
+
+    own: the marks that this installation has beside those of the clouds.
+    A container that ended by a signal on a node that goes was no failure.
+    """
+    of_pod = pod_signal(pod, now)
+    of_node = node_signal(node, now, own) if node else None
+    if of_pod and of_node and of_pod.source == FAILED and of_pod.exit_code in ENDED_BY_SIGNAL:
+        return replace(of_pod, source=of_node.source, message=f"{of_pod.message}; {of_node.message}", exit_code=None)
+    return min((s for s in (of_pod, of_node) if s), key=_strength, default=None)
+
+
+def node_signal(node: Json, now: datetime, own: Sequence[NodeMark] = ()) -> Signal | None:
+    """What the node's taints, conditions, labels, annotations and deletion say."""
+    name = _metadata(node).get("name", "")
+    signals = [_signal(name, mark, seconds) for mark, seconds in _node_marks(node, now)]
+    signals += [_signal(name, found.mark, None) for found in own if found.on(node)]
+    return min(signals, key=_strength, default=None)
+
+
+def node_deleted_signal(name: str) -> Signal:
+    """The node object was deleted."""
+    return Signal(kind=SignalKind.LOST, source="NodeDeleted", message=f"node {name} was deleted")
+
+
+def pod_signal(pod: Json, now: datetime) -> Signal | None:
+    """What the pod's phase, conditions, deletion and containers say."""
+    name, disruption = _metadata(pod).get("name", ""), _disruption(pod)
+    if (ended := worker_exit(pod)) is not None:
+        if disruption:
+            message = f"pod {name} {marks.DISRUPTIONS.get(disruption, 'is deleted')}"
+            return Signal(kind=SignalKind.LOST, source=disruption, message=message)
+        code, sentence = ended
+        return Signal(kind=SignalKind.LOST, source=_exit_source(pod, code), message=sentence, exit_code=code)
+    if disruption is None:
+        return None
+    message = f"pod {name} {marks.DISRUPTIONS.get(disruption, 'is being deleted')}"
+    if disruption == marks.GONE_WITH_NODE:
+        return Signal(kind=SignalKind.LOST, source=disruption, message=message)
+    return Signal(kind=SignalKind.NOTICE, source=disruption, message=message, seconds=_grace_left(pod, now))
+
+
+def pod_deleted_signal(name: str) -> Signal:
+    """The pod object was deleted; nothing more is known of how its worker ended."""
+    return Signal(kind=SignalKind.LOST, source=POD_DELETED, message=f"pod {name} was deleted")
+
+
+def notice_ended_signal(name: str) -> Signal:
+    """Its time is over, and it has not joined: on a node that hangs, a pod may be on its way out without end."""
+    return Signal(kind=SignalKind.LOST, source="NoticeEnded", message=f"pod {name} should be gone by now")
+
+
+def worker_exit(pod: Json) -> tuple[int | None, str] | None:
+    """How the worker ended: exit code, and a sentence of which the worker is the subject. None while it runs, or waits.
+
+    The code is None if the pod failed and no container of it did.
+    """
+    status = pod.get("status") or {}
+    if terminated := _terminated(status.get("containerStatuses"), TRAINER_CONTAINER):
+        return _code(terminated), _said(terminated)
+    phase = status.get("phase")
+    if phase == "Succeeded":
+        return 0, "has ended"
+    if phase != "Failed":
+        return None
+    for container in status.get("initContainerStatuses") or ():
+        state = (container.get("state") or {}).get("terminated")
+        if state and _code(state) != 0:
+            return _code(state), f"could not start: init container {container.get('name')} {_said(state)}"
+    why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    return (KILLED if _own_limit(status) else None), f"failed with its pod: {why or 'no reason is given'}"
+
+
+def is_deleted(pod: Json) -> bool:
+    """Has its deletion been asked for?"""
+    return _metadata(pod).get("deletionTimestamp") is not None
+
+
+def seconds_over(pod: Json, now: datetime) -> float:
+    """For how long the pod should have been gone; negative if it has time left, or is not deleted at all."""
+    deadline = _time(_metadata(pod).get("deletionTimestamp"))
+    return -math.inf if deadline is None else (now - deadline).total_seconds()
+
+
+def lives(pod: Json) -> bool:
+    """Does its worker run, or wait to run, and may stay?"""
+    return worker_exit(pod) is None and not is_deleted(pod)
+
+
+# Nodes
+
+
+def _node_marks(node: Json, now: datetime) -> Iterator[tuple[DisruptionMark, float | None]]:
+    """Everything on the node that counts, with the seconds left, as far as the node itself tells them."""
+    metadata = _metadata(node)
+    labels, forced = metadata.get("labels") or {}, _karpenter_seconds(metadata, now)
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if mark := _taint_mark(taint):
+            yield mark, forced if mark.source.startswith("Karpenter") else _nth_seconds(taint["key"], mark, labels, now)
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if found := _condition_mark(condition):
+            yield found, _azure_seconds(condition, now)
+    for label, mark in marks.LABELS.items():
+        if labels.get(label[0]) == label[1]:
+            yield mark, None
+    if forced is not None:
+        yield marks.KARPENTER_TERMINATION, forced
+    elif metadata.get("deletionTimestamp"):
+        yield marks.DELETING, None
+
+
+def _taint_mark(taint: Json) -> DisruptionMark | None:
+    key = str(taint.get("key"))
+    return marks.TAINTS.get(key) or marks.TAINTS_WITH_VALUE.get((key, str(taint.get("value") or "")))
+
+
+def _condition_mark(condition: Json) -> DisruptionMark | None:
+    kind, reason = condition.get("type"), condition.get("reason")
+    if kind == "Ready":
+        down = condition.get("status") == "False" and marks.SHUTTING_DOWN in str(condition.get("message"))
+        return marks.SHUTDOWN if down else None
+    return marks.CONDITIONS.get((str(kind), str(reason))) if condition.get("status") == "True" else None
+
+
+def _karpenter_seconds(metadata: Json, now: datetime) -> float | None:
+    """A spot node is taken after its two minutes, even if Karpenter would wait longer."""
+    deadline = _time((metadata.get("annotations") or {}).get(marks.KARPENTER_DEADLINE))
+    if deadline is None:
+        return None
+    left = (deadline - now).total_seconds()
+    spot = (metadata.get("labels") or {}).get(marks.KARPENTER_CAPACITY) == "spot"
+    return min(left, marks.AWS_SECONDS) if spot else left
+
+
+def _nth_seconds(key: str, mark: DisruptionMark, labels: Json, now: datetime) -> float | None:
+    acted = str(labels.get(marks.NTH_ACTION_TIME, ""))
+    if mark.seconds is None or not key.startswith("aws-") or not (acted.isdecimal() and len(acted) <= 11):
+        return None
+    return int(acted) + mark.seconds - now.timestamp()
+
+
+def _azure_seconds(condition: Json, now: datetime) -> float | None:
+    found = _RFC1123.search(str(condition.get("message") or ""))
+    try:
+        when = parsedate_to_datetime(found.group()) if found else None
+    except ValueError:
+        return None
+    return (_aware(when) - now).total_seconds() if when else None
+
+
+def _signal(name: str, mark: DisruptionMark, left: float | None) -> Signal:
+    message = f"node {name} {mark.said}"
+    if mark.seconds is None:
+        return Signal(kind=SignalKind.LOST, source=mark.source, message=message)
+    seconds = mark.seconds if left is None else max(LEAST_SECONDS, left)
+    return Signal(kind=SignalKind.NOTICE, source=mark.source, message=message, seconds=seconds)
+
+
+def _strength(signal: Signal) -> tuple[bool, float]:
+    return signal.kind is not SignalKind.LOST, signal.seconds
+
+
+# Pods
+
+
+def _disruption(pod: Json) -> str | None:
+    """Why the pod goes or went, if that is no fault of the worker's."""
+    metadata, status = _metadata(pod), pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        targeted = condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        if targeted and not _had_ended(pod, _time(condition.get("lastTransitionTime"))):
+            return condition.get("reason") or "DisruptionTarget"
+    if (deadline := _time(metadata.get("deletionTimestamp"))) is not None:
+        asked = deadline.timestamp() - float(metadata.get("deletionGracePeriodSeconds") or 0)
+        if not _had_ended(pod, datetime.fromtimestamp(asked, UTC)):
+            return POD_DELETED
+    if status.get("phase") != "Failed" or _own_limit(status):
+        return None
+    reason = status.get("reason")
+    if reason in marks.DISRUPTIONS:
+        return str(reason)
+    ran = any((c.get("state") or {}).get("terminated") for c in _all_statuses(status))
+    return None if ran else str(reason or "PodFailed")  # such as OutOfcpu: the node refused the pod
+
+
+def _had_ended(pod: Json, since: datetime | None) -> bool:
+    """Had the worker ended by itself before that?"""
+    terminated = _terminated((pod.get("status") or {}).get("containerStatuses"), TRAINER_CONTAINER)
+    finished = _time(terminated.get("finishedAt")) if terminated else None
+    return finished is not None and since is not None and finished < since
+
+
+def _own_limit(status: Json) -> bool:
+    """Was it evicted for using more than it asked for? Unlike other evictions that is a failure."""
+    return status.get("reason") == "Evicted" and bool(_OWN_LIMIT.search(str(status.get("message") or "")))
+
+
+def _grace_left(pod: Json, now: datetime) -> float:
+    deadline = _time(_metadata(pod).get("deletionTimestamp"))
+    if deadline is not None:
+        return max(0.0, (deadline - now).total_seconds())
+    grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return float(GRACE_SECONDS if grace is None else grace)
+
+
+def _exit_source(pod: Json, code: int | None) -> str:
+    status = pod.get("status") or {}
+    terminated = _terminated(status.get("containerStatuses"), TRAINER_CONTAINER) or {}
+    if terminated.get("reason") == "OOMKilled":
+        return "OOMKilled"
+    if _own_limit(status):
+        return "Evicted"
+    return "ContainerCompleted" if code == 0 else FAILED
+
+
+def _said(terminated: Json) -> str:
+    """One sentence, with the last line of what the container said, if it said anything."""
+    code = _code(terminated)
+    if terminated.get("reason") == "OOMKilled":
+        sentence = f"ran out of memory and was killed (OOMKilled, exit code {code})"
+    elif code in ENDED_BY_SIGNAL:
+        sentence = f"was ended by {'SIGKILL' if code == KILLED else 'SIGTERM'} (exit code {code})"
+    else:
+        sentence = f"exited with code {code}"
+    lines = str(terminated.get("message") or "").strip().splitlines()
+    return f"{sentence}: {lines[-1].strip()[:300]}" if lines and code != 0 else sentence
+
+
+def _terminated(statuses: Any, container: str) -> Json | None:
+    for status in statuses or ():
+        if status.get("name") == container:
+            found: Json | None = (status.get("state") or {}).get("terminated")
+            return found
+    return None
+
+
+def _all_statuses(status: Json) -> list[Json]:
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _code(terminated: Json) -> int:
+    return int(terminated.get("exitCode") or 0)
+
+
+# Both
+
+
+def _metadata(thing: Json) -> Json:
+    found: Json = thing.get("metadata") or {}
+    return found
+
+
+def _time(text: Any) -> datetime | None:
+    """A time as the API writes it; None if it is absent or none."""
+    try:
+        return _aware(datetime.fromisoformat(text)) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _aware(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""The operator's web port: health, metrics and job pages."""

@@ -1,0 +1,227 @@
+"""From what the operator knows of a BambooJob to the document of its page. Pure; the time comes in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+
+from bamboo.coordinator.events import Status
+from bamboo.job.spec import JobSpec, NodePool
+from bamboo.page import document as d
+from bamboo.page.builder import Labels, document, history_fields, rows, state
+from bamboo.page.history import JobHistory
+from bamboo_operator.pods.pools import price_per_hour
+from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.savings import on_demand_per_hour, on_demand_pool
+
+T = TypeVar("T", d.Document, d.PageCost)
+
+LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
+TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
+CONDITIONS = {
+    "Invalid": "Accepted",
+    "Saving": "Running",
+    "Pending": "WorkersReady",
+}  # that explain a state, else its own
+NO_PRICE = "No price is given: set pricePerHour in the job's nodePools."
+NO_ON_DEMAND = "No pool with capacity OnDemand has a price, so there is nothing to compare with."
+RESTARTED = (
+    "The operator has been restarted since the job began: curves, timeline and events from before are not known here;"
+    " the counts are from the BambooJob's status."
+)
+NOT_SEEN = (
+    "The job was not run by this operator process: curves, timeline, memory and events are not known here; the rest is"
+    " from the BambooJob's status."
+)
+OWNERS_ONLY = "Who runs which stage is as the status has it; what the workers are doing is not known at the moment."
+
+
+def page_document(view: JobView, now: float) -> d.Document:
+    """The page of that job."""
+    began = _unix(view.written.get("startTime"))
+    since = view.record.since if view.record else None
+    job = d.PageJob(
+        name=view.name,
+        namespace=view.namespace,
+        place="cluster",
+        mode=view.spec.redundancy.mode.value if view.spec else None,
+        began=began,
+        since=since,
+    )
+    if view.status and view.spec and view.record:
+        found = _live(view, job, now, view.status, view.spec, view.record)
+    else:
+        found = _from_status(view, job, now)
+    written = dict(counts_so_far(view.written, found.counts))
+    unknown = list(found.unknown)
+    if view.record is None and view.written.get("training"):
+        unknown.append(NOT_SEEN)
+    elif began is not None and since is not None and began < since - LATE_SECONDS:
+        unknown.append(RESTARTED)
+    return _replace(
+        found,
+        counts=d.PageCounts(**written),
+        cost=cost(view),
+        conditions=conditions(view.written),
+        unknown=tuple(unknown),
+    )
+
+
+def counts_so_far(written: Mapping[str, Any], counts: d.PageCounts) -> Mapping[str, Any]:
+    """The coordinator counts from its own start; the status has counted on, and neither falls."""
+    of_status = {name: _count(written, name) for name in ("preemptions", "takeovers", "restarts")}
+    return {
+        "preemptions": max(counts.preemptions, of_status["preemptions"]),
+        "takeovers": max(counts.takeovers, of_status["takeovers"]),
+        "restarts": max(counts.restarts or 0, of_status["restarts"]),
+        "notices": counts.notices if counts.preemptions >= of_status["preemptions"] else None,
+    }
+
+
+def _live(view: JobView, job: d.PageJob, now: float, status: Status, spec: JobSpec, record: JobHistory) -> d.Document:
+    """A job with a coordinator here."""
+    shown = state_in_status(view)
+    if not shown.over and status.phase in ("Running", "Recovering"):
+        shown = state(status, spec, Labels(view.name))
+    found = document(job, spec, status, record, now=now, ended=shown)
+    if status.phase == "Recovering" and not found.grid:  # after a restart, until the workers are back
+        return _replace(found, **_remembered(view, found.progress))
+    return found
+
+
+def _from_status(view: JobView, job: d.PageJob, now: float) -> d.Document:
+    """A job without a coordinator: invalid, suspended, over, or only just seen."""
+    names = Labels(view.name)
+    steps = view.spec.training.steps if view.spec else None
+    nothing = d.PageProgress(samples=view.spec.training.global_batch_size if view.spec else None, steps=steps)
+    counts = d.PageCounts(preemptions=_count(view.written, "preemptions"), takeovers=_count(view.written, "takeovers"))
+    found = d.Document(
+        now=now, job=job, state=state_in_status(view), progress=nothing, counts=counts, epoch=view.written.get("epoch"),
+    )  # fmt: skip
+    if view.record:
+        found = _replace(found, **history_fields(view.record, names))
+    else:
+        found = _replace(found, marks=_last_takeover(view.written, names))
+    return _replace(found, **_remembered(view, nothing))
+
+
+def _remembered(view: JobView, progress: d.PageProgress) -> Mapping[str, Any]:
+    """Progress and owners as the BambooJob's status has them."""
+    training = view.written.get("training") or {}
+    over = state_in_status(view).over
+    owners = () if over else rows(_owners(view.written.get("plan")), Labels(view.name))
+    known = d.PageProgress(
+        step=training.get("step", progress.step),
+        steps=training.get("steps", progress.steps),
+        loss=training.get("loss", progress.loss),
+        samples=progress.samples,
+        samples_per_second=None if over else training.get("samplesPerSecond"),
+        eta_seconds=None if over else training.get("etaSeconds"),
+    )
+    return {"progress": known, "grid": owners, "unknown": (OWNERS_ONLY,) if owners else ()}
+
+
+def state_in_status(view: JobView) -> d.PageState:
+    """As the status says it; a job without one has only just been seen."""
+    name = str(view.written.get("state") or "Pending")
+    kind = CONDITIONS.get(name, name)
+    found: Mapping[str, Any] = next((c for c in view.written.get("conditions") or () if c.get("type") == kind), {})
+    sentence = str(found.get("message") or "")
+    over = name in ("Complete", "Failed")
+    return d.PageState(name=name, tone=TONES.get(name, "idle"), sentence=sentence, over=over)
+
+
+def conditions(written: Mapping[str, Any]) -> tuple[d.PageCondition, ...]:
+    return tuple(
+        d.PageCondition(
+            type=str(c.get("type")),
+            status=str(c.get("status")),
+            reason=str(c.get("reason") or ""),
+            message=str(c.get("message") or ""),
+            at=_unix(c.get("lastTransitionTime")),
+        )
+        for c in written.get("conditions") or ()
+    )
+
+
+def cost(view: JobView) -> d.PageCost | None:
+    """None without pools: then there is nothing that could have a price."""
+    pools = view.spec.node_pools if view.spec else ()
+    if not pools:
+        return None
+    written = view.written.get("cost") or {}
+    over = state_in_status(view).over
+    paid = {} if over else view.facts.paid if view.facts.paid is not None else view.facts.pods
+    per_hour = price_per_hour(pools, paid)
+    if per_hour is None:
+        return d.PageCost(sentence=NO_PRICE)
+    total = max(view.facts.earlier.cost + view.facts.cost, Decimal(str(written.get("total") or 0)))
+    found = d.PageCost(
+        total=float(total),
+        per_hour=float(per_hour),
+        pools=tuple(
+            d.PoolCost(
+                name=pool.name,
+                capacity=pool.capacity.value,
+                workers=paid.get(pool.name, 0),
+                price=None if pool.price_per_hour is None else f"{pool.price_per_hour:f}",
+            )
+            for pool in pools
+        ),
+    )
+    return _compared(found, view, pools, paid)
+
+
+def _compared(found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid: Mapping[str, int]) -> d.PageCost:
+    reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
+    if reference is None or instead is None:
+        return _replace(found, sentence=NO_ON_DEMAND)
+    found = _replace(found, on_demand_pool=reference.name, on_demand_per_hour=float(instead))
+    counted = view.facts.comparison
+    if counted.since is None:
+        return found
+    return _replace(
+        found,
+        compared_since=counted.since.timestamp(),
+        spent=float(counted.spent),
+        on_demand=float(counted.on_demand),
+    )
+
+
+def _last_takeover(written: Mapping[str, Any], names: Labels) -> tuple[d.PageMark, ...]:
+    last = written.get("lastTakeover")
+    at = _unix(last.get("time")) if last else None
+    if not last or at is None:
+        return ()
+    phases = d.TakeoverPhases(
+        victim=names(str(last.get("victim"))),
+        worker=names(str(last.get("worker"))),
+        pipeline=int(last.get("pipeline") or 0),
+        stage=int(last.get("stage") or 0),
+        pause=1000 * float(last.get("pauseSeconds") or 0),
+    )
+    return (d.PageMark(at=at, kind="takeover", message="", takeover=phases),)
+
+
+def _owners(plan: Any) -> list[list[str]]:
+    """Leniently, for the status may have been written by another version, or by hand."""
+    try:
+        found = json.loads(plan)["pipelines"] if isinstance(plan, str) else []
+        return [[str(owner) for owner in row] for row in found]
+    except (ValueError, TypeError, KeyError):
+        return []
+
+
+def _count(written: Mapping[str, Any], name: str) -> int:
+    return int(written.get(name) or 0)
+
+
+def _unix(text: Any) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+
+
+def _replace(struct: T, **changes: Any) -> T:
+    return msgspec.structs.replace(struct, **changes)

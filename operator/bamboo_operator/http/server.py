@@ -1,0 +1,69 @@
+"""What people, probes and Prometheus ask the operator, on a port of its own: plain HTTP, read-only."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from bamboo.control.listener import BoundedListener, ConnectionBounds
+
+logger = logging.getLogger(__name__)
+
+BOUNDS = ConnectionBounds(unauthenticated=256)
+FRESH_SECONDS = 0.5  # for which an answer serves all who ask
+
+
+class WebServer:
+    """healthy: why the operator is not, or None. ready: why workers cannot come, or None; everybody may read it.
+
+    Other modules add their routes to `app` before start().
+    """
+
+    def __init__(
+        self, healthy: Callable[[], str | None], ready: Callable[[], str | None], registry: CollectorRegistry,
+        bounds: ConnectionBounds = BOUNDS,
+    ) -> None:  # fmt: skip
+        self._healthy, self._ready, self._registry = healthy, ready, registry
+        self._scraping = asyncio.Lock()
+        self._scraped, self._scraped_at = b"", 0.0
+        self._runner: web.AppRunner | None = None
+        self.app = web.Application()
+        self._listener = BoundedListener(self.app, bounds)
+        self.app.router.add_get("/healthz", self._health)
+        self.app.router.add_get("/readyz", self._readiness)
+        self.app.router.add_get("/metrics", self._metrics)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port."""
+        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        return await self._listener.start(self._runner, host, port)
+
+    async def stop(self) -> None:
+        await self._listener.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, _: web.Request) -> web.Response:
+        problem = self._healthy()
+        if problem:
+            logger.error("not healthy: %s", problem)  # and no more in the answer, for everybody may read it
+        return web.Response(text="stuck\n" if problem else "ok\n", status=503 if problem else 200)
+
+    async def _readiness(self, request: web.Request) -> web.Response:
+        if reason := self._ready():
+            return web.Response(text=f"{reason}\n", status=503)
+        return await self._health(request)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """In a thread and once for many callers, because with many jobs it takes a while to write."""
+        async with self._scraping:
+            if time.monotonic() - self._scraped_at > FRESH_SECONDS:
+                self._scraped = await asyncio.to_thread(generate_latest, self._registry)
+                self._scraped_at = time.monotonic()
+            return web.Response(body=self._scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})

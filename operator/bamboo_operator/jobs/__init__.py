@@ -1,0 +1,1 @@
+"""BambooJobs: the controller of all of them, and the reconciler and coordinator of each."""

@@ -1,0 +1,137 @@
+"""All jobs of an operator: a reconciler for each, in a task of its own, begun and ended by watch events.
+
+kopf's daemons would put a finalizer on every job, so that none could be deleted while the operator is away. Nothing
+here needs one: pods go with their job by owner reference.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bamboo.job.spec import DEFAULT_MANAGER
+from bamboo_operator.cluster.resync import Resync
+from bamboo_operator.cluster.signals import is_deleted
+from bamboo_operator.jobs.late_workers import DeletedJobs
+from bamboo_operator.jobs.reconciler import JobReconciler
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.client import JobGone
+from bamboo_operator.kube.objects import JobKey, job_path, node_path, owner_uid, pod_path
+from bamboo_operator.status.job_view import JobView
+
+logger = logging.getLogger(__name__)
+
+STUCK_SECONDS = 180.0
+RESTART_SECONDS = 5.0
+
+
+class JobController:
+    """Begins, tells and ends the jobs' reconcilers."""
+
+    def __init__(self, shared: SharedResources) -> None:
+        self._shared = shared
+        self._reconcilers: dict[JobKey, tuple[JobReconciler, asyncio.Task[None]]] = {}
+        self._restarts: dict[JobKey, asyncio.TimerHandle] = {}
+        self._stopped = False
+        cluster, uid_of = shared.cluster, shared.api.uid_of
+        self.jobs = Resync(self._uids, lambda key: uid_of(job_path(*key)), self._job_deleted)
+        self.pods = Resync(cluster.pod_uids, lambda key: uid_of(pod_path(*key)), cluster.forget_pod)
+        self.deleted_jobs = DeletedJobs(cluster, shared.gateway, shared.reviews, lambda key: uid_of(job_path(*key)))
+        self.nodes = Resync(cluster.node_uids, lambda name: uid_of(node_path(name)), cluster.forget_node)
+
+    def job_event(self, kind: str | None, body: Mapping[str, Any]) -> None:
+        """Events of a job and of one that had its name before may come in any order."""
+        if self._stopped:
+            return
+        metadata = body["metadata"]
+        key, gone = (metadata["namespace"], metadata["name"]), kind == "DELETED" or metadata.get("deletionTimestamp")
+        self.jobs.observed(kind, key)
+        known = self._reconcilers.get(key)
+        other = known is not None and known[0].uid != metadata["uid"]
+        if known and other and (gone or not _is_later(kind, metadata, known[0].body["metadata"])):
+            return
+        if timer := self._restarts.pop(key, None):
+            timer.cancel()
+        if known and (other or gone):
+            del self._reconcilers[key]
+            known[0].deleted()
+            known[1].cancel()
+            self.deleted_jobs.job_deleted(key, known[0].uid)
+            known = None
+        elif gone:
+            self.deleted_jobs.job_deleted(key, metadata["uid"])
+        manager = (body.get("spec") or {}).get("managedBy") or DEFAULT_MANAGER
+        if gone or manager != DEFAULT_MANAGER:
+            return
+        if known:
+            known[0].edited(body)
+            return
+        reconciler = JobReconciler(body, self._shared)
+        task = asyncio.create_task(reconciler.run(), name=f"{key[0]}/{key[1]}")
+        task.add_done_callback(lambda done: self._ended(key, done))
+        self._reconcilers[key] = (reconciler, task)
+
+    def pod_changed(self, pod: Mapping[str, Any]) -> None:
+        """It is in the cluster's cache by now."""
+        if not self._stopped and is_deleted(pod):
+            uid = owner_uid(pod)
+            self.deleted_jobs.pod_changed(pod, followed=any(job.uid == uid for job, _ in self._reconcilers.values()))
+
+    def _uids(self) -> dict[JobKey, str]:
+        return {key: job.uid for key, (job, _) in self._reconcilers.items()}
+
+    def _job_deleted(self, key: JobKey) -> None:
+        self.job_event("DELETED", self._reconcilers[key][0].body)
+
+    def _ended(self, key: JobKey, task: "asyncio.Task[None]") -> None:
+        """A reconciler that ends by an error is a bug; another one is begun a little later."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, JobGone):
+            logger.info("%s/%s is gone", *key)
+            if key in self._reconcilers and self._reconcilers[key][1] is task:
+                del self._reconcilers[key]
+            return
+        logger.error("%s/%s: the operator failed: %r", *key, error, exc_info=error)
+        if key in self._reconcilers and self._reconcilers[key][1] is task:
+            body = self._reconcilers.pop(key)[0].body
+            later = asyncio.get_running_loop().call_later
+            self._restarts[key] = later(RESTART_SECONDS, self.job_event, "MODIFIED", body)
+
+    def running(self) -> list[JobReconciler]:
+        """Those whose tasks run; from any thread."""
+        return [job for job, task in tuple(self._reconcilers.values()) if not task.done()]
+
+    def view(self, key: JobKey) -> JobView | None:
+        """What is known of that job; None if it is none of ours."""
+        known = self._reconcilers.get(key)
+        return known[0].view() if known else None
+
+    def stuck(self) -> str | None:
+        """A sentence on a job that has not been reconciled for too long, if there is one."""
+        for key, (job, task) in self._reconcilers.items():
+            late = time.monotonic() - job.last_progress
+            if not task.done() and late > STUCK_SECONDS:
+                return f"no reconciliation of {key[0]}/{key[1]} for {late:.0f} s"
+        return None
+
+    async def stop(self) -> None:
+        """For good."""
+        self._stopped = True
+        tasks = [task for _, task in self._reconcilers.values()]
+        self._reconcilers.clear()
+        for timer in self._restarts.values():
+            timer.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.deleted_jobs.stop()
+        for resync in (self.jobs, self.pods, self.nodes):
+            await resync.stop()
+
+
+def _is_later(kind: str | None, job: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Of two jobs' metadata: was this one made after the known one? Times are whole seconds."""
+    made, before = str(job.get("creationTimestamp")), str(known.get("creationTimestamp"))
+    return made > before or (made == before and kind in (None, "ADDED"))

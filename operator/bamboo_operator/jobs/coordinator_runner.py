@@ -1,0 +1,360 @@
+"""Runs the coordinator of one BambooJob: the cluster's and its workers' events go in, its commands are carried out.
+
+Its loop never waits for the API server. What it decides about the cluster is kept as what is wanted (pods to create and
+to delete, events to post), and the pod controller and the reconciler bring the cluster there.
+"""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from bamboo.control.channel_events import WorkerJoined
+from bamboo.control.protocol import Hello, Stop
+from bamboo.control.server import Channels
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.awake_clock import AwakeClock
+from bamboo.coordinator.events import (
+    Command,
+    Emit,
+    Event,
+    Finish,
+    Interrupted,
+    NoticeWithdrawn,
+    Outcome,
+    PreemptionNotice,
+    RemoveWorker,
+    RequestsWithdrawn,
+    Send,
+    SpecChanged,
+    Status,
+    Tick,
+    WorkerLost,
+)
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.edits import task_digest
+from bamboo.job.spec import JobSpec
+from bamboo.names import STORAGE_FOLDER
+from bamboo.page.history import Figures, JobHistory
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.cloud_marks import DISRUPTIONS
+from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.cluster.signals import (
+    LEAST_SECONDS,
+    POD_DELETED,
+    Signal,
+    SignalKind,
+    is_deleted,
+    node_deleted_signal,
+    notice_ended_signal,
+    pod_deleted_signal,
+    worker_signal,
+)
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
+from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
+from bamboo_operator.status.event_queue import EventQueue
+from bamboo_operator.status.plan_record import plan_record
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.1
+LATE_SECONDS = 1.0  # of a tick: then the process, or its machine, was suspended
+NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
+
+    resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
+    deletion was requested. marks: of nodes that go, which this installation has itself.
+    """
+
+    key: JobKey
+    uid: str
+    spec: JobSpec
+    manifest: dict[str, Any]
+    resumed: bool
+    known_lost: frozenset[WorkerId] = frozenset()
+    meter: JobMeter = field(default_factory=lambda: JobMeter(OperatorCounts()))
+    marks: tuple[NodeMark, ...] = ()
+
+
+class CoordinatorRunner:
+    """key: from which the job's secret is made. wake: called when there is something to do for the reconciler."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        cluster: ClusterCache,
+        gateway: WorkerGateway,
+        reviews: TokenReviewer,
+        key: bytes,
+        wake: Callable[[], None],
+    ) -> None:
+        self._run, self._cluster, self._gateway, self._wake = run, cluster, gateway, wake
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._notices: dict[WorkerId, float] = {}  # when these workers will be gone (time.monotonic())
+        self._lost: set[WorkerId] = set()
+        self.joined: set[WorkerId] = set()
+        self._failed_starts: list[tuple[WorkerId, str]] = []  # ended before they joined, and how
+        self._held_messages: list[Send] = []  # until the end of the job is written down
+        self._interrupted = self._end_written = False
+        self._task = task_digest(run.spec)
+        self._due = time.monotonic()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._clock = AwakeClock()
+        self.removing: dict[WorkerId, float] = {}  # since when
+        self._forced: set[WorkerId] = set()  # those that did not exit, so that their pods were deleted
+        self.record = JobHistory()  # for the job's page
+        self.events = EventQueue(self.record)
+        self.finish: Finish | None = None
+        of_another_job = partial(cluster.belongs_to_another_job, run.key, run.uid)
+        check = pod_authenticator(run.key, reviews, self._uid_of, of_another_job)
+        self._channels = Channels(self._inbox.put_nowait, gateway.counting_refusals(check))
+        self.state: CoordinatorState = coordinator.initial(
+            run.spec,
+            run.manifest,
+            secret=hmac.new(key, run.uid.encode(), sha256).hexdigest(),
+            save_path=weights_folder(run.spec, JobMeta(uid=run.uid)),
+            now=self._clock(),
+            resumed=run.resumed,
+        )
+
+    def status(self) -> Status:
+        return status(self.state, self._clock())
+
+    def plan_record(self) -> str | None:
+        """What another operator has to know; None without a plan."""
+        if self.state.plan is None:
+            return None
+        return plan_record(self.state.plan, (self._lost | self.state.gone) & self._pods().keys(), self._task)
+
+    async def run(self) -> None:
+        """Until cancelled: workers that connect late to a job that is over are told so."""
+        self._cluster.add_listener(self._run.key, self)
+        pods = self._pods()  # from now on the deletion of each of these is reported
+        self._lost = {name for name, pod in pods.items() if self._is_known_lost(name, pod)}
+        self.removing.update((name, time.monotonic()) for name in self._lost)
+        self.state = replace(self.state, requested=len(pods) - len(self._lost), gone=frozenset(self._lost))
+        self._gateway.open(self._run.key, self._channels)
+        try:
+            for name in pods:
+                self.pod_changed(name)
+            self._tick()
+            while True:
+                self._handle(await self._inbox.get())
+        finally:
+            self._cluster.remove_listener(self._run.key)
+            if self._ticker is not None:
+                self._ticker.cancel()
+
+    async def close(self) -> None:
+        """No worker can connect any more."""
+        await self._gateway.close(self._run.key, self._channels)
+
+    def edit(self, spec: JobSpec) -> None:
+        self._inbox.put_nowait(SpecChanged(spec))
+
+    def give_back(self, worker: WorkerId, seconds: float) -> None:
+        """The worker is to leave as soon as it can be spared."""
+        self._inbox.put_nowait(PreemptionNotice(worker, seconds, wanted=True))
+
+    def withdraw(self, count: int) -> None:
+        """So many requested pods are not needed any more."""
+        self._handle(RequestsWithdrawn(count))
+
+    @property
+    def ending(self) -> bool:
+        """Has the job ended, or been told to end?"""
+        return self._interrupted or self.finish is not None
+
+    @property
+    def finished(self) -> bool:
+        """Has the job ended?"""
+        return self.finish is not None
+
+    def removal_forced(self, worker: WorkerId) -> None:
+        """Its pod is about to be deleted, because the worker did not exit."""
+        self._forced.add(worker)
+
+    def removal_done(self, worker: WorkerId) -> None:
+        """Its pod has ended, or was deleted."""
+        self.removing.pop(worker, None)
+
+    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
+        """Workers that have ended before they joined, and how, since this was asked last."""
+        taken, self._failed_starts = self._failed_starts, []
+        return taken
+
+    def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
+        self._interrupted = True
+        self._inbox.put_nowait(Interrupted(outcome, reason, message))
+
+    def stop_workers(self, reason: str, message: str) -> None:
+        """The workers that are connected are told to stop."""
+        for worker in self._channels.connected:
+            self._channels.send(worker, Stop(reason=reason, message=message))
+
+    def end_written(self) -> None:
+        """The end of the job is in its status: its workers are told to stop, and so are those that connect later.
+
+        Before that they stay, so that after a crash in between another operator gets the same reports from them.
+        """
+        self._end_written = True
+        for held in self._held_messages:
+            self._channels.send(held.worker, held.message)
+        self._held_messages.clear()
+
+    def _is_known_lost(self, name: WorkerId, pod: dict[str, Any]) -> bool:
+        """Is it no worker of this training, or not any more?"""
+        return name in self._run.known_lost or (not self._run.resumed and is_deleted(pod))
+
+    # the cluster's events
+
+    def pod_changed(self, name: str) -> None:
+        pod = self._pods().get(name)
+        if pod is None or name in self._lost:
+            return
+        signal = worker_signal(pod, self._cluster.node_of(pod), utc_now(), self._run.marks)
+        if signal is None:
+            if self._notices.pop(name, None) is not None:
+                self._inbox.put_nowait(NoticeWithdrawn(name))
+        elif signal.kind is SignalKind.LOST:
+            if name not in self.joined and _failed(pod):
+                self._failed_starts.append((name, signal.message))
+            self._worker_lost(name, signal)
+        else:
+            self._notice(name, signal)
+
+    def _notice(self, name: WorkerId, signal: Signal) -> None:
+        """Pass a notice on if it is new, or ends earlier than the one before."""
+        deadline, before = time.monotonic() + signal.seconds, self._notices.get(name)
+        if before is None:
+            self.events.append(Emit(signal.source, f"{name}: {signal.message}", True))
+            self._run.meter.signals[signal.source] += 1
+        elif deadline > before - 1:
+            return
+        self._notices[name] = deadline
+        self._inbox.put_nowait(PreemptionNotice(name, signal.seconds))
+
+    def pod_deleted(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        if owner_uid(pod) == self._run.uid:
+            self._worker_lost(name, pod_deleted_signal(name))
+
+    def node_deleted(self, pod: str, node: str) -> None:
+        if pod in self._pods():
+            self._worker_lost(pod, node_deleted_signal(node))
+
+    @property
+    def event_queue_depth(self) -> int:
+        """Events that are not handled yet."""
+        return self._inbox.qsize()
+
+    def _worker_lost(self, worker: WorkerId, signal: Signal) -> None:
+        if worker not in self._lost:
+            self._lost.add(worker)
+            self._notices.pop(worker, None)
+            self._run.meter.signals[signal.source] += 1
+            removed = worker in self._forced and signal.source == POD_DELETED
+            self._inbox.put_nowait(WorkerLost(worker, signal.message, signal.exit_code, removed))
+            self._wake()
+
+    def _uid_of(self, worker: WorkerId) -> str | None:
+        if worker in self._lost:
+            return ""
+        pod = self._pods().get(worker)
+        return str(pod["metadata"].get("uid")) if pod else None
+
+    def _pods(self) -> dict[str, dict[str, Any]]:
+        return self._cluster.pods(self._run.key, self._run.uid)
+
+    # the coordinator
+
+    def _tick(self) -> None:
+        """Now, and from time to time; queued behind what workers have sent, for it decides which ones are silent."""
+        now = time.monotonic()
+        self._run.meter.tick_delayed(now - self._due)
+        if now - self._due > LATE_SECONDS:  # the coordinator does not count that time, and the clouds do
+            for worker, until in self._notices.items():
+                self._inbox.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - now)))
+        self._expire_notices(now)
+        self._inbox.put_nowait(Tick())
+        self._due = now + TICK_SECONDS
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _expire_notices(self, now: float) -> None:
+        """Of workers that have not joined: the coordinator does not keep theirs."""
+        for worker in [w for w, until in self._notices.items() if now > until + NOTICE_EXPIRY_SECONDS]:
+            if worker not in self.state.workers and worker not in self.state.gone:
+                self._worker_lost(worker, notice_ended_signal(worker))
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, WorkerJoined):
+            self.joined.add(event.hello.worker)
+            event = WorkerJoined(self._with_zone(event.hello))
+        before = self.state
+        self.state, commands = coordinator.step(before, event, self._clock())
+        self._run.meter.handled(event, before, self.state)
+        now = self.state
+        figures = Figures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
+        self.record.follow(now.step, figures, now.takeovers)
+        self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
+        for command in commands:
+            self._execute(command)
+        if isinstance(event, WorkerJoined):
+            self._repeat_notice(event.hello.worker)
+        if commands:
+            self._wake()
+
+    def _repeat_notice(self, worker: WorkerId) -> None:
+        """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
+        record = self.state.workers.get(worker)
+        if record is not None and record.notice_until is None and (until := self._notices.get(worker)) is not None:
+            self._inbox.put_nowait(PreemptionNotice(worker, max(LEAST_SECONDS, until - time.monotonic())))
+
+    def _with_zone(self, hello: Hello) -> Hello:
+        """With the zone of the worker's node: the worker itself does not know it."""
+        pod = self._pods().get(hello.worker)
+        node = self._cluster.node_of(pod) if pod else None
+        zone = (node["metadata"].get("labels") or {}).get(self._run.spec.spread.topology_key) if node else None
+        return msgspec.structs.replace(hello, zone=str(zone)) if zone else hello
+
+    def _execute(self, command: Command) -> None:
+        """AddWorkers only wakes the reconciler; how many workers are wanted is in the state."""
+        match command:
+            case Send(worker, message):
+                if self.finish is not None and not self._end_written:
+                    self._held_messages.append(command)
+                else:
+                    self._channels.send(worker, message)
+            case RemoveWorker(worker):
+                self.removing.setdefault(worker, time.monotonic())
+            case Emit(reason, message, warning):
+                self.events.append(command)
+                level = logging.WARNING if warning else logging.INFO
+                logger.log(level, "%s/%s: %s: %s", *self._run.key, reason, message)
+            case Finish(outcome):
+                if outcome is Outcome.COMPLETE and (folder := self.state.save_path) is not None:
+                    place = f"{folder.removeprefix(STORAGE_FOLDER)} of claim {claim_name(self._run.spec)}"
+                    self.events.append(Emit("WeightsSaved", f"the final weights are in {place}"))
+
+
+def _failed(pod: dict[str, Any]) -> bool:
+    """Has it ended by itself, or was it refused by its node, and not taken away?"""
+    status = pod.get("status") or {}
+    taken = bool(pod["metadata"].get("deletionTimestamp")) or status.get("reason") in DISRUPTIONS
+    return status.get("phase") in ("Failed", "Succeeded") and not taken

@@ -1,0 +1,173 @@
+"""The spec that a job runs by: the user's, if it is valid and the job's workers did not begin with another one."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bamboo.coordinator.events import Emit
+from bamboo.job.edits import task_digest
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo_operator.jobs.accepted_manifest import (
+    AcceptedManifest,
+    manifest_of,
+    merge_followed,
+    problems_of,
+    refusal_in,
+)
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, ApiError, JobGone
+from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
+from bamboo_operator.manifests.worker_pod import (
+    JobMeta,
+    WorkerPodSettings,
+    checkpoint_problems,
+    template_problems,
+    worker_pod,
+)
+from bamboo_operator.pods.removal import FIRST_RETRY, LAST_RETRY
+from bamboo_operator.status.plan_record import task_digest_in
+from bamboo_operator.status.writer import StatusWriter
+
+RETRY_SECONDS = 2.0  # of the dry run of a pod
+
+
+class EffectiveSpec:
+    """body: the BambooJob. What is found wrong with it goes into the status' facts.
+
+    heartbeat: called while the API server is asked again and again. log_failure: of one call.
+    """
+
+    def __init__(
+        self, uid: str, body: Mapping[str, Any], status: StatusWriter, api: ApiClient, *,
+        heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
+    ) -> None:  # fmt: skip
+        self._body, self._status, self._api = body, status, api
+        self._heartbeat, self._log_failure = heartbeat, log_failure
+        metadata = body["metadata"]
+        self._key: JobKey = (metadata["namespace"], metadata["name"])
+        self._meta = JobMeta(uid=uid)
+        self.accepted = AcceptedManifest(self._key, uid, api)
+        self._reported = refusal_in(body.get("status") or {})
+
+    def update(self, body: Mapping[str, Any]) -> None:
+        """The newest BambooJob."""
+        self._body = body
+
+    @property
+    def begun(self) -> bool:
+        """Are there workers that train, perhaps since another operator's time?"""
+        return self._status.plan is not None
+
+    def report_problems(self, record: Callable[[Emit], None]) -> None:
+        """As an event, what is wrong with the newest manifest; once, also over operators."""
+        facts = self._status.facts
+        message = "; ".join(facts.problems) or facts.refused
+        if message and message != self._reported:
+            record(Emit("InvalidSpec" if facts.problems else "ChangeRefused", message, True))
+        self._reported = message
+
+    def begin(self, *, resumed: bool) -> dict[str, Any]:
+        """The manifest by which workers train from now on; the newest, unless they have begun before."""
+        if not resumed or self.accepted.manifest is None:
+            self.accepted.accept(self._manifest(), self._generation)
+        return dict(self.accepted.manifest or {})
+
+    async def next(self, settings: WorkerPodSettings) -> JobSpec | None:
+        """By which the job runs from now on; None if it can't be run, which the status then says."""
+        self._status.update(warnings=(), refused="")
+        if self.begun and self.accepted.manifest is None:
+            await self._load_accepted()
+        if self.begun and self.accepted.manifest is not None:
+            return self.follow()
+        if (spec := self._read()) is None:
+            return None
+        self._status.update(warnings=(*template_problems(spec), *checkpoint_problems(spec)))
+        if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
+            self._status.update(problems=problems)
+            return None
+        return spec
+
+    async def _load_accepted(self) -> None:
+        """What the workers train by, whatever the manifest says by now."""
+        pause = FIRST_RETRY
+        while True:
+            self._heartbeat()
+            try:
+                await self.accepted.load(task_digest_in(self._status.plan))
+            except API_ERRORS as error:
+                self._log_failure("read the manifest that the job's workers run with", error)
+                if isinstance(error, ApiError) and error.status in (403, 404):  # not allowed to: tried again later
+                    return
+            else:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_RETRY)
+
+    def follow(self) -> JobSpec:
+        """The accepted manifest with what workers follow of the newest one; the status says what they do not."""
+        merged, found = merge_followed(self.accepted.manifest or self._manifest(), self._manifest())
+        self.accepted.accept(merged, self._generation)
+        warnings = (*template_problems(found.spec), *checkpoint_problems(found.spec))
+        self._status.update(
+            generation=self._generation, spec=found.spec, problems=found.problems, refused=found.refused,
+            warnings=warnings,
+        )  # fmt: skip
+        return found.spec
+
+    def _changed_task(self, spec: JobSpec) -> tuple[str, ...]:
+        """What is wrong with the task of a job that has begun, and that is not to be suspended."""
+        began = task_digest_in(self._status.plan)
+        if spec.suspend or began is None or began == task_digest(spec):
+            return ()
+        return ("spec.task: expected the task that the job began with; it was changed while the workers were training",)
+
+    def _read(self) -> JobSpec | None:
+        """The newest spec; None if it is not valid: then the one before stays, and the facts say what is wrong."""
+        try:
+            spec = parse_manifest(self._manifest())
+        except ManifestError as error:
+            self._status.update(generation=self._generation, problems=problems_of(error))
+            return None
+        self._status.update(generation=self._generation, spec=spec, problems=())
+        return spec
+
+    @property
+    def _generation(self) -> int:
+        return int(self._body["metadata"].get("generation") or 0)
+
+    async def _dry_run(self, spec: JobSpec, settings: WorkerPodSettings) -> tuple[str, ...]:
+        """What the API server has against the pods of this job."""
+        template = spec.worker.template
+        if unseen := outside_the_spec(template):
+            return unseen
+        pool = spec.node_pools[0] if spec.node_pools else None
+        pod = worker_pod(spec, self._meta, 0, pool, settings)
+        pod["metadata"]["name"] = f"{pod['metadata']['name'][:50].rstrip('-')}-dry-run"
+        while True:
+            self._heartbeat()
+            try:
+                await self._api.try_pod(pod)
+            except ApiError as error:
+                if error.status == 404:
+                    raise JobGone(str(error)) from None  # with its namespace
+                if error.status in (400, 422):
+                    return refusal(template, error.message)
+                if error.status in (403, 409):  # such as a quota: that may pass, and is reported when it matters
+                    return ()
+                self._log_failure("check the pod template", error)
+            except API_ERRORS as error:
+                self._log_failure("check the pod template", error)
+            else:
+                return ()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _manifest(self) -> dict[str, Any]:
+        return manifest_of(self._key, self._body.get("spec") or {})
+
+    def parsed(self) -> JobSpec | None:
+        """The newest spec as it is, though it may not be followed; None if it is not valid."""
+        try:
+            return parse_manifest(self._manifest())
+        except ManifestError:
+            return None

@@ -1,0 +1,66 @@
+"""What the operator counts beside what it knows anyway: plain numbers, read when its metrics are asked for.
+
+The operator's loop writes; the thread that makes the answer reads, and copies a table before it looks through it.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from bamboo.coordinator.events import Event
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.metrics.catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
+from bamboo.metrics.histogram import Histogram
+from bamboo.metrics.job_metrics import samples, useful_seconds
+
+
+@dataclass(slots=True)
+class OperatorCounts:
+    """Over all jobs, also those that are gone."""
+
+    reconciles: Counter[str] = field(default_factory=Counter)  # by result
+    reconcile_seconds: Histogram = field(default_factory=OPERATOR_RECONCILE_DURATION.histogram)
+    events: Counter[str] = field(default_factory=Counter)  # by type
+    tick_delay: Histogram = field(default_factory=OPERATOR_TICK_DELAY.histogram)
+    watched: Counter[str] = field(default_factory=Counter)  # by kind of object
+
+
+class JobMeter:
+    """One job's counts: what this process has seen of it, from 0 on. What was counted before is in the job's status.
+
+    A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
+    old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more.
+
+    useful, paid: worker-seconds; cost, and what it would have been on_demand: in the currency of the pools' prices;
+    samples: of committed steps; signals: by source; committed: when the last step was (time).
+    """
+
+    def __init__(self, counts: OperatorCounts) -> None:
+        self._counts = counts
+        self.useful = self.paid = self.cost = self.on_demand = 0.0
+        self.samples = 0
+        self.signals: Counter[str] = Counter()
+        self.committed = time.time()
+        self._resumed = False
+
+    def begin(self, *, resumed: bool) -> None:
+        """A coordinator is made. resumed: of a job that trains; its workers say how far it is when they join."""
+        self.committed, self._resumed = time.time(), resumed
+
+    def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
+        """The job's coordinator has handled an event."""
+        self._counts.events[type(event).__name__] += 1
+        if after.step > before.step:
+            self.committed = time.time()
+            if before.step or not self._resumed:  # else those are the steps that were committed before
+                self.useful += useful_seconds(before, after)
+                self.samples += samples(before, after)
+
+    def tick_delayed(self, seconds: float) -> None:
+        """The coordinator's tick came that much later than due."""
+        self._counts.tick_delay.observe(max(0.0, seconds))
+
+    def reconciled(self, seconds: float, *, ok: bool) -> None:
+        """The job was reconciled once."""
+        self._counts.reconciles["ok" if ok else "failed"] += 1
+        self._counts.reconcile_seconds.observe(seconds)

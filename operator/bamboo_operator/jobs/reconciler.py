@@ -1,0 +1,213 @@
+"""Reconciles one BambooJob, from when it is first seen until it is deleted: idle, training, or over and cleaned up.
+
+There is one for each job, in a task of its own.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from bamboo.control.protocol import Stop
+from bamboo.coordinator.events import Status
+from bamboo.job.spec import CleanPodPolicy, JobSpec
+from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.jobs.late_workers import stopping_late_workers
+from bamboo_operator.jobs.meter import JobMeter
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.jobs.training import RefusalReports, Training
+from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
+from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.removal import PodRemoval
+from bamboo_operator.status.event_queue import EventQueue, post_events
+from bamboo_operator.status.job_view import JobView
+from bamboo_operator.status.plan_record import lost_workers_in
+from bamboo_operator.status.writer import StatusWriter
+
+logger = logging.getLogger(__name__)
+
+RECHECK_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
+
+
+class JobReconciler:
+    """body: the BambooJob as the API server has it; edited() brings newer ones."""
+
+    def __init__(self, body: Mapping[str, Any], shared: SharedResources) -> None:
+        self.body, self._shared = body, shared
+        metadata, status = body["metadata"], body.get("status") or {}
+        self.key: JobKey = (metadata["namespace"], metadata["name"])
+        self.uid: str = metadata["uid"]
+        self.last_progress = time.monotonic()
+        self.meter = JobMeter(shared.counts)
+        self._meta = JobMeta(uid=self.uid)
+        self._edited = asyncio.Event()
+        self._wake = asyncio.Event()  # there is something to reconcile
+        self._events = EventQueue()  # while there is no coordinator
+        self._refusals = RefusalReports()
+        self._runner: CoordinatorRunner | None = None  # the last one
+        self._training: Training | None = None
+        self._removal = PodRemoval(self.key, self.uid, shared.cluster, shared.api, self._heartbeat)
+        self._status = StatusWriter(self.key, self.uid, selector(self._meta), status, shared.api)
+        self._spec = EffectiveSpec(
+            self.uid, body, self._status, shared.api, heartbeat=self._heartbeat, log_failure=self._removal.log_failure
+        )
+
+    def view(self) -> JobView:
+        """What the job's page and metrics are made of."""
+        runner, status, (namespace, name) = self._runner, self._status, self.key
+        return JobView(
+            namespace=namespace, name=name, spec=status.facts.spec, facts=status.facts, written=status.written,
+            status=runner.status() if runner else None, record=runner.record if runner else None,
+        )  # fmt: skip
+
+    @property
+    def event_queue_depth(self) -> int:
+        """Events that wait for the job's coordinator."""
+        return self._runner.event_queue_depth if self._runner else 0
+
+    def edited(self, body: Mapping[str, Any]) -> None:
+        """The coordinator is told of an edit at once, also while the API server does not answer."""
+        changed = body["metadata"].get("generation") != self.body["metadata"].get("generation")
+        self.body = body
+        self._spec.update(body)
+        if changed:
+            self._edited.set()
+            self._wake.set()
+            if self._training:
+                self._training.apply_edits()
+
+    def deleted(self) -> None:
+        """The job was deleted: its workers need not wait for the end of their pods' grace period."""
+        if self._runner:
+            self._runner.stop_workers("JobDeleted", "the job was deleted")
+
+    async def run(self) -> None:
+        """Until the job is deleted because its time is over, or this task is cancelled."""
+        while not self._status.over:
+            self._edited.clear()
+            spec = await self._spec.next(self._pod_settings())
+            if self._edited.is_set():
+                continue
+            if spec is None or spec.suspend:
+                await self._stay_idle(spec)
+                continue
+            await self._train(spec)
+            if not self._status.over:  # it was suspended; by now it may be resumed
+                await self._removal.remove(CleanPodPolicy.ALL)
+        await self._clean_up()
+
+    def _pod_settings(self) -> WorkerPodSettings:
+        url = self._shared.url.rstrip("/") + workers_path(self.key)
+        return replace(self._shared.settings, coordinator_url=url)
+
+    async def _stay_idle(self, spec: JobSpec | None) -> None:
+        """Until the job is edited, because it is suspended or not valid (None).
+
+        Then no worker runs, except those of a job that has begun: they do not stop for a bad edit.
+        """
+        shared = self._shared
+        self._spec.report_problems(self._events.append)
+        if spec is None and self._spec.begun:
+            self._status.update(unattended=True)
+            await self._write_until_done(None)
+            await self._wait_for_edit(RECHECK_SECONDS, CleanPodPolicy.NONE)
+            return
+        stop = Stop(reason="Suspended", message="the job is suspended")
+        async with stopping_late_workers((self.key, self.uid), shared.cluster, shared.gateway, shared.reviews, stop):
+            await self._removal.remove(CleanPodPolicy.ALL)
+            await self._write_until_done(None)
+            await self._wait_for_edit(None if spec else RECHECK_SECONDS, CleanPodPolicy.ALL)
+
+    async def _train(self, spec: JobSpec) -> None:
+        """Until the job is over, or is suspended."""
+        shared, status = self._shared, self._status
+        plan = status.plan  # not the epoch, which a suspended job keeps
+        status.begin()
+        run = TrainingRun(
+            key=self.key, uid=self.uid, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
+            resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
+            marks=shared.marks,
+        )  # fmt: skip
+        runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._wake.set)
+        self.meter.begin(resumed=run.resumed)
+        self._spec.report_problems(runner.events.append)
+        self._runner = runner
+        pods = PodController(
+            self.key, self._meta, runner, shared.cluster, shared.api, settings=self._pod_settings(),
+            record=runner.events.append, created=status.created, resumed=run.resumed,
+        )  # fmt: skip
+        training = Training(
+            run, runner, pods, status, self._spec, shared, edited=self._edited, wake=self._wake,
+            refusals=self._refusals, heartbeat=self._heartbeat, log_failure=self._removal.log_failure,
+        )  # fmt: skip
+        try:
+            self._training = training
+            await training.run()
+            self._training = None
+            await self._removal.wait_for_exit()
+            status.update(pods=dict(pods.by_pool()), paid=dict(pods.paid_for()), startup_problems=())
+            await self._write_until_done(runner.status())
+        finally:
+            self._training = None
+            await training.close()
+
+    async def _write_until_done(self, status: Status | None) -> None:
+        """The status; and then events, which are tried again with the next status."""
+        while True:
+            try:
+                await self._status.write(status)
+            except API_ERRORS as error:
+                self._removal.log_failure("write the status", error)
+                self._heartbeat()
+                await asyncio.sleep(RECONCILE_SECONDS)
+            else:
+                break
+        try:
+            await post_events(self._shared.api, self.key, self.uid, self._events)
+        except API_ERRORS as error:
+            self._removal.log_failure("post events", error)
+
+    async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
+        """At most that long. Pods that are seen only now are deleted as the others were."""
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        while not self._edited.is_set() and time.monotonic() < end:
+            self._heartbeat()
+            if self._removal.living():
+                await self._removal.remove(policy)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(RECONCILE_SECONDS, end - self.last_progress)):
+                    await self._edited.wait()
+
+    def _heartbeat(self) -> None:
+        self.last_progress = time.monotonic()
+
+    # the end
+
+    async def _clean_up(self) -> None:
+        spec, shared = self._spec.parsed() or self._status.facts.spec, self._shared
+        policy = spec.clean_pod_policy if spec else CleanPodPolicy.RUNNING
+        stop = Stop(reason="JobOver", message="the job is over")
+        async with stopping_late_workers((self.key, self.uid), shared.cluster, shared.gateway, shared.reviews, stop):
+            await self._removal.remove(policy)
+            while (left := self._remaining_ttl()) is None or left > 0:
+                await self._wait_for_edit(left, policy)
+                self._edited.clear()
+        await self._removal.retry("delete the job", lambda: shared.api.delete_job(*self.key, self.uid))
+
+    def _remaining_ttl(self) -> float | None:
+        """Seconds until the job, which is over, is to be deleted; None if it stays."""
+        spec = self._spec.parsed()
+        if spec is None or spec.ttl_seconds_after_finished is None:
+            return None
+        done = parsed_time(self._status.written.get("completionTime")) or utc_now()
+        return (done + timedelta(seconds=spec.ttl_seconds_after_finished) - utc_now()).total_seconds()

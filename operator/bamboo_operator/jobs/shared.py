@@ -1,0 +1,35 @@
+"""What all jobs of an operator share."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.jobs.meter import OperatorCounts
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+
+RECONCILES_AT_ONCE = 4
+STATUSES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedResources:
+    """url: ws://HOST:PORT, or wss:, under which workers reach the operator. key: jobs' secrets are made from it.
+
+    turns: for reconciliations, which may make many calls of the API server. status_turns: for writes of a status.
+    """
+
+    cluster: ClusterCache
+    gateway: WorkerGateway
+    api: ApiClient
+    reviews: TokenReviewer
+    key: bytes
+    url: str
+    settings: WorkerPodSettings
+    marks: tuple[NodeMark, ...] = ()
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))
+    status_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATUSES_AT_ONCE))

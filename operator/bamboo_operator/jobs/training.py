@@ -1,0 +1,232 @@
+"""One training of a job, reconciled until the job ends or is suspended: pods, events and status follow its coordinator.
+
+Nothing here decides about workers; that is the coordinator's part, which never waits for the API server.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from datetime import timedelta
+from typing import Any
+
+from bamboo.coordinator.events import Emit, Outcome
+from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
+from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.jobs.meter import JobMeter
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, ReconcileOutcome, ReconcileSchedule
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.client import API_ERRORS, ApiError, PodRefused
+from bamboo_operator.kube.objects import utc_now
+from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.pools import cost_of, price_per_hour
+from bamboo_operator.status.event_queue import post_events
+from bamboo_operator.status.writer import StatusWriter
+
+GATHER_SECONDS = 0.2  # from a decision to the reconciliation that it causes: when much happens, decisions come first
+HEARTBEAT_SECONDS = 30.0  # while a job waits for its turn
+LONGEST_SECONDS = 120.0  # of a reconciliation; one that takes longer counts as stuck
+RESAVE_SECONDS = 30.0  # what the API server refuses today it may accept tomorrow
+
+
+class RefusalReports:
+    """What the API server does not let the operator do, as events; once, also if a job trains again later."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def report(self, error: BaseException, record: Callable[[Emit], None]) -> None:
+        """Refused pods are left out: they are among the startup problems."""
+        if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
+            return
+        if error.message != self._last:
+            self._last = error.message
+            record(Emit("ClusterRefuses", error.message, True))
+
+
+class Training:
+    """edited: set when the BambooJob has changed; wake: when there is something to reconcile.
+
+    heartbeat: called while the work advances. log_failure: of one call of the API server.
+    """
+
+    def __init__(
+        self, run: TrainingRun, runner: CoordinatorRunner, pods: PodController, status: StatusWriter,
+        spec: EffectiveSpec, shared: SharedResources, *, edited: asyncio.Event, wake: asyncio.Event,
+        refusals: RefusalReports, heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
+    ) -> None:  # fmt: skip
+        self._run, self._runner, self._pods, self._status, self._spec = run, runner, pods, status, spec
+        self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
+        self._edited, self._wake, self._heartbeat, self._log_failure = edited, wake, heartbeat, log_failure
+        self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.key}")
+        self._follows_edits = True
+        self._save_after = 0.0  # time.monotonic()
+        self._counted = time.monotonic()  # when the cost was counted last
+        self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
+        self._refusals = refusals
+
+    async def run(self) -> None:
+        """Until the job is over, or is suspended, and its workers have exited or had the time to."""
+        await self._reconcile_until_over()
+        self._follows_edits = False
+        await self._attempt("remove the disruption budget", self._pods.end())
+
+    async def close(self) -> None:
+        """Also after a failure, so that the workers notice, and connect to the next one."""
+        self._follows_edits = False
+        self._coordinating.cancel()
+        await asyncio.gather(self._coordinating, return_exceptions=True)
+        await self._runner.close()
+
+    def apply_edits(self) -> None:
+        """What the user has changed, and whether the job's time is up.
+
+        What comes after the end of this training is for the next one, or for the clean-up.
+        """
+        if not self._follows_edits or self._runner.ending:
+            return
+        if self._edited.is_set():
+            self._edited.clear()
+            spec = self._spec.follow()
+            self._spec.report_problems(self._runner.events.append)
+            if spec.suspend:
+                message = "the job is suspended; without a checkpoint it will start from step 0"
+                self._runner.interrupt("Suspended", message)
+                return
+            self._runner.edit(spec)
+        spec_now, active = self._status.facts.spec, self._status.active_for()
+        limit = spec_now.active_deadline_seconds if spec_now else None
+        if limit and active and active > timedelta(seconds=limit):
+            message = f"the job has been active for more than {limit} s"
+            self._runner.interrupt("DeadlineExceeded", message, Outcome.FAILED)
+
+    def _count(self) -> None:
+        """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
+        counted = time.monotonic()
+        seconds, self._counted = counted - self._counted, counted
+        self._status.update(pods=dict(self._pods.by_pool()), finish=self._runner.finish)
+        add_cost(self._status, self._run.meter, dict(self._pods.paid_for()), seconds)
+
+    # reconciling
+
+    async def _reconcile_until_over(self) -> None:
+        schedule = ReconcileSchedule()
+        while not schedule.over:
+            self.apply_edits()
+            began, finished = time.monotonic(), self._runner.finished
+            pods, events = await self._reconcile_with_status()
+            status = await self._write_status()
+            outcome = ReconcileOutcome(
+                pods=pods, events=events, status=status, finished=finished, unposted=bool(self._runner.events)
+            )
+            self._run.meter.reconciled(time.monotonic() - began, ok=outcome.ok)
+            schedule = schedule.after(outcome, began)
+            if finished and status:
+                self._runner.end_written()
+            if schedule.over:
+                return
+            self._heartbeat()
+            if self._coordinating.done() and not self._runner.finished:
+                await self._coordinating  # raises what ended it
+            await self._wait(schedule.pause)
+
+    async def _wait(self, seconds: float) -> None:
+        """At most that long, less if there is something to do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+        self._wake.clear()
+
+    async def _reconcile_with_status(self) -> tuple[bool, bool]:
+        """Bring the pods up to date, and post events; which of the two succeeded.
+
+        The status is kept up to date meanwhile: if many jobs have much to do, and the API server is slow, both the wait
+        for a turn and the turn itself may take minutes.
+        """
+        self._began = math.inf
+        working = asyncio.create_task(self._reconcile(), name=f"reconcile {self._run.key}")
+        try:
+            while time.monotonic() < self._began + LONGEST_SECONDS:
+                await asyncio.wait({working}, timeout=RECONCILE_SECONDS)
+                if working.done():
+                    break
+                await self._write_status()
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _reconcile(self) -> tuple[bool, bool]:
+        async with turn(self._turns, self._heartbeat):
+            self._began = time.monotonic()
+            await self._save_manifest()
+            pods = await self._attempt("bring the pods up to date", self._pods.reconcile())
+            self._status.update(startup_problems=self._pods.startup_problems())  # which records events, too
+            posting = post_events(self._api, self._run.key, self._run.uid, self._runner.events)
+            return pods, await self._attempt("post events", posting)
+
+    async def _save_manifest(self) -> None:
+        """For another operator. Without it the job runs as well, so a failure does not hold up anything."""
+        accepted = self._spec.accepted
+        if accepted.saved or time.monotonic() < self._save_after:
+            return
+        if not await self._attempt("save the manifest that the job's workers run with", accepted.save()):
+            self._save_after = time.monotonic() + RESAVE_SECONDS
+
+    async def _write_status(self) -> bool:
+        """If it is worth a write; whether that succeeded."""
+        async with turn(self._status_turns, self._heartbeat):
+            self._count()
+            self._status.update(startup_problems=self._pods.startup_problems(), plan=self._runner.plan_record())
+            return await self._attempt(
+                "write the status", self._status.write(self._runner.status(), self._pods.created)
+            )
+
+    async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:
+        """One part of a reconciliation; what the API server refuses must not hold up the others."""
+        self._heartbeat()
+        try:
+            await act
+        except API_ERRORS as error:
+            self._log_failure(what, error)
+            self._refusals.report(error, self._runner.events.append)
+            return False
+        return True
+
+
+def add_cost(status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float) -> None:
+    """What so many workers in each pool cost in that time goes into the status' facts and the metrics."""
+    facts = status.facts
+    pools = facts.spec.node_pools if facts.spec else ()
+    compared = facts.comparison.later(pools, paid, seconds, utc_now())
+    more = cost_of(price_per_hour(pools, paid), seconds)
+    meter.paid += sum(paid.values()) * seconds
+    meter.cost += float(more)
+    meter.on_demand += float(compared.on_demand - facts.comparison.on_demand)
+    status.update(paid=paid, cost=facts.cost + more, comparison=compared)
+
+
+@contextlib.asynccontextmanager
+async def turn(turns: asyncio.Semaphore, heartbeat: Callable[[], None]) -> AsyncIterator[None]:
+    """One after the other, and not too many at once: decisions of all jobs come before what follows from them.
+
+    Whoever waits keeps its place, or those that were served already would come before it.
+    """
+    beating = asyncio.create_task(_beat(heartbeat))
+    try:
+        await turns.acquire()
+    finally:
+        beating.cancel()
+    try:
+        yield
+    finally:
+        turns.release()
+
+
+async def _beat(heartbeat: Callable[[], None]) -> None:
+    """Until cancelled: a job that waits for others is not stuck."""
+    while True:
+        heartbeat()
+        await asyncio.sleep(HEARTBEAT_SECONDS)

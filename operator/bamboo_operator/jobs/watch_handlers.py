@@ -1,0 +1,62 @@
+"""What kopf watches, and where its events go."""
+
+from typing import Any
+
+import kopf
+
+from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.shared import SharedResources
+
+
+def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.OperatorRegistry:
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, id="job", registry=handlers)
+    async def job(event: Any, **_: Any) -> None:
+        shared.counts.watched["job"] += 1
+        jobs.job_event(event["type"], event["object"])
+
+    # As indices, because then kopf lists all of them before it passes on the first job
+
+    @kopf.index("v1", "pods", id="pod", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def pod(body: Any, **_: Any) -> None:
+        shared.cluster.pod_event(None, body)
+        jobs.pod_changed(body)
+
+    @kopf.index("v1", "nodes", id="node", registry=handlers)
+    async def node(body: Any, **_: Any) -> None:
+        shared.cluster.node_event(None, body)
+
+    @kopf.on.event("v1", "pods", id="pod-gone", registry=handlers, labels={LABEL_JOB_NAME: kopf.PRESENT})
+    async def pod_gone(event: Any, **_: Any) -> None:
+        shared.counts.watched["pod"] += 1
+        metadata = event["object"]["metadata"]
+        jobs.pods.observed(event["type"], (metadata["namespace"], metadata["name"]))
+        if event["type"] == "DELETED":
+            shared.cluster.pod_event("DELETED", event["object"])
+
+    @kopf.on.event("v1", "nodes", id="node-gone", registry=handlers)
+    async def node_gone(event: Any, **_: Any) -> None:
+        shared.counts.watched["node"] += 1
+        jobs.nodes.observed(event["type"], event["object"]["metadata"]["name"])
+        if event["type"] == "DELETED":
+            shared.cluster.node_event("DELETED", event["object"])
+
+    return handlers
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself."""
+    chosen = kopf.OperatorSettings()
+    chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
+    chosen.watching.server_timeout = 300
+    chosen.watching.client_timeout = 330
+    chosen.watching.connect_timeout = 10
+    chosen.networking.request_timeout = 30
+    chosen.networking.connect_timeout = 5
+    chosen.networking.error_backoffs = (1, 1, 2, 2, 3, *[5] * 720)  # an hour; then the process ends
+    chosen.posting.enabled = False
+    chosen.scanning.disabled = False
+    chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
+    return chosen

@@ -1,0 +1,271 @@
+"""What the operator asks of the API server: a few calls, each with a time limit, on plain objects."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import kopf
+
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.credentials import TOKEN_FILE, tls_context
+from bamboo_operator.kube.objects import Object, job_path, pod_path
+
+TIMEOUT_SECONDS = 10.0
+CONNECT_SECONDS = 3.0
+CONNECTIONS = 32
+FIELD_MANAGER = "bamboo-operator"
+TOKEN_SECONDS = 60.0  # a ServiceAccount's token is read again after that long: it is rotated
+
+
+class ApiError(Exception):
+    """The API server refused. status: the HTTP code; reason: a CamelCase word such as AlreadyExists."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{message} ({reason}, {status})")
+        self.status, self.reason, self.message = status, reason, message
+
+
+class PodRefused(ApiError):
+    """The API server does not take a pod as it is: a quota, an admission policy, a ServiceAccount that is missing."""
+
+    @classmethod
+    def of(cls, error: ApiError) -> "PodRefused | None":
+        """None if the error passes by itself, or is of something else. A webhook that fails gives 500."""
+        if error.status in (400, 403, 422) or (error.status == 500 and error.reason == "InternalError"):
+            return cls(error.status, error.reason, error.message)
+        return None
+
+
+API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+class JobGone(Exception):
+    """The BambooJob is deleted, or another one has its name."""
+
+
+class ApiClient:
+    """Every method may raise what is in API_ERRORS. connections: open at the same time, at most."""
+
+    def __init__(
+        self, info: kopf.ConnectionInfo, connections: int = CONNECTIONS, calls: ApiCallCounts | None = None
+    ) -> None:
+        self._server, self._info = info.server.rstrip("/"), info
+        self._token, self._token_read = info.token, time.monotonic()
+        auth = aiohttp.BasicAuth(info.username, info.password or "") if info.username else None
+        connector = aiohttp.TCPConnector(ssl=tls_context(info), limit=connections)
+        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=limits, auth=auth)
+        self.calls = calls or ApiCallCounts()
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def create_pod(self, pod: Object) -> Object:
+        return await self._call("POST", _pods(pod), pod)
+
+    async def try_pod(self, pod: Object) -> None:
+        """Raises what the API server has against it, fields included that it does not know and would leave out."""
+        await self._call("POST", _pods(pod), pod, {"dryRun": "All", "fieldValidation": "Strict"})
+
+    async def read_pod(self, namespace: str, name: str) -> Object:
+        return await self._call("GET", pod_path(namespace, name))
+
+    async def uid_of(self, path: str) -> str | None:
+        """Of the object at that path; None if there is none."""
+        found = await self._find(path)
+        return None if found is None else str((found.get("metadata") or {}).get("uid"))
+
+    async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
+        """That very pod. False if it was gone already."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._call("DELETE", pod_path(namespace, name), body)
+        except ApiError as error:
+            if error.status == 409 and await self.uid_of(pod_path(namespace, name)) == uid:
+                raise  # so may an admission webhook answer
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
+
+    async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
+        """Merged into that very BambooJob's status; a field that is None is removed. Raises JobGone if it is gone."""
+        path = f"{job_path(namespace, name)}/status"
+        body = {"metadata": {"uid": uid}, "status": dict(status)}
+        try:
+            await self._call("PATCH", path, body, kind="application/merge-patch+json")
+        except ApiError as error:
+            if error.status == 404 or (error.status == 409 and await self.uid_of(job_path(namespace, name)) != uid):
+                raise JobGone(str(error)) from None
+            raise
+
+    async def create_network_policy(self, policy: Object) -> None:
+        """Unless there is one of that name."""
+        path = f"/apis/networking.k8s.io/v1/namespaces/{policy['metadata']['namespace']}/networkpolicies"
+        try:
+            await self._call("POST", path, policy)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    async def apply_disruption_budget(self, budget: Object) -> None:
+        """Makes it, or makes it what it is to be."""
+        metadata = budget["metadata"]
+        path, kind = f"{_budgets(metadata['namespace'])}/{metadata['name']}", "application/apply-patch+yaml"
+        await self._call("PATCH", path, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, kind)
+
+    async def delete_disruption_budget(self, namespace: str, name: str) -> None:
+        """Unless there is none."""
+        await self._delete(f"{_budgets(namespace)}/{name}")
+
+    async def list_revisions(self, namespace: str, selector: str) -> list[Object]:
+        """ControllerRevisions with these labels."""
+        found = await self._call("GET", _revisions(namespace), query={"labelSelector": selector})
+        items = found.get("items")
+        return items if isinstance(items, list) else []
+
+    async def create_revision(self, revision: Object) -> None:
+        await self._call("POST", _revisions(revision["metadata"]["namespace"]), revision)
+
+    async def delete_revision(self, namespace: str, name: str) -> None:
+        """Unless it is gone."""
+        await self._delete(f"{_revisions(namespace)}/{name}")
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """That very job, and in the background all that it owns."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        await self._call("DELETE", job_path(namespace, name), body)
+
+    async def review_token(self, token: str, audience: str) -> Object:
+        """The status of a TokenReview."""
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [audience]},
+        }
+        review = await self._call("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body)
+        status = review.get("status")
+        return status if isinstance(status, dict) else {}
+
+    async def review_access(self, user: Object, attributes: Mapping[str, str]) -> Object:
+        """The status of a SubjectAccessReview: whether that user, as a TokenReview names it, may do that."""
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.get("username") or "",
+                "uid": user.get("uid") or "",
+                "groups": user.get("groups") or [],
+                "extra": user.get("extra") or {},
+                "resourceAttributes": dict(attributes),
+            },
+        }
+        review = await self._call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        status = review.get("status")
+        return status if isinstance(status, dict) else {}
+
+    async def read_lease(self, namespace: str, name: str) -> Object | None:
+        """None if there is no such Lease."""
+        return await self._find(f"{_leases(namespace)}/{name}")
+
+    async def create_lease(self, lease: Object) -> Object:
+        return await self._call("POST", _leases(lease["metadata"]["namespace"]), lease)
+
+    async def replace_lease(self, lease: Object) -> Object:
+        """As it was read, but for what is changed. Raises ApiError with status 409 if it is no longer what was read."""
+        metadata = lease["metadata"]
+        return await self._call("PUT", f"{_leases(metadata['namespace'])}/{metadata['name']}", lease)
+
+    async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
+        """value: None removes the label."""
+        body = {"metadata": {"labels": {label: value}}}
+        await self._call("PATCH", pod_path(namespace, name), body, kind="application/merge-patch+json")
+
+    async def create_event(self, event: Object) -> None:
+        await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+
+    async def _delete(self, path: str) -> None:
+        """The object at that path, unless it is gone."""
+        try:
+            await self._call("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _find(self, path: str) -> Object | None:
+        """The object at that path; None if there is none."""
+        try:
+            return await self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Object:
+        headers = {"Accept": "application/json", "User-Agent": "bamboo-operator"}
+        if token := self._fresh_token():
+            headers["Authorization"] = f"{self._info.scheme or 'Bearer'} {token}"
+        if body is not None:
+            headers["Content-Type"] = kind
+        data = None if body is None else aiohttp.JsonPayload(body, content_type=kind)
+        begun, code = time.monotonic(), "error"
+        try:
+            async with self._session.request(
+                method, self._server + path, data=data, params=query, headers=headers
+            ) as answer:
+                found = await _object(answer)
+                code = str(answer.status)
+        finally:
+            self.calls.ended(method, path, code, time.monotonic() - begun)
+        if not isinstance(found, dict):
+            found = {}
+        if answer.status >= 400:
+            raise ApiError(answer.status, str(found.get("reason")), str(found.get("message") or answer.reason))
+        return found
+
+    def _fresh_token(self) -> str | None:
+        now = time.monotonic()
+        if now - self._token_read > TOKEN_SECONDS and self._info.certificate_path is None and TOKEN_FILE.exists():
+            self._token, self._token_read = TOKEN_FILE.read_text().strip(), now
+        return self._token
+
+
+def _pods(pod: Object) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+
+
+def _budgets(namespace: str) -> str:
+    return f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+
+
+def _revisions(namespace: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/controllerrevisions"
+
+
+def _leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+async def _object(answer: aiohttp.ClientResponse) -> Any:
+    """Proxies, and an API server with too much to do, answer in plain text."""
+    try:
+        return await answer.json(content_type=None)
+    except ValueError:
+        if answer.status >= 400:
+            return None
+        raise ApiError(answer.status, "NotJson", "an answer that is not JSON") from None

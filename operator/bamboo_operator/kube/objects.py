@@ -1,0 +1,49 @@
+"""Kubernetes objects as plain mappings: whose they are, where they are, and how times are written."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from bamboo.names import GROUP, KIND, LABEL_JOB_NAME, PLURAL, VERSION
+
+Object = dict[str, Any]
+JobKey = tuple[str, str]  # namespace and name
+
+
+def owner_uid(pod: Mapping[str, Any]) -> str | None:
+    """The uid of the BambooJob that controls the pod."""
+    owners = (pod.get("metadata") or {}).get("ownerReferences") or ()
+    return next((o.get("uid") for o in owners if o.get("controller") and o.get("kind") == KIND), None)
+
+
+def job_of(pod: Mapping[str, Any]) -> JobKey | None:
+    """Namespace and name of the job whose worker's pod it is, by its labels."""
+    name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+    return (pod["metadata"]["namespace"], name) if name else None
+
+
+def job_path(namespace: str, name: str) -> str:
+    """The path of a BambooJob at the API server."""
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+
+
+def pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def node_path(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def api_time(when: datetime) -> str:
+    """As the API writes times."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parsed_time(text: Any) -> datetime | None:
+    """A time as the API writes it; None if there is none. Raises ValueError."""
+    return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -1,0 +1,31 @@
+"""The Kubernetes event by which a job's user is told something."""
+
+from datetime import datetime
+
+from bamboo.coordinator.events import Emit
+from bamboo.names import API_VERSION, KIND
+from bamboo_operator.kube.objects import JobKey, Object, api_time
+
+COMPONENT = "bamboo-operator"
+
+
+def event(job: JobKey, uid: str, emit: Emit, now: datetime) -> Object:
+    """uid: of the BambooJob."""
+    namespace, name = job
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{name[:200]}.", "namespace": namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION, "kind": KIND, "namespace": namespace, "name": name, "uid": uid,
+        },
+        "reason": emit.reason[:128],
+        "message": emit.message[:1000],
+        "type": "Warning" if emit.warning else "Normal",
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": COMPONENT,
+        "firstTimestamp": api_time(now),
+        "lastTimestamp": api_time(now),
+        "count": 1,
+    }  # fmt: skip

@@ -1,0 +1,176 @@
+"""The user's part of a worker's pod: `worker.template` read, and merged into what the operator renders.
+
+Maps are merged key by key, and null takes a key away. Lists whose items have a key are merged by it: containers
+into each other, everything else by putting the user's item in place. Any other list is replaced.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bamboo.job.spec import JobSpec
+from bamboo.names import (
+    ENV_CA,
+    ENV_COORDINATOR,
+    ENV_GRACE,
+    ENV_HOST,
+    ENV_TOKEN_FILE,
+    ENV_WORKER,
+    GROUP,
+    LABEL_QUEUE,
+    TOKEN_FOLDER,
+)
+from bamboo.names import TRAINER_CONTAINER as TRAINER
+from bamboo_operator.manifests.placement import placement
+
+TOKEN_VOLUME = "bamboo-token"  # noqa: S105
+OWN_ENV = (ENV_WORKER, ENV_COORDINATOR, ENV_TOKEN_FILE, ENV_HOST, ENV_CA, ENV_GRACE)
+
+# By the list's name: the key of its items. Of the first ones the items themselves are merged.
+_DEEP = {"containers": "name", "initContainers": "name"}
+_KEYED = {
+    **_DEEP,
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "hostAliases": "ip",
+}
+_LISTS = ("tolerations", "topologySpreadConstraints", "nodeSelectorTerms", "matchExpressions", *_KEYED)
+_MAPS = (
+    *("metadata", "spec", "labels", "annotations", "nodeSelector", "affinity", "nodeAffinity", "securityContext"),
+    *("requiredDuringSchedulingIgnoredDuringExecution", "resources", "limits", "requests"),
+)
+
+
+def merge(base: Any, override: Any, name: str = "") -> Any:
+    """A new value; neither argument is changed. name: of the field that holds both."""
+    if isinstance(base, Mapping) and isinstance(override, Mapping):
+        merged = {key: merge(base.get(key), value, key) for key, value in override.items() if value is not None}
+        return {key: value for key, value in {**base, **merged}.items() if key in merged or key not in override}
+    if isinstance(override, Mapping):
+        return {key: merge(None, value, key) for key, value in override.items() if value is not None}
+    if isinstance(override, Sequence) and not isinstance(override, str):
+        return _merge_lists(base if isinstance(base, list) else [], override, name)
+    return override
+
+
+def _merge_lists(base: Sequence[Any], override: Sequence[Any], name: str) -> list[Any]:
+    key = _KEYED.get(name)
+    if key is None:
+        return [merge(None, item) for item in override]
+    merged = {item[key]: item for item in base}
+    for item in override:
+        old = merged.get(item[key]) if name in _DEEP else None
+        merged[item[key]] = merge(old, item)
+    return list(merged.values())
+
+
+@dataclass(slots=True)
+class ReadTemplate:
+    """What of a template takes effect, and a sentence for everything that is not."""
+
+    template: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_template(job: JobSpec) -> ReadTemplate:
+    """Leaves out what is malformed and what the operator sets itself. What remains the API server checks."""
+    reading = ReadTemplate()
+    whole = _well_formed(dict(job.worker.template), "worker.template", reading.problems)
+    refuse = _Refusal(reading.problems)
+    refuse(whole, "worker.template", lambda k: k not in ("metadata", "spec"), "is not part of a pod template")
+    whole = {key: value for key, value in whole.items() if value is not None}
+    metadata, spec = whole.setdefault("metadata", {}), whole.setdefault("spec", {})
+    if spec.get("containers", ()) is None:
+        del spec["containers"]
+    refuse(metadata, "worker.template.metadata", lambda k: k not in ("labels", "annotations"))
+    refuse(metadata.get("labels") or {}, "worker.template.metadata.labels", _own_label(job))
+    refuse(spec, "worker.template.spec", lambda k: k == "restartPolicy")
+    refuse.items(spec, "worker.template.spec", "volumes", lambda v: v.get("name") == TOKEN_VOLUME)
+    for container in spec.get("containers") or ():
+        if container["name"] == TRAINER:
+            path = f"worker.template.spec.containers[{TRAINER}]"
+            refuse.items(container, path, "env", lambda v: v.get("name") in OWN_ENV)
+            refuse.items(container, path, "volumeMounts", _over_token)
+    reading.problems += _selectors(job, spec)
+    reading.template = whole
+    return reading
+
+
+def _own_label(job: JobSpec) -> Callable[[str], bool]:
+    return lambda key: key.startswith(f"{GROUP}/") or (key == LABEL_QUEUE and job.queue is not None)
+
+
+def _over_token(mount: Mapping[str, Any]) -> bool:
+    """Would it be at the token's place, or hide it?"""
+    path = str(mount.get("mountPath", "")).rstrip("/") + "/"
+    return mount.get("name") == TOKEN_VOLUME or f"{TOKEN_FOLDER}/".startswith(path) or path.startswith(TOKEN_FOLDER)
+
+
+def _selectors(job: JobSpec, spec: Mapping[str, Any]) -> list[str]:
+    """They are not left out here: each pool sets its own in their place."""
+    asked = spec.get("nodeSelector") or {}
+    return [
+        f"worker.template.spec.nodeSelector.{key}: ignored in node pool {pool.name}, whose preset sets it to {value}"
+        for pool in job.node_pools
+        for key, value in placement(job, pool).selector.items()
+        if asked.get(key) not in (None, value)
+    ]
+
+
+@dataclass(slots=True)
+class _Refusal:
+    problems: list[str]
+
+    def __call__(
+        self,
+        values: dict[str, Any],
+        path: str,
+        is_ours: Callable[[str], bool],
+        why: str = "is set by the operator",
+    ) -> None:
+        for key in [key for key in values if is_ours(key)]:
+            del values[key]
+            self.problems.append(f"{path}.{key}: ignored, it {why}")
+
+    def items(self, parent: dict[str, Any], path: str, name: str, is_ours: Callable[[Any], bool]) -> None:
+        key = _KEYED[name]
+        for item in [item for item in parent.get(name) or () if is_ours(item)]:
+            parent[name].remove(item)
+            self.problems.append(f"{path}.{name}[{item[key]}]: ignored, it is set by the operator")
+
+
+def _well_formed(values: dict[str, Any], path: str, problems: list[str]) -> dict[str, Any]:
+    """A copy without the fields that are not even of the right kind, where the operator itself looks into them."""
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        inner, wrong = f"{path}.{key}", None
+        if value is not None and key in _MAPS and not isinstance(value, dict):
+            wrong = "expected an object"
+        elif value is not None and key in _LISTS:
+            wrong = _list_problem(value, _KEYED.get(key))
+        if wrong:
+            problems.append(f"{inner}: ignored, {wrong}")
+        else:
+            kept[key] = _copy(value, inner, problems)
+    return kept
+
+
+def _list_problem(value: Any, key: str | None) -> str | None:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        return "expected a list of objects"
+    if key and not all(isinstance(item.get(key), str) and item[key] for item in value):
+        return f"expected every item to have a {key}"
+    return None
+
+
+def _copy(value: Any, path: str, problems: list[str]) -> Any:
+    if isinstance(value, dict):
+        return _well_formed(value, path, problems)
+    if isinstance(value, list):
+        return [_copy(item, f"{path}[{index}]", problems) for index, item in enumerate(value)]
+    return value

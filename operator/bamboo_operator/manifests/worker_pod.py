@@ -1,0 +1,268 @@
+"""The pod that a worker runs in. Equal arguments give the same pod."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo import names
+from bamboo.job.spec import JobSpec, NodePool, SpreadPolicy
+from bamboo.names import worker_name
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.manifests.placement import place, placement
+from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template
+
+Json = dict[str, Any]
+
+MANAGED_BY = "bamboo-operator"
+STORAGE_VOLUME = "bamboo-storage"
+METRICS = "metrics"  # the port's name
+TOKEN_FILE = f"{names.TOKEN_FOLDER}/token"
+HOST_NETWORK = (
+    "worker.template.spec.hostNetwork: takes effect, but most network plugins treat such workers as their nodes: the"
+    " operator's network policy has to let these addresses in (networkPolicy.workersFrom of the chart), and the job's"
+    " own does not protect its workers"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobMeta:
+    """The BambooJob object that owns the pods; its name and namespace are in the JobSpec."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPodSettings:
+    """What the operator gives to every worker.
+
+    coordinator_url: what workers connect to, ws://HOST:PORT/PATH. image: for jobs that name none.
+    run_as_user: a user that is not root; None leaves it to the image or the platform.
+    service_account: None for the namespace's default one.
+    metadata: the cloud's endpoint that workers watch for notices, one of names.METADATA_CHOICES.
+    authority: PEM of the certificate authority by which workers know the coordinator; "" for those of the image.
+    network_policy: only workers of the same job may connect to a worker.
+    disruption_budgets: a job's workers are evicted one at a time.
+    """
+
+    coordinator_url: str
+    image: str
+    run_as_user: int | None = 65532
+    service_account: str | None = None
+    metadata: str = "off"
+    authority: str = ""
+    network_policy: bool = True
+    disruption_budgets: bool = True
+
+
+def worker_number(pod: Mapping[str, Any]) -> int | None:
+    """The number in a worker pod's label; None if this is no worker's pod."""
+    text = str(((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_WORKER_INDEX, ""))
+    return int(text) if text.isdecimal() else None
+
+
+def worker_image(pods: Mapping[WorkerId, Mapping[str, Any]]) -> str | None:
+    """The image that these workers run, so that one that joins them runs the same; of the newest that has started."""
+    for pod in sorted(pods.values(), key=lambda pod: worker_number(pod) or 0, reverse=True):
+        if (pod.get("status") or {}).get("phase") != "Running":
+            continue
+        for container in (pod.get("spec") or {}).get("containers") or ():
+            if container.get("name") == names.TRAINER_CONTAINER:
+                return str(container["image"])
+    return None
+
+
+def worker_pool(pod: Mapping[str, Any]) -> str | None:
+    """The name of the node pool that a worker's pod was made for."""
+    found: str | None = ((pod.get("metadata") or {}).get("labels") or {}).get(names.LABEL_NODE_POOL)
+    return found
+
+
+def selector(meta: JobMeta) -> str:
+    """The label selector of a job's pods, as text."""
+    return f"{names.LABEL_JOB_UID}={meta.uid}"
+
+
+def template_problems(job: JobSpec) -> list[str]:
+    """What of `worker.template` has no effect, or not enough by itself, a sentence each."""
+    reading = read_template(job)
+    return [*reading.problems, *([HOST_NETWORK] if reading.template["spec"].get("hostNetwork") else [])]
+
+
+def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings) -> Json:
+    """The pod of a job's worker with that number, for nodes of that pool (None: for any node)."""
+    name, where = worker_name(job.name, number), placement(job, pool)
+    rendered = {
+        "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
+        "spec": _spec(job, meta, settings),
+    }
+    template = read_template(job).template
+    if template["spec"].get("hostNetwork"):
+        rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
+    pod: Json = merge(rendered, template)
+    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **_own_labels(job, meta, number, pool)}
+    _own(pod["spec"], _own_env(name, pod["spec"], settings))
+    place(pod["spec"], where)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.namespace,
+            **pod["metadata"],
+            "ownerReferences": [owner(job.name, meta.uid)],
+        },
+        "spec": pod["spec"],
+    }
+
+
+def claim_name(job: JobSpec) -> str | None:
+    """The volume claim in which the job keeps what it wants to keep, if it has one."""
+    return job.checkpoint.storage.claim_name if job.checkpoint else None
+
+
+def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
+    """Where workers write the final weights; each job has a folder of its own. None: nowhere."""
+    return f"{names.STORAGE_FOLDER}/{job.name}-{meta.uid}/weights" if claim_name(job) else None
+
+
+def checkpoint_problems(job: JobSpec) -> list[str]:
+    """What of `checkpoint` has no effect, a sentence each."""
+    if job.checkpoint is None:
+        return []
+    if claim_name(job) is None:
+        return ["checkpoint.storage.uri: ignored, only a persistentVolumeClaim is written to; nothing is kept"]
+    return ["checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"]
+
+
+def _common_labels(job: JobSpec) -> Json:
+    return {
+        "app.kubernetes.io/name": "bamboo-worker",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/part-of": "bamboo",
+        "app.kubernetes.io/managed-by": MANAGED_BY,
+    }
+
+
+def _own_labels(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None) -> Json:
+    labels = {
+        names.LABEL_JOB_NAME: job.name,
+        names.LABEL_JOB_UID: meta.uid,
+        names.LABEL_WORKER_INDEX: str(number),
+    }
+    if pool:
+        labels |= {names.LABEL_CAPACITY_TYPE: pool.capacity.value, names.LABEL_NODE_POOL: pool.name}
+    if job.queue:
+        labels[names.LABEL_QUEUE] = job.queue.name
+    return labels
+
+
+def owner(job: str, uid: str) -> Json:
+    """The reference by which an object goes with the BambooJob of that name and uid."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def about_workers(job: JobSpec, meta: JobMeta) -> Json:
+    """The metadata of the one object of its kind that is about all of a job's workers."""
+    return {
+        "name": f"bamboo-{meta.uid}",
+        "namespace": job.namespace,
+        "labels": {"app.kubernetes.io/managed-by": MANAGED_BY, "app.kubernetes.io/instance": job.name},
+        "ownerReferences": [owner(job.name, meta.uid)],
+    }
+
+
+def _spec(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
+    """What the template may change."""
+    user = {} if settings.run_as_user is None else {"runAsUser": settings.run_as_user}
+    spec: Json = {
+        "containers": [_container(job, settings)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "terminationGracePeriodSeconds": names.GRACE_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    if (claim := claim_name(job)) is not None:
+        spec["volumes"].append({"name": STORAGE_VOLUME, "persistentVolumeClaim": {"claimName": claim}})
+        spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
+    if settings.service_account:
+        spec["serviceAccountName"] = settings.service_account
+    if job.spread.policy is not SpreadPolicy.NONE:
+        spec |= _spread(job.spread.topology_key, {"matchLabels": {names.LABEL_JOB_UID: meta.uid}})
+    return spec
+
+
+def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
+    env = {"HOME": "/tmp", "USER": "bamboo"}  # the user has no entry
+    env[names.ENV_METRICS_PORT] = str(names.METRICS_PORT)
+    if settings.metadata != "off":
+        env[names.ENV_METADATA] = settings.metadata
+    storage = [{"name": STORAGE_VOLUME, "mountPath": names.STORAGE_FOLDER}] if claim_name(job) else []
+    asked = {"limits": job.worker.resources.limits, "requests": job.worker.resources.requests}
+    return {
+        "name": names.TRAINER_CONTAINER,
+        "image": job.worker.image or settings.image,
+        "command": ["python", "-m", "bamboo_trainer"],
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "resources": {kind: {n: str(q) for n, q in values.items()} for kind, values in asked.items() if values},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *storage],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+
+
+def _spread(topology_key: str, of_job: Json) -> Json:
+    """Over zones and over nodes, as far as it can be had."""
+    over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}
+    over_zones = {
+        "maxSkew": 1,
+        "topologyKey": topology_key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": of_job,
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": over_nodes}]
+    return {
+        "topologySpreadConstraints": [over_zones],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
+    }
+
+
+def _own_env(name: WorkerId, spec: Json, settings: WorkerPodSettings) -> list[Json]:
+    grace = spec.get("terminationGracePeriodSeconds")
+    trusted = [{"name": names.ENV_CA, "value": settings.authority}] if settings.authority else []
+    return [
+        {"name": names.ENV_WORKER, "value": name},
+        {"name": names.ENV_COORDINATOR, "value": settings.coordinator_url},
+        {"name": names.ENV_TOKEN_FILE, "value": TOKEN_FILE},
+        {"name": names.ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": names.ENV_GRACE, "value": str(names.GRACE_SECONDS if grace is None else grace)},
+        *trusted,
+    ]
+
+
+def _own(spec: Json, env: list[Json]) -> None:
+    """Add what the template may not change; it has been cleared of such things."""
+    token = {"audience": names.TOKEN_AUDIENCE, "expirationSeconds": names.TOKEN_SECONDS, "path": "token"}
+    volume = {"name": TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}}
+    mount = {"name": TOKEN_VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
+    spec["restartPolicy"] = "Never"
+    spec["volumes"] = [*(spec.get("volumes") or ()), volume]
+    trainer = next(c for c in spec["containers"] if c["name"] == names.TRAINER_CONTAINER)
+    trainer["env"] = [*env, *(trainer.get("env") or ())]  # first: others may refer to them
+    trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), mount]
+    ports = trainer.get("ports", [])
+    if isinstance(ports, list) and not spec.get("hostNetwork"):  # with it, two workers could not share a node
+        trainer["ports"] = [{"name": METRICS, "containerPort": names.METRICS_PORT}, *ports]

@@ -1,0 +1,389 @@
+"""Brings the pods of one job to what its coordinator wants. Level-triggered: what fails is tried again next time."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from bamboo.coordinator.events import Emit, Status, WorkerState
+from bamboo.coordinator.membership import surplus_requests
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import JobSpec, NodePool, wanted_workers
+from bamboo.names import worker_name
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.signals import is_deleted, lives, worker_exit
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, ApiError, PodRefused
+from bamboo_operator.kube.objects import JobKey, owner_uid, pod_path, utc_now
+from bamboo_operator.manifests.network_policy import network_policy
+from bamboo_operator.manifests.worker_pod import (
+    JobMeta,
+    WorkerPodSettings,
+    worker_image,
+    worker_number,
+    worker_pod,
+    worker_pool,
+)
+from bamboo_operator.pods import join_timeout
+from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
+from bamboo_operator.pods.pools import choose_pool, fallback_pool
+from bamboo_operator.pods.recheck import RecheckSchedule
+from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
+from bamboo_operator.pods.scheduling_gates import GateReleases, gates_of
+from bamboo_operator.pods.start_backoff import StartBackoff
+from bamboo_operator.pods.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
+
+LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
+KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
+PODS_AT_ONCE, RECHECKS_AT_ONCE = 50, 10
+CREATING_SECONDS = 10.0  # after which the rest of a reconciliation gets its turn
+GIVE_BACK_SECONDS = 3600.0
+LONGEST_REFUSAL = 1000
+DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
+
+
+class PodRequests(Protocol):
+    """What a job's coordinator wants of its pods, and is told of them."""
+
+    @property
+    def state(self) -> CoordinatorState: ...
+
+    @property
+    def joined(self) -> Collection[WorkerId]: ...
+
+    @property
+    def removing(self) -> Mapping[WorkerId, float]:
+        """Workers that were told to stop and whose pods are to go, and since when (time.monotonic())."""
+
+    @property
+    def finished(self) -> bool:
+        """Has the job ended?"""
+
+    def status(self) -> Status: ...
+
+    def withdraw(self, count: int) -> None:
+        """So many requested pods are not needed any more."""
+
+    def give_back(self, worker: WorkerId, seconds: float) -> None:
+        """The worker is to leave as soon as it can be spared."""
+
+    def removal_forced(self, worker: WorkerId) -> None:
+        """Its pod is about to be deleted, because the worker did not exit."""
+
+    def removal_done(self, worker: WorkerId) -> None:
+        """Its pod has ended, or was deleted."""
+
+    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
+        """Workers that have ended before they joined, and how, since this was asked last."""
+
+
+class PodController:
+    """requests: the job's coordinator. created: how many workers the job has had. record: takes events for the user.
+
+    resumed: did the job run before this operator took it over?
+    """
+
+    def __init__(
+        self, key: JobKey, meta: JobMeta, requests: PodRequests, cluster: ClusterCache, api: ApiClient, *,
+        settings: WorkerPodSettings, record: Callable[[Emit], None], created: int, resumed: bool,
+    ) -> None:  # fmt: skip
+        self._key, self._meta, self._requests, self._cluster, self._api = key, meta, requests, cluster, api
+        self._settings, self._record = settings, record
+        self.created = max(created, self._next_number())
+        if image := worker_image(self._living()):  # the operator's default may have changed with its version
+            self._settings = replace(settings, image=image)
+        self._waiting_since: float | None = None
+        self._releases = GateReleases(self._spec)
+        self._given_back: set[WorkerId] = set()
+        self._probes: frozenset[WorkerId] = frozenset()
+        self._began = self._recovered = utc_now()
+        self._backoff = StartBackoff()
+        self._rechecks = RecheckSchedule()
+        self._joined_before: set[WorkerId] = set()
+        self._has_network_policy = not settings.network_policy
+        self._budget: DisruptionBudgetWriter | None = None
+        if settings.disruption_budgets:
+            fresh = created == 0 and not resumed
+            self._budget = DisruptionBudgetWriter(api, meta, record, fresh=fresh)
+        self._deleted: dict[str, float] = {}  # by uid: when
+        self._pools_full = False  # pods are wanted, and no pool may have more
+        self._refusal: PodRefused | None = None  # of the newest pod that was to be created
+        self._reported: set[str] = set()  # reasons of startup problems
+
+    async def reconcile(self) -> None:
+        """Raises the last of what is in API_ERRORS; what was not done is done the next time."""
+        await asyncio.sleep(0)  # so that the coordinator first handles what it has been told, such as an edit
+        self._observe()
+        failed: Exception | None = None
+        for part in (
+            self._create_network_policy,
+            self._update_disruption_budget,
+            self._create_pods,
+            self._delete_ended_pods,
+            self._replace_unjoined,
+            self._recheck_pods,
+            self._move_to_fallback,
+            self._scale_down,
+        ):
+            if self._requests.finished:
+                break  # the pods that are left then are for the clean-up
+            try:
+                await part()
+            except API_ERRORS as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    async def end(self) -> None:
+        """The job trains no more; its pods are for others to delete. Raises what is in API_ERRORS."""
+        if self._budget is not None:
+            await self._budget.remove(self._spec)
+
+    def startup_problems(self) -> tuple[StartupProblem, ...]:
+        """Why workers do not start; a reason that is new is recorded as an event."""
+        found = startup_problems(self._pods())
+        if self._pools_full:
+            message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
+            found = (StartupProblem("PoolsFull", message), *found)
+        if self.adding and self._refusal:
+            message = f"{self.adding} worker(s) have no pod, which the API server refuses: {self._refusal.message}"
+            found = (StartupProblem("PodsRefused", message[:LONGEST_REFUSAL]), *found)
+        if self.adding and self._backoff.holds(time.monotonic()):
+            message = f"workers end before they have joined ({self._backoff.detail}); the next ones are requested"
+            found = (StartupProblem("StartBackOff", f"{message} {self._backoff.pause:g} s after the last"), *found)
+        if late := join_timeout.join_problem(self._unjoined(self._began), self._settings.coordinator_url):
+            found = (*found, late)
+        for problem in found:
+            if problem.reason not in self._reported:
+                self._record(Emit(problem.reason, problem.message, problem.reason != GATED))
+        self._reported = {problem.reason for problem in found}
+        return found
+
+    @property
+    def adding(self) -> int:
+        """Pods that are wanted and not there."""
+        return max(0, self._requests.state.requested - len(self._not_joined().keys() - self._probes))
+
+    def by_pool(self) -> Counter[str]:
+        """Living workers' pods by the name of their pool."""
+        return Counter(worker_pool(pod) or "" for pod in self._living().values())
+
+    def paid_for(self) -> Counter[str]:
+        """The same, but only those that have a node."""
+        return Counter(worker_pool(p) or "" for p in self._living().values() if p["spec"].get("nodeName"))
+
+    # what is there
+
+    @property
+    def _spec(self) -> JobSpec:
+        """The one in force: what is fixed while the job runs is so for new workers, too."""
+        return self._requests.state.spec
+
+    def _known(self) -> set[WorkerId]:
+        """Workers that have joined, or are gone."""
+        return {*self._requests.joined, *self._requests.state.gone}
+
+    def _not_joined(self) -> dict[str, dict[str, Any]]:
+        """The pods of workers that have not joined, and may."""
+        known = self._known()
+        return {name: pod for name, pod in self._pods().items() if name not in known}
+
+    def _pods(self) -> dict[str, dict[str, Any]]:
+        return self._cluster.pods(self._key, self._meta.uid)
+
+    def _living(self) -> dict[str, dict[str, Any]]:
+        return {n: p for n, p in self._pods().items() if lives(p)}
+
+    def _without_node(self) -> dict[str, dict[str, Any]]:
+        return {n: p for n, p in self._living().items() if not p["spec"].get("nodeName")}
+
+    def _unscheduled(self) -> dict[str, dict[str, Any]]:
+        """Those of them for which the scheduler looks for a node."""
+        return {n: p for n, p in self._without_node().items() if not gates_of(p)}
+
+    def _next_number(self) -> int:
+        """The first number that no pod has, as far as is known."""
+        return max((n + 1 for pod in self._pods().values() if (n := worker_number(pod)) is not None), default=0)
+
+    def _unjoined(self, since: datetime) -> dict[WorkerId, float]:
+        return join_timeout.seconds_unjoined(self._living(), self._requests.joined, since, utc_now())
+
+    def _observe(self) -> None:
+        pods, now = self._pods(), time.monotonic()
+        self.created = max(self.created, self._next_number())  # the answer to a creation may have been lost
+        self._withdraw()
+        self._releases.observe(self._without_node(), now)
+        if not self._unscheduled() and not self.adding:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            released = {name: self._releases.at(name) for name in self._unscheduled()}
+            since = (now - _age(pods[name]) if at is None else at for name, at in released.items())
+            self._waiting_since = min(since, default=now)
+        if set(self._requests.joined) - self._joined_before:
+            self._joined_before, self._backoff = set(self._requests.joined), StartBackoff()
+        for name, detail in self._requests.take_failed_starts():
+            number = worker_number(pods.get(name) or {}) or 0
+            self._backoff = self._backoff.after(number, self.created, now, detail)
+
+    def _withdraw(self) -> None:
+        if count := min(self.adding, surplus_requests(self._requests.state)):
+            self._requests.withdraw(count)
+
+    # creating
+
+    async def _create_network_policy(self) -> None:
+        if not self._has_network_policy:
+            await self._api.create_network_policy(network_policy(self._spec, self._meta))
+            self._has_network_policy = True
+
+    async def _update_disruption_budget(self) -> None:
+        if self._budget is not None:
+            placed = sum(1 for p in self._living().values() if p["spec"].get("nodeName") and not cannot_start(p))
+            await self._budget.update(self._requests.status(), self._spec, placed)
+
+    async def _create_pods(self) -> None:
+        self._pools_full = False
+        end = time.monotonic() + CREATING_SECONDS
+        for _ in range(PODS_AT_ONCE):
+            self._withdraw()  # fewer may be wanted since the last one was created
+            now = time.monotonic()
+            if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
+                return
+            pools = self._spec.node_pools
+            pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
+            if pools and pool is None:
+                self._pools_full = True
+                return
+            await self._create(pool)
+
+    async def _create(self, pool: NodePool | None) -> None:
+        """Or not, if the name is taken; then the next number is tried."""
+        number = self.created
+        if worker_name(self._spec.name, number) in self._known():
+            self.created = number + 1  # it was created, and the answer to that was lost
+            return
+        wanted = worker_pod(self._spec, self._meta, number, pool, self._settings)
+        try:
+            pod = await self._api.create_pod(wanted)
+        except ApiError as error:
+            if error.status != 409:
+                self._refusal = PodRefused.of(error)
+                raise self._refusal or error from None
+            pod = await self._api.read_pod(self._key[0], worker_name(self._spec.name, number))
+        self.created, self._refusal = number + 1, None
+        if owner_uid(pod) == self._meta.uid:
+            self._cluster.pod_created(pod)
+
+    # deleting
+
+    async def _delete_ended_pods(self) -> None:
+        """But for the last failed ones; and the pods of workers that were to leave and did not."""
+        now, pods = time.monotonic(), self._pods()
+        ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
+        failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
+        kept = failed[-KEPT_CRASHES:]
+        for worker in ended:
+            if worker not in kept and not is_deleted(pods[worker]):
+                await self._delete(pods[worker])
+        for worker, since in list(self._requests.removing.items()):
+            if worker not in pods or worker in ended or is_deleted(pods[worker]):
+                self._requests.removal_done(worker)
+            elif now - since > LEAVE_SECONDS:
+                self._requests.removal_forced(worker)
+                await self._delete(pods[worker])
+                self._requests.removal_done(worker)
+
+    async def _replace_unjoined(self) -> None:
+        """Workers that run and do not connect are replaced; the coordinator learns of the loss from the watch."""
+        if self._requests.state.phase == "Recovering":  # they train, and try to connect again
+            self._recovered = utc_now()
+        for name, seconds in self._unjoined(self._recovered).items():
+            if seconds > join_timeout.REPLACE_SECONDS:
+                message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
+                self._record(Emit("WorkerSilent", message, True))
+                if pod := self._pods().get(name):
+                    await self._delete(pod)
+
+    async def _recheck_pods(self) -> None:
+        """Whether the pods exist for whose workers the coordinator waits."""
+        waited_for = {pod["metadata"]["uid"]: name for name, pod in self._not_joined().items()}
+        for uid in self._rechecks.due(waited_for, time.monotonic())[:RECHECKS_AT_ONCE]:
+            key = (self._key[0], waited_for[uid])
+            there = await self._api.uid_of(pod_path(*key))
+            self._rechecks.answered(uid, time.monotonic())
+            if there != uid:
+                self._cluster.forget_pod(key, uid)
+
+    async def _delete(self, pod: dict[str, Any]) -> None:
+        """Once: the watch may be a while behind."""
+        metadata, now = pod["metadata"], time.monotonic()
+        self._deleted = {uid: at for uid, at in self._deleted.items() if now - at < DELETED_SECONDS}
+        if metadata["uid"] in self._deleted:
+            return
+        if await self._api.delete_pod(metadata["namespace"], metadata["name"], metadata["uid"]):
+            self._deleted[metadata["uid"]] = now
+        else:
+            self._cluster.forget_pod((metadata["namespace"], metadata["name"]), metadata["uid"])
+
+    # pools
+
+    async def _move_to_fallback(self) -> None:
+        """A pod that finds no node for too long is created again in a later pool."""
+        if self._waiting_since is None:
+            return
+        for name, pod in self._unscheduled().items():
+            pool, released = worker_pool(pod), self._releases.at(name)
+            if pool is None or name in self._probes:
+                continue
+            since = max(self._waiting_since, released or 0.0)
+            target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.by_pool())
+            if target is not None:
+                self._record(
+                    Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
+                )
+                await self._delete(pod)
+                return  # the coordinator learns of the loss and requests another worker
+
+    async def _scale_down(self) -> None:
+        """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
+        decision = scale_down(self._workers_by_pool())
+        self._probes = decision.probes
+        if decision.release is not None:
+            self._release(decision.release, decision.reason)
+        elif decision.probe is not None:
+            self._probes |= {worker_name(self._spec.name, self.created)}
+            await self._create(decision.probe)
+        elif decision.delete is not None:
+            await self._delete(self._pods()[decision.delete])
+
+    def _workers_by_pool(self) -> WorkersByPool:
+        status, gone = self._requests.status(), self._requests.state.gone
+        by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
+        return WorkersByPool(
+            pools=self._spec.node_pools,
+            placed={name: worker_pool(pod) or "" for name, pod in self._living().items() if name not in gone},
+            without_node={name: worker_pool(pod) or "" for name, pod in self._without_node().items()},
+            joined={worker for worker, _ in status.workers},
+            standby=by_state[WorkerState.STANDBY],
+            leaving=by_state[WorkerState.LEAVING],
+            wanted=wanted_workers(self._spec),
+            keep_standby=self._spec.standby.workers,
+            training=status.phase == "Running",
+            adding=self.adding,
+            probes=self._probes,
+        )
+
+    def _release(self, worker: WorkerId, message: str) -> None:
+        if worker not in self._given_back:
+            self._given_back.add(worker)
+            self._record(Emit("GivingBack", message))
+            self._requests.give_back(worker, GIVE_BACK_SECONDS)
+
+
+def _age(pod: dict[str, Any]) -> float:
+    """Seconds since the pod was created."""
+    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return max(0.0, (utc_now() - created).total_seconds())

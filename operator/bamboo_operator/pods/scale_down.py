@@ -1,0 +1,92 @@
+"""Which worker a job gives back: a fallback pool's once an earlier pool delivers again, or one more than is wanted.
+
+Pure. Whether an earlier pool has nodes again is only known by requesting one more worker there, a probe.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from bamboo.job.spec import NodePool
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.pods.pools import Pools, pool_to_probe, worker_to_revert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersByPool:
+    """A job's living workers. placed: the pool of each one that is not lost; without_node: of those that have no node.
+
+    joined, standby, leaving: as the coordinator has them. wanted: how many workers the job asks for; keep_standby: how
+    many of them on standby. training: does a plan run, and are no workers missing from it after a restart? adding: how
+    many pods are requested and not created yet. probes: workers that were requested only to try a pool.
+    """
+
+    pools: Pools
+    placed: Mapping[WorkerId, str]
+    without_node: Mapping[WorkerId, str]
+    joined: Collection[WorkerId] = ()
+    standby: Collection[WorkerId] = ()
+    leaving: Collection[WorkerId] = ()
+    wanted: int
+    keep_standby: int = 0
+    training: bool = True
+    adding: int = 0
+    probes: frozenset[WorkerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleDown:
+    """At most one of these. release: the worker that is to leave, and why, a sentence; delete: one whose pod has no
+    node and is deleted; probe: the pool in which one more worker is requested. probes: those that remain.
+    """
+
+    release: WorkerId | None = None
+    reason: str = ""
+    delete: WorkerId | None = None
+    probe: NodePool | None = None
+    probes: frozenset[WorkerId] = frozenset()
+
+
+def scale_down(workers: WorkersByPool) -> ScaleDown:
+    """What to do now; one worker at a time."""
+    pools, placed, probes = workers.pools, workers.placed, workers.probes
+    counts = Counter(placed.values())
+    if not any(pool.revert and counts[pool.name] for pool in pools):
+        probes = frozenset()
+    elif workers.training:
+        worker = worker_to_revert(pools, placed, workers.standby, workers.leaving, workers.keep_standby)
+        if worker is not None:
+            reason = f"pool {placed[worker]} is no longer needed; {worker} is released"
+            return ScaleDown(release=worker, reason=reason, probes=probes - set(workers.joined))
+        target = pool_to_probe(pools, counts, Counter(workers.without_node.values()))
+        # a worker that leaves is counted, too, so that there is one probe at a time
+        if target is not None and not workers.adding and len(placed) <= workers.wanted:
+            return ScaleDown(probe=target, probes=probes)
+    probes &= placed.keys()
+    counted = {name: pool for name, pool in placed.items() if name not in probes}
+    late = [name for name in workers.without_node if name not in workers.joined]
+    worker = surplus_worker(pools, counted, late, workers.standby, workers.leaving, workers.wanted)
+    if worker is None or worker in late:
+        return ScaleDown(delete=worker, probes=probes)
+    return ScaleDown(release=worker, reason=f"{worker} is released: {workers.wanted} workers are wanted", probes=probes)
+
+
+def surplus_worker(
+    pools: Pools,
+    placed: Mapping[WorkerId, str],
+    waiting: Collection[WorkerId],
+    standby: Collection[WorkerId],
+    leaving: Collection[WorkerId],
+    wanted: int,
+) -> WorkerId | None:
+    """The worker that is given back because there are more than wanted, as after `kubectl scale` to fewer pipelines.
+
+    One at a time: None while any worker is leaving, and while nobody is idle. placed: the pool of each worker that is
+    there or requested; waiting: those of them without a node, which go first; standby: those that hold no stage. Of the
+    others the one in the last pool goes.
+    """
+    if leaving or len(placed) <= wanted:
+        return None
+    order = {pool.name: index for index, pool in enumerate(pools)}
+    idle = [w for w in waiting if w in placed] or [w for w in standby if w in placed]
+    return max(idle, key=lambda w: (order.get(placed[w], -1), len(w), w), default=None)

@@ -1,0 +1,44 @@
+"""Pods that a scheduling gate holds back, as Kueue does until there is quota: they do not look for a node yet."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bamboo.job.spec import JobSpec
+from bamboo.names import LABEL_QUEUE
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.manifests.template import read_template
+
+Json = Mapping[str, Any]
+
+
+def gates_of(pod: Json) -> tuple[str, ...]:
+    """The names of the gates that hold the pod back; none if the scheduler may place it."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+
+
+class GateReleases:
+    """When the gates of pods without a node went away.
+
+    A pod does not tell whether it ever had gates. One that may have had some, and has none when it is first seen, as
+    after a restart of the operator, counts as released then.
+    """
+
+    def __init__(self, job: JobSpec) -> None:
+        self._template = bool(read_template(job).template["spec"].get("schedulingGates"))
+        self._seen, self._held, self._at = set[WorkerId](), set[WorkerId](), dict[WorkerId, float]()
+
+    def observe(self, waiting: Mapping[WorkerId, Json], now: float) -> None:
+        """waiting: the pods that have no node, held back or not."""
+        held = {name for name, pod in waiting.items() if gates_of(pod)}
+        new = waiting.keys() - self._seen
+        released = (self._held | {name for name in new if self._may_have_had(waiting[name])}) - held
+        at = self._at | dict.fromkeys(released, now)
+        self._at = {name: at[name] for name in at.keys() & waiting.keys()}
+        self._seen, self._held = set(waiting), held
+
+    def _may_have_had(self, pod: Json) -> bool:
+        return self._template or LABEL_QUEUE in ((pod.get("metadata") or {}).get("labels") or {})
+
+    def at(self, worker: WorkerId) -> float | None:
+        """None if it was never held back."""
+        return self._at.get(worker)

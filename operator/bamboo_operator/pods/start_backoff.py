@@ -1,0 +1,35 @@
+"""How long to wait before workers are requested again, when those before them ended before they had joined.
+
+So ends a worker whose image or template is wrong, or whose node refuses it, and the next one would end the same way.
+"""
+
+from dataclasses import dataclass, replace
+
+FIRST_SECONDS, LAST_SECONDS = 10.0, 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBackoff:
+    """rounds: of workers that ended so, one after the other. made: workers made so far when the newest round ended.
+
+    ended: when that was (monotonic seconds). detail: how the last one ended.
+    """
+
+    rounds: int = 0
+    made: int = 0
+    ended: float = 0.0
+    detail: str = ""
+
+    def after(self, number: int, made: int, now: float, detail: str) -> "StartBackoff":
+        """One more ended so. Workers that were made together, and end together, are one round."""
+        if self.rounds and number < self.made:
+            return replace(self, detail=detail)
+        return StartBackoff(rounds=self.rounds + 1, made=made, ended=now, detail=detail)
+
+    @property
+    def pause(self) -> float:
+        """Seconds from the end of the newest round to the next; the first round is forgiven."""
+        return 0.0 if self.rounds < 2 else min(LAST_SECONDS, FIRST_SECONDS * 2.0 ** min(self.rounds - 2, 30))
+
+    def holds(self, now: float) -> bool:
+        return now < self.ended + self.pause

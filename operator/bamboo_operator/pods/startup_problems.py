@@ -1,0 +1,99 @@
+"""Why workers' pods do not start, as their status says: no node for them, no image, a secret that is missing, or
+a gate that holds them back.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from bamboo_operator.cluster.signals import lives
+from bamboo_operator.pods.scheduling_gates import gates_of
+
+Json = Mapping[str, Any]
+
+UNSCHEDULABLE = "Unschedulable"
+GATED = "Gated"
+IMAGE = "ImagePullBackOff"
+_BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(?:: )?')
+_WAITING = {  # reasons why a container waits that do not pass by themselves -> the reason that is reported
+    "ErrImagePull": IMAGE,
+    "ImagePullBackOff": IMAGE,
+    "InvalidImageName": "InvalidImageName",
+    "ErrImageNeverPull": "ErrImageNeverPull",
+    "ImageInspectError": "ImageInspectError",
+    "CreateContainerConfigError": "CreateContainerConfigError",
+    "CreateContainerError": "CreateContainerError",
+    "RunContainerError": "RunContainerError",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartupProblem:
+    """reason: CamelCase; message: a sentence."""
+
+    reason: str
+    message: str
+
+
+def startup_problems(pods: Mapping[str, Json]) -> tuple[StartupProblem, ...]:
+    """What keeps these workers, by name, from starting: one for each reason, with the first worker's message.
+
+    Those that are held back come last: for them it is to wait, while the others need somebody's help.
+    """
+    found = [(name, problem) for name in sorted(pods) for problem in _of(pods[name])]
+    count = Counter(problem.reason for _, problem in found)
+    first = {problem.reason: problem.message for _, problem in reversed(found)}
+    told = tuple(StartupProblem(reason, _sentence(reason, count[reason], first[reason])) for reason in sorted(first))
+    return (*told, *_held_back(pods))
+
+
+def _sentence(reason: str, count: int, message: str) -> str:
+    if reason == UNSCHEDULABLE:
+        return f"{count} worker(s) cannot be scheduled: {message}"
+    return f"{count} worker(s) cannot start: {message}"
+
+
+def _held_back(pods: Mapping[str, Json]) -> Iterator[StartupProblem]:
+    held = [found for pod in pods.values() if lives(pod) and (found := gates_of(pod))]
+    if held:
+        names = ", ".join(sorted({name for found in held for name in found}))
+        yield StartupProblem(GATED, f"{len(held)} worker(s) are held back by scheduling gates: {names}"[:500])
+
+
+def _of(pod: Json) -> Iterator[StartupProblem]:
+    status = pod.get("status") or {}
+    if not lives(pod) or gates_of(pod):
+        return
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == UNSCHEDULABLE:
+            yield StartupProblem(UNSCHEDULABLE, str(condition.get("message") or "the scheduler gives no reason"))
+            return
+    yield from islice(_stalled(pod), 1)
+
+
+def cannot_start(pod: Json) -> bool:
+    """Is it on its node, and kept from starting there by what does not pass by itself?"""
+    return any(True for _ in _stalled(pod))
+
+
+def _stalled(pod: Json) -> Iterator[StartupProblem]:
+    """One for each container that is kept from starting."""
+    status = pod.get("status") or {}
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if reason := _WAITING.get(str(waiting.get("reason"))):
+            yield StartupProblem(
+                reason, _why(str(waiting["reason"]), waiting.get("message"), container.get("image"))[:500]
+            )
+
+
+def _why(reason: str, message: Any, image: Any) -> str:
+    """What the kubelet says, the same while it tries to pull an image as while it waits for the next time.
+
+    Then it puts before its last error that it waits; kubelets before 1.32 leave out the error.
+    """
+    last_error = _BACK_OFF.sub("", str(message or ""), count=1) if reason == IMAGE else ""
+    return last_error or f"{reason}: {message or image}"

@@ -1,0 +1,245 @@
+"""The operator from its start to its end: what there is, and in which order it begins and ends."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import kopf
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from bamboo.control.descriptors import DescriptorShares, raise_limit
+from bamboo.control.listener import ConnectionBounds
+from bamboo.metrics.exposition import Exporter, MetricsPageCollector
+from bamboo_operator.auth import page_access
+from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
+from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.cluster.watch_health import WatchHealth
+from bamboo_operator.http import job_pages
+from bamboo_operator.http.metrics import MetricSources
+from bamboo_operator.http.server import WebServer
+from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
+from bamboo_operator.kube.active_label import ActiveLabel
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.certificate_authority import ClusterAuthority
+from bamboo_operator.kube.client import API_ERRORS, ApiClient
+from bamboo_operator.kube.credentials import AUTHORITY_FILE, credentials
+from bamboo_operator.kube.lease import CONNECTIONS, Lease, LeaseLost, LeaseName
+from bamboo_operator.kube.objects import JobKey
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.status.job_view import JobView
+
+logger = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 3.0
+RESERVED = 160  # file descriptors: calls to the API server, files, what libraries open
+WATCHES = 6  # of a namespace: connections of its watches, also while one is begun anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    """url: under which workers reach this process; by default its own address.
+
+    lease: None if there can be no other operator. identity: of this one as its holder. label_active: its pod, while
+    it works; those that wait are ready, too.
+    """
+
+    listen: tuple[str, int]
+    web_listen: tuple[str, int]
+    url: str | None
+    key: bytes
+    workers: WorkerPodSettings
+    namespaces: list[str]
+    certificate: ServingCertificate | None
+    lease: LeaseName | None
+    identity: str
+    marks: tuple[NodeMark, ...] = ()
+    label_active: bool = False
+
+
+async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
+    """Until stop is set. Raises OSError if an address cannot be had, LeaseLost if another operator works now."""
+    await _Operator(options, stop).run()
+
+
+class _Operator:
+    """Health and metrics are there from the start; what only one operator may do begins when the lease is held."""
+
+    def __init__(self, options: OperatorOptions, stop: asyncio.Event) -> None:
+        self._options, self._stop = options, stop
+        self._settings = kopf_settings()
+        info = credentials(self._settings)
+        self._calls, self._series = ApiCallCounts(), CollectorRegistry()
+        self._api, self._reviewer = ApiClient(info, calls=self._calls), ApiClient(info, REVIEWS_AT_ONCE, self._calls)
+        self._page_reviewer = ApiClient(
+            info, page_access.AT_ONCE, self._calls
+        )  # of its own, so that readers of pages hold up nothing else
+        self._renewer = ApiClient(info, CONNECTIONS, self._calls)  # likewise
+        self._lease = Lease(self._renewer, options.lease, options.identity) if options.lease else None
+        self._active: ActiveLabel | None = None
+        if options.lease and options.label_active:
+            self._active = ActiveLabel(self._renewer, options.lease, options.identity)
+        self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
+        self._jobs: JobController | None = None
+        self._works = False
+        self._closing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        limit = raise_limit()
+        self._shares = DescriptorShares.of(limit, RESERVED + WATCHES * max(1, len(options.namespaces)))
+        logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
+        bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
+        self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
+        job_pages.JobPages(self._view, self._page_reviewer).add_to(self._web.app)
+
+    async def run(self) -> None:
+        try:
+            await self._web.start(*self._options.web_listen)
+            self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
+            if self._active:
+                await self._active.give_up(first=True)
+            if self._lease is None or await self._hold(self._lease):
+                await self._work(await self._open())
+        finally:
+            await self._close()
+        for task in self._tasks:
+            if not task.cancelled():
+                task.result()
+
+    # what others ask of it
+
+    def _problem(self) -> str | None:
+        return self._watch_health.problem() or (self._jobs.stuck() if self._jobs else None)
+
+    def _not_ready(self) -> str | None:
+        """Why workers cannot connect; None also for an operator that stands by: they connect to another one."""
+        if self._works or (self._active and self._lease and self._lease.stands_by):
+            return None
+        return (self._lease.waiting if self._lease else None) or "starting or ending"
+
+    def _view(self, job: JobKey) -> JobView | None:
+        return self._jobs.view(job) if self._jobs else None
+
+    # the lease
+
+    async def _hold(self, lease: Lease) -> bool:
+        """Until this operator may work; False if it is to stop before."""
+        if not await done_before(self._stop, lease.acquire()):
+            return False
+        self._begin(self._renew(lease))
+        return await done_before(self._stop, lease.settle())
+
+    async def _renew(self, lease: Lease) -> None:
+        """Without the lease nothing may be decided: workers are disconnected at once, before kopf has ended."""
+        try:
+            await lease.keep()
+        except LeaseLost as error:
+            logger.error("%s: this operator stops", error)
+            raise
+        finally:
+            self._stop.set()
+            await self._stop_jobs()
+
+    async def _end_with_authority(self, authority: ClusterAuthority) -> None:
+        await authority.changed()
+        logger.warning(
+            "the cluster has a new certificate authority (%s): this operator ends, to be restarted", AUTHORITY_FILE
+        )
+        self._stop.set()
+
+    # what is done with it
+
+    async def _open(self) -> kopf.OperatorRegistry:
+        """The workers' port, and the handlers of what kopf watches."""
+        options = self._options
+        tls = options.certificate.context() if options.certificate else None
+        if options.certificate and tls:
+            self._begin(options.certificate.keep_fresh(tls))
+        bounds = ConnectionBounds(unauthenticated=self._shares.unauthenticated, known=self._shares.workers)
+        bound = await self._gateway.start(*options.listen, tls, bounds)
+        own = f"{'wss' if tls else 'ws'}://{options.listen[0]}:{bound}"
+        shared = SharedResources(
+            cluster=ClusterCache(), gateway=self._gateway, api=self._api, reviews=TokenReviewer(self._reviewer),
+            key=options.key, url=options.url or own, settings=options.workers, marks=options.marks,
+        )  # fmt: skip
+        jobs = self._jobs = JobController(shared)
+        sources = MetricSources(
+            reconcilers=jobs.running, gateway=self._gateway, calls=self._calls, counts=shared.counts
+        )
+        self._series.register(MetricsPageCollector(Exporter.OPERATOR, sources.fill))
+        ProcessCollector(registry=self._series)
+        handlers = watch_handlers(jobs, shared)
+
+        @kopf.on.login(id="login", registry=handlers)
+        async def login(**_: object) -> kopf.ConnectionInfo:
+            return credentials(self._settings)
+
+        logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
+        return handlers
+
+    async def _work(self, handlers: kopf.OperatorRegistry) -> None:
+        """Until stop is set, a signal comes, or kopf fails.
+
+        kopf ends all tasks that were begun later than itself.
+        """
+        self._works = not self._stop.is_set()
+        if self._works and self._active and self._lease:
+            self._begin(self._active.take(self._lease.predecessors))
+        await kopf.operator(
+            registry=handlers,
+            settings=self._settings,
+            standalone=True,
+            clusterwide=not self._options.namespaces,
+            namespaces=self._options.namespaces,
+            stop_flag=self._stop,
+        )
+
+    # the end
+
+    async def _stop_jobs(self) -> None:
+        """No job has a coordinator any more, and no worker a connection. May be called again."""
+        self._works = False
+        async with self._closing:
+            if self._jobs:
+                await self._jobs.stop()
+            await self._gateway.stop()
+            if self._active:
+                await self._active.give_up()
+
+    async def _close(self) -> None:
+        await self._stop_jobs()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._lease:
+            try:
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self._lease.release()
+            except API_ERRORS as error:
+                logger.warning("cannot release the lease: %s", str(error) or type(error).__name__)
+        await self._web.stop()
+        for api in (self._api, self._reviewer, self._page_reviewer, self._renewer):
+            await api.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+
+async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether it was done before stop was set; else it is cancelled."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            return False
+        working.result()
+        return True
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""The BambooJob's status: its facts, condition rules, costs, events, and its writer."""

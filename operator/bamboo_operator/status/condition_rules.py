@@ -1,0 +1,261 @@
+"""Which conditions of a BambooJob hold, and why: one rule for each. Rules do not look at times."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.coordinator.events import Outcome, Status, WorkerState
+from bamboo.coordinator.protection import protection
+from bamboo.job.spec import RedundancyMode
+from bamboo_operator.pods.pools import is_fallback
+from bamboo_operator.status.facts import StatusFacts
+
+LONGEST_MESSAGE = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionResult:
+    """reason: CamelCase; message: a sentence."""
+
+    holds: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDamage:
+    """What is wrong with a pipeline. doubled: a worker does two workers' work; else state is held only once."""
+
+    pipeline: int
+    doubled: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleInput:
+    """status: of a coordinator that knows the job's plan, or that there is none; None while it does not.
+
+    previous: the conditions as they were.
+    """
+
+    status: Status | None
+    facts: StatusFacts
+    previous: Mapping[str, ConditionResult]
+
+    def was(self, condition: str) -> bool:
+        return condition in self.previous and self.previous[condition].holds
+
+    @property
+    def over(self) -> bool:
+        """Has the job ended, for good?"""
+        finish = self.facts.finish
+        ended = finish is not None and finish.outcome is not Outcome.INTERRUPTED
+        return ended or self.was("Complete") or self.was("Failed")
+
+    @property
+    def idle(self) -> ConditionResult | None:
+        """Why nothing runs, if that is meant to be so."""
+        if self.over:
+            return ConditionResult(False, "JobOver", "the job is over")
+        return ConditionResult(False, "Suspended", "the job is suspended") if self.facts.suspended else None
+
+    def ready(self) -> int:
+        """Workers that have loaded their task."""
+        workers = self.status.workers if self.status else ()
+        return sum(1 for _, state in workers if state is not WorkerState.STARTING)
+
+    @property
+    def pods(self) -> Mapping[str, int]:
+        """By pool; those of a job that is over or suspended are as good as gone."""
+        return {} if self.idle else self.facts.pods
+
+    def damage(self) -> list[PipelineDamage]:
+        """Of the pipelines that are there."""
+        status, spec = self.status, self.facts.spec
+        if status is None or spec is None:
+            return []
+        cells = Counter(owner for row in status.grid for owner, _ in row)
+        found = []
+        for d, row in enumerate(status.grid):
+            for s, (owner, protected) in enumerate(row):
+                place = f"stage {s} of pipeline {d}"
+                if cells[owner] > 1:
+                    found.append(PipelineDamage(d, True, f"{place} runs on {owner}, which runs another stage, too"))
+                if not protected and spec.redundancy.mode is not RedundancyMode.NONE:
+                    found.append(PipelineDamage(d, False, f"{place} has no second copy"))
+        return found
+
+
+def _accepted(given: RuleInput) -> ConditionResult:
+    facts = given.facts
+    if facts.problems:
+        return ConditionResult(False, "InvalidSpec", "; ".join(facts.problems))
+    if facts.refused:
+        return ConditionResult(False, "ChangeRefused", facts.refused)
+    if facts.warnings:
+        return ConditionResult(True, "AcceptedInPart", "; ".join(facts.warnings))
+    return ConditionResult(True, "Accepted", "the manifest is valid")
+
+
+def _workers_ready(given: RuleInput) -> ConditionResult:
+    spec = given.facts.spec
+    if idle := given.idle:
+        return idle
+    if spec is None or (given.status is None and not given.was("WorkersReady")):
+        return ConditionResult(False, "WorkersPending", "no worker is known yet")
+    if given.status is None:
+        return given.previous["WorkersReady"]
+    needed, ready = spec.topology.stages * spec.topology.pipelines + spec.standby.workers, given.ready()
+    message, problems = f"{min(ready, needed)} of {needed} workers are ready", given.facts.startup_problems
+    if ready >= needed:
+        return ConditionResult(True, "WorkersReady", message)
+    reason = problems[0].reason if problems else "WorkersMissing"
+    return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
+
+
+def _running(given: RuleInput) -> ConditionResult:
+    status = given.status
+    if idle := given.idle:
+        return idle
+    if status is None or status.phase == "Recovering":
+        if given.was("Running"):
+            return ConditionResult(
+                True, "OperatorRestarted", "the workers are training; the operator waits for their reports"
+            )
+        return ConditionResult(False, "Pending", "the job has not started yet")
+    match status.phase:
+        case "Running":
+            stages = len(status.grid[0]) if status.grid else 0
+            return ConditionResult(True, "Training", f"{len(status.grid)} pipeline(s) of {stages} stages train")
+        case "Saving":
+            return ConditionResult(True, "Saving", "all steps are done, and the workers save the result")
+        case "Restoring":
+            return ConditionResult(False, "Restoring", "the job goes back to a checkpoint")
+        case _:
+            return ConditionResult(False, "WaitingForWorkers", f"{given.ready()} workers are ready, too few to start")
+
+
+def _degraded(given: RuleInput) -> ConditionResult:
+    status, spec = given.status, given.facts.spec
+    if idle := given.idle:
+        return idle
+    if given.facts.unattended:
+        return ConditionResult(
+            True, "Unattended", "the workers train, but lost workers are not taken over: see condition Accepted"
+        )
+    if status is None and given.was("Degraded"):
+        return given.previous["Degraded"]
+    if status is None or spec is None or not status.grid:
+        return ConditionResult(False, "NotRunning", "nothing runs yet")
+    damage, missing = given.damage(), spec.topology.pipelines - len(status.grid)
+    sentences = [d.message for d in damage]
+    if missing > 0:
+        sentences.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
+    if given.facts.problems or given.facts.refused:
+        sentences.append(
+            "the workers continue with the last accepted manifest, not with the newest one: see condition Accepted"
+        )
+    if not sentences:
+        return ConditionResult(False, "AsDesired", "every stage has its own worker and its protection")
+    unharmed = "Unprotected" if damage else "SpecNotFollowed"
+    reason = "WorkersMissing" if any(d.doubled for d in damage) else unharmed
+    more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
+    return ConditionResult(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(sentences[:3]) + more)
+
+
+def _protected(given: RuleInput) -> ConditionResult:
+    status, spec = given.status, given.facts.spec
+    if idle := given.idle:
+        return idle
+    if status is None and "Protected" in given.previous and given.was("Running"):
+        return given.previous["Protected"]
+    if status is None or spec is None:
+        return ConditionResult(False, "NotRunning", "nothing runs yet")
+    found = protection(status, spec)
+    return ConditionResult(found.holds, found.reason, found.message)
+
+
+def _suspended(given: RuleInput) -> ConditionResult:
+    if given.facts.suspended and not given.over:
+        return ConditionResult(True, "Suspended", "the job is suspended")
+    return ConditionResult(False, "NotSuspended", "the job is not suspended")
+
+
+def _restoring(given: RuleInput) -> ConditionResult:
+    if given.status and given.status.phase == "Restoring" and not given.idle:
+        return ConditionResult(True, "Restoring", "the job goes back to a checkpoint")
+    return ConditionResult(False, "NotRestoring", "nothing is being restored")
+
+
+def _fallback(given: RuleInput) -> ConditionResult:
+    pools = given.facts.spec.node_pools if given.facts.spec else ()
+    used = {name: count for name, count in given.pods.items() if count and is_fallback(pools, name)}
+    if not used:
+        return ConditionResult(False, "NoFallback", "no worker is in a fallback pool")
+    return ConditionResult(
+        True, "FallbackPool", "; ".join(f"{n} worker(s) in node pool {name}" for name, n in used.items())
+    )
+
+
+def _complete(given: RuleInput) -> ConditionResult:
+    finish = given.facts.finish
+    if given.was("Complete"):
+        return given.previous["Complete"]
+    if finish and finish.outcome is Outcome.COMPLETE and not given.was("Failed"):
+        return ConditionResult(True, finish.reason, finish.message)
+    return ConditionResult(False, "NotComplete", "not all steps are done")
+
+
+def _failed(given: RuleInput) -> ConditionResult:
+    finish = given.facts.finish
+    if given.was("Failed"):
+        return given.previous["Failed"]
+    if finish and finish.outcome in (Outcome.FAILED, Outcome.UNRECOVERABLE) and not given.was("Complete"):
+        return ConditionResult(True, finish.reason, finish.message)
+    return ConditionResult(False, "NotFailed", "the job has not failed")
+
+
+RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
+    "Accepted": _accepted,
+    "WorkersReady": _workers_ready,
+    "Running": _running,
+    "Degraded": _degraded,
+    "Protected": _protected,
+    "Suspended": _suspended,
+    "Restoring": _restoring,
+    "FallbackActive": _fallback,
+    "Complete": _complete,
+    "Failed": _failed,
+}
+
+
+def evaluate(given: RuleInput) -> dict[str, ConditionResult]:
+    """One for each condition, in the order in which they are shown."""
+    return {name: rule(given) for name, rule in RULES.items()}
+
+
+def condition_results(conditions: Any) -> dict[str, ConditionResult]:
+    """The conditions in a status."""
+    return {
+        c["type"]: ConditionResult(c.get("status") == "True", c.get("reason") or "Unknown", c.get("message") or "")
+        for c in conditions or ()
+    }
+
+
+def displayed_state(found: Mapping[str, ConditionResult]) -> str:
+    """The conditions in one word."""
+    for name in ("Failed", "Complete"):
+        if found[name].holds:
+            return name
+    running = found["Running"]
+    if not found["Accepted"].holds and not running.holds:
+        return "Invalid"
+    for name in ("Suspended", "Restoring"):
+        if found[name].holds:
+            return name
+    if not running.holds:
+        return "Pending"
+    if running.reason == "Saving":
+        return "Saving"
+    return "Degraded" if found["Degraded"].holds else "Running"

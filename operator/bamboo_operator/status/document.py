@@ -1,0 +1,179 @@
+"""A BambooJob's status: what the coordinator says and what the operator counts, in the shape of the API."""
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from bamboo.coordinator.events import Status, WorkerState
+from bamboo.job.spec import Capacity, wanted_pipelines, wanted_workers
+from bamboo_operator.pods.pools import price_per_hour
+from bamboo_operator.status.condition_rules import (
+    LONGEST_MESSAGE,
+    ConditionResult,
+    RuleInput,
+    condition_results,
+    displayed_state,
+    evaluate,
+)
+from bamboo_operator.status.facts import StatusFacts
+
+Json = Mapping[str, Any]
+
+PROGRESS_SECONDS = 15.0
+_CENTS = Decimal("0.0001")
+
+
+def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dict[str, Any]:
+    """The status to be written. status: the coordinator's, None without one; previous: as it was written last.
+
+    What is not known for the moment stays as it was. Computed again from its own result, it does not change.
+    """
+    given = RuleInput(_known_status(status), facts, condition_results(previous.get("conditions")))
+    found = evaluate(given)
+    new = {
+        "observedGeneration": facts.generation,
+        "conditions": _conditions(found, previous, facts),
+        "state": displayed_state(found),
+        "epoch": (status.epoch if status else 0) or previous.get("epoch") or 0,
+        "pipelines": _pipelines(given, previous),
+        "workers": _workers(given, previous),
+        **_counters(status, previous, facts),
+        "lastTakeover": _last_takeover(status, previous, facts),
+        "training": _training(status, previous, facts),
+        "checkpoint": facts.checkpoint or previous.get("checkpoint"),
+        "cost": _cost(given),
+        "digests": list(status.digests) if status and status.digests else previous.get("digests"),
+        "plan": None if facts.suspended else facts.plan or previous.get("plan"),
+        "selector": facts.selector or previous.get("selector"),
+    }
+    return {key: value for key, value in new.items() if value is not None}
+
+
+def worth_writing(new: Json, old: Json, seconds_since_last: float) -> bool:
+    """At once if anything but progress has changed; progress alone at most every 15 s."""
+    if new == old:
+        return False
+    return seconds_since_last >= PROGRESS_SECONDS or _lasting(new) != _lasting(old)
+
+
+def _lasting(status: Json) -> Json:
+    training, cost = status.get("training") or {}, status.get("cost") or {}
+    return {**status, "training": training.get("steps"), "cost": cost.get("perHour")}
+
+
+def _known_status(status: Status | None) -> Status | None:
+    """None of a coordinator that has just been restarted: it knows no plan and no worker yet, though all train."""
+    return None if status and status.phase == "Recovering" else status
+
+
+def _conditions(found: Mapping[str, ConditionResult], previous: Json, facts: StatusFacts) -> list[Json]:
+    old = {c["type"]: c for c in previous.get("conditions") or ()}
+    mine = []
+    for kind, result in found.items():
+        status, before = str(result.holds), old.get(kind) or {}
+        kept = before.get("lastTransitionTime") if before.get("status") == status else None
+        mine.append(
+            {
+                "type": kind,
+                "status": status,
+                "observedGeneration": facts.generation,
+                "lastTransitionTime": kept or facts.time,
+                "reason": result.reason,
+                "message": result.message[:LONGEST_MESSAGE],
+            }
+        )
+    return mine + [c for kind, c in old.items() if kind not in found]
+
+
+def _pipelines(given: RuleInput, previous: Json) -> Json:
+    spec, status = given.facts.spec, given.status
+    if given.idle or spec is None:
+        return {"desired": 0, "ready": 0, "degraded": 0}
+    desired = {"desired": wanted_pipelines(spec)}
+    if status is None:
+        return {"ready": 0, "degraded": 0, **(previous.get("pipelines") or {}), **desired}
+    return {**desired, "ready": len(status.grid), "degraded": len({d.pipeline for d in given.damage()})}
+
+
+def _workers(given: RuleInput, previous: Json) -> Json:
+    spec, status = given.facts.spec, given.status
+    idle = given.idle or spec is None
+    pools = spec.node_pools if spec else ()
+    counts = {c: sum(given.pods.get(p.name, 0) for p in pools if p.capacity is c) for c in Capacity}
+    known = {
+        "desired": wanted_workers(spec) if spec and not idle else 0,
+        "spot": counts[Capacity.SPOT],
+        "onDemand": counts[Capacity.ON_DEMAND],
+    }
+    if status is None and not idle:
+        return {"ready": 0, "standby": 0, **(previous.get("workers") or {}), **known}
+    standby = sum(1 for _, state in status.workers if state is WorkerState.STANDBY) if status else 0
+    return {**known, "ready": 0 if idle else given.ready(), "standby": 0 if idle else standby}
+
+
+def _counters(status: Status | None, previous: Json, facts: StatusFacts) -> Json:
+    """They never fall."""
+    earlier = facts.earlier
+    now = {
+        "preemptions": earlier.preemptions + (status.preemptions if status else 0),
+        "takeovers": earlier.takeovers + (len(status.takeovers) if status else 0),
+        "restores": earlier.restores + facts.restores,
+        "restarts": earlier.restarts + (status.restarts if status else 0),
+    }
+    return {name: max(count, int(previous.get(name) or 0)) for name, count in now.items()}
+
+
+def _last_takeover(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:
+    before: Json | None = previous.get("lastTakeover")
+    if status is None or not status.takeovers:
+        return before
+    if before and facts.earlier.takeovers + len(status.takeovers) <= int(previous.get("takeovers") or 0):
+        return before
+    last = status.takeovers[-1]
+    return {
+        "time": facts.time,
+        "victim": last.victim,
+        "worker": last.worker,
+        "pipeline": last.pipeline,
+        "stage": last.stage,
+        "pauseSeconds": round(last.pause_ms / 1000, 3),
+    }
+
+
+def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:
+    before: Json | None = previous.get("training")
+    if status is None or (before and status.step == 0 and status.loss is None):
+        return before
+    now: dict[str, Any] = {
+        "step": status.step,
+        "steps": status.steps,
+        "progressPercentage": min(100, 100 * status.step // max(1, status.steps)),
+    }
+    if _finite(status.samples_per_second):
+        now["samplesPerSecond"] = round(float(status.samples_per_second or 0), 3)
+    if _finite(status.loss):
+        now["loss"] = round(float(status.loss or 0), 6)
+    if _finite(status.eta_seconds):
+        now["etaSeconds"] = max(0, round(status.eta_seconds or 0))
+    reported = (before or {}).get("lastReportedTime")
+    same = {**now, "lastReportedTime": reported} == before
+    return {**now, "lastReportedTime": reported if same and reported else facts.time}
+
+
+def _finite(number: float | None) -> bool:
+    return number is not None and math.isfinite(number)
+
+
+def _cost(given: RuleInput) -> Json | None:
+    facts = given.facts
+    paid = given.pods if given.idle or facts.paid is None else facts.paid
+    per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
+    total = facts.earlier.cost + facts.cost
+    if per_hour is None and not total:
+        return None
+    return {
+        "perHour": f"{per_hour or Decimal(0):f}",
+        "total": f"{total.quantize(_CENTS):f}",
+        **facts.comparison.written(),
+    }

@@ -1,0 +1,69 @@
+"""What a BambooJob's status is made of, beside what the coordinator says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from bamboo.coordinator.events import Finish
+from bamboo.job.spec import JobSpec
+from bamboo_operator.kube.objects import api_time
+from bamboo_operator.pods.startup_problems import StartupProblem
+from bamboo_operator.status.savings import CostComparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCounts:
+    """What had been counted when this coordinator was created: its own counts are added."""
+
+    preemptions: int = 0
+    takeovers: int = 0
+    restores: int = 0
+    restarts: int = 0
+    cost: Decimal = Decimal(0)
+
+    @classmethod
+    def of(cls, previous: Mapping[str, Any]) -> "EarlierCounts":
+        """previous: the status found when the coordinator is created."""
+        counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
+        return cls(cost=Decimal((previous.get("cost") or {}).get("total") or 0), **counters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusFacts:
+    """spec: the one in force; None if there never was a valid one. problems: what is wrong with the newest manifest;
+    refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
+
+    warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
+    a node, None for all. startup_problems: why some do not start. restores, cost: since the coordinator was created.
+    comparison: of costs, over all operators. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
+    """
+
+    now: datetime
+    generation: int
+    spec: JobSpec | None
+    problems: tuple[str, ...] = ()
+    refused: str = ""
+    unattended: bool = False
+    warnings: tuple[str, ...] = ()
+    earlier: EarlierCounts = EarlierCounts()
+    restores: int = 0
+    pods: Mapping[str, int] = field(default_factory=dict)
+    paid: Mapping[str, int] | None = None
+    startup_problems: tuple[StartupProblem, ...] = ()
+    cost: Decimal = Decimal(0)
+    comparison: CostComparison = field(default_factory=CostComparison)
+    finish: Finish | None = None
+    checkpoint: Mapping[str, Any] | None = None
+    plan: str | None = None
+    selector: str | None = None
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec is not None and self.spec.suspend
+
+    @property
+    def time(self) -> str:
+        """As the API writes times."""
+        return api_time(self.now)

@@ -1,0 +1,26 @@
+"""What an operator knows of a job, for whoever shows it: its page and its metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bamboo.coordinator.events import Status
+from bamboo.job.spec import JobSpec
+from bamboo.page.history import JobHistory
+from bamboo_operator.status.facts import StatusFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What is known of a job. status: of its coordinator, None if there is none; written: the BambooJob's status.
+
+    record: None if no coordinator has run here.
+    """
+
+    namespace: str
+    name: str
+    spec: JobSpec | None
+    facts: StatusFacts
+    written: Mapping[str, Any] = field(default_factory=dict)
+    status: Status | None = None
+    record: JobHistory | None = None

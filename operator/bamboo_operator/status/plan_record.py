@@ -1,0 +1,36 @@
+"""The field `plan` of a job's status: what another operator has to know of a job that trains.
+
+JSON: the epoch, each pipeline's owners in the order of stages, the lost workers whose pods are still there, so that it
+does not count them once more, and a digest of the task, which must not have changed.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from bamboo.planning.plan import Plan, WorkerId
+
+
+def plan_record(plan: Plan, lost: Iterable[WorkerId], task: str) -> str:
+    """task: its digest."""
+    rows = [[assignment.owner for assignment in row] for row in plan.pipelines]
+    record = {"epoch": plan.epoch, "pipelines": rows, "lost": sorted(lost), "task": task}
+    return json.dumps(record, separators=(",", ":"))
+
+
+def lost_workers_in(record: str | None) -> frozenset[WorkerId]:
+    """None, and what was written by another version or by hand: no worker."""
+    lost = _field(record, "lost")
+    return frozenset(name for name in lost if isinstance(name, str)) if isinstance(lost, list) else frozenset()
+
+
+def task_digest_in(record: str | None) -> str | None:
+    digest = _field(record, "task")
+    return digest if isinstance(digest, str) else None
+
+
+def _field(record: str | None, name: str) -> Any:
+    try:
+        return json.loads(record or "{}")[name]
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,78 @@
+"""What a job has saved: what its workers cost, against what they would have cost on demand, by its own pools' prices.
+
+It is kept in the job's status, so that the next operator goes on from there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from bamboo.job.spec import Capacity, NodePool
+from bamboo_operator.kube.objects import api_time
+from bamboo_operator.pods.pools import cost_of, price_per_hour
+
+_CENTS = Decimal("0.0001")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostComparison:
+    """Since a time: what was paid, and what the same workers would have cost on demand. None: never compared yet."""
+
+    since: datetime | None = None
+    spent: Decimal = Decimal(0)
+    on_demand: Decimal = Decimal(0)
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> "CostComparison":
+        """As it was written to that status last."""
+        cost = status.get("cost") or {}
+        try:
+            since = datetime.fromisoformat(cost["comparedSince"])
+            on_demand, saved = Decimal(cost["onDemandTotal"]), Decimal(cost["saved"])
+        except (KeyError, TypeError, ValueError, InvalidOperation):  # none, or of another version
+            return cls()
+        return cls(since=since, spent=on_demand - saved, on_demand=on_demand)
+
+    @property
+    def saved(self) -> Decimal:
+        """Less than 0 if the workers cost more."""
+        return self.on_demand - self.spent
+
+    def later(
+        self, pools: Sequence[NodePool], paid: Mapping[str, int], seconds: float, now: datetime
+    ) -> "CostComparison":
+        """So many seconds later, with so many workers paid in each pool; the same without a price to compare with."""
+        instead = on_demand_per_hour(pools, paid)
+        if instead is None:
+            return self
+        return CostComparison(
+            since=self.since or now,
+            spent=self.spent + cost_of(price_per_hour(pools, paid), seconds),
+            on_demand=self.on_demand + cost_of(instead, seconds),
+        )
+
+    def written(self) -> dict[str, str]:
+        """The fields of status.cost."""
+        if self.since is None:
+            return {}
+        on_demand, saved = self.on_demand.quantize(_CENTS), self.saved.quantize(_CENTS)
+        since = api_time(self.since)
+        return {"onDemandTotal": f"{on_demand:f}", "saved": f"{saved + 0:f}", "comparedSince": since}
+
+
+def on_demand_pool(pools: Sequence[NodePool]) -> NodePool | None:
+    """The pool whose price spot workers are compared with."""
+    return next((p for p in pools if p.capacity is Capacity.ON_DEMAND and p.price_per_hour is not None), None)
+
+
+def on_demand_per_hour(pools: Sequence[NodePool], paid: Mapping[str, int]) -> Decimal | None:
+    """What these workers would cost in an hour at the on-demand pool's price; None if no such pool has one.
+
+    Workers in pools without a price count nothing, here as in the cost.
+    """
+    reference = on_demand_pool(pools)
+    if reference is None or reference.price_per_hour is None:
+        return None
+    return reference.price_per_hour * sum(paid.get(pool.name, 0) for pool in pools if pool.price_per_hour is not None)

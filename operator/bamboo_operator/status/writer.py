@@ -1,0 +1,85 @@
+"""Writes a job's status: as it was written last, and the facts that the next one is made of."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from bamboo.coordinator.events import Status
+from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
+from bamboo_operator.status.document import job_status, worth_writing
+from bamboo_operator.status.facts import EarlierCounts, StatusFacts
+from bamboo_operator.status.savings import CostComparison
+
+
+class StatusWriter:
+    """written: the status that was found."""
+
+    def __init__(self, key: JobKey, uid: str, selector: str, written: Mapping[str, Any], api: ApiClient) -> None:
+        self._key, self._uid, self._api = key, uid, api
+        self.written: dict[str, Any] = dict(written)
+        self._written_at = 0.0
+        self._unsure: set[str] = set()  # fields that may have been written, too: the answer was lost
+        self.facts = StatusFacts(
+            now=utc_now(), generation=0, spec=None, earlier=EarlierCounts.of(self.written), selector=selector,
+            comparison=CostComparison.of(self.written),
+        )  # fmt: skip
+
+    def update(self, **facts: Any) -> None:
+        """facts: the fields that have changed."""
+        self.facts = replace(self.facts, **facts)
+
+    def begin(self) -> None:
+        """A coordinator is created: what was counted before it is added to what it counts."""
+        self.update(
+            earlier=EarlierCounts.of(self.written),
+            cost=Decimal(0),
+            finish=None,
+            plan=None,
+            startup_problems=(),
+            unattended=False,
+        )
+
+    @property
+    def over(self) -> bool:
+        """Is the end of the job written down?"""
+        return _is_over(self.written)
+
+    @property
+    def plan(self) -> str | None:
+        """There is one while there are workers that train, perhaps left by another operator."""
+        return self.written.get("plan") or None
+
+    @property
+    def created(self) -> int:
+        """How many workers were ever created."""
+        return int(self.written.get("workersCreated") or 0)
+
+    def active_for(self) -> timedelta | None:
+        started = parsed_time(self.written.get("startTime"))
+        return utc_now() - started if started else None
+
+    async def write(self, status: Status | None, created: int | None = None) -> None:
+        """The status, if it is worth a write. Raises what is in API_ERRORS, and JobGone."""
+        self.update(now=utc_now())
+        new = job_status(status, self.written, self.facts)
+        started = self.written.get("startTime") or (self.facts.time if status else None)
+        new["startTime"] = None if self.facts.suspended and not _is_over(new) else started
+        if _is_over(new):
+            new["completionTime"] = self.written.get("completionTime") or self.facts.time
+        new["workersCreated"] = created if created is not None else self.written.get("workersCreated")
+        new = {key: value for key, value in new.items() if value is not None}
+        if not self._unsure and not worth_writing(new, self.written, time.monotonic() - self._written_at):
+            return
+        removed = {key: None for key in self.written.keys() | self._unsure if key not in new}
+        self._unsure |= new.keys()
+        await self._api.write_status(*self._key, self._uid, {**new, **removed})
+        self.written, self._written_at, self._unsure = new, time.monotonic(), set()
+
+
+def _is_over(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)

@@ -1,0 +1,36 @@
+"""pytest plugin for pod_controller_kit: a job's coordinator, which runs until the test ends, and pod controller."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.jobs import coordinator_runner as runner_module
+from bamboo_operator.pods import controller as controller_module
+from bamboo_operator.pods import disruption_budget as budget_module
+from operator_kit import job
+from pod_controller_kit import Job, Place
+
+
+@pytest.fixture
+async def begin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Job]]:
+    running: list[asyncio.Task[None]] = []
+
+    def make(
+        place: Place, resumed: bool = False, known_lost: frozenset[str] = frozenset(), marks: tuple[NodeMark, ...] = (),
+        **spec: Any,
+    ) -> Job:  # fmt: skip
+        made = Job(place, job(**spec), resumed, known_lost, marks)
+        for module in (runner_module, budget_module, controller_module):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+        running.append(asyncio.create_task(made.runner.run()))
+        return made
+
+    yield make
+    for task in running:
+        task.cancel()
+    for ended in await asyncio.gather(*running, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError), ended

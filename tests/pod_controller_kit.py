@@ -1,0 +1,186 @@
+"""A job's coordinator and pod controller at a made-up API server, in which pods are made and nothing runs."""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo.job.spec import JobSpec
+from bamboo.names import TRAINER_CONTAINER
+from bamboo.planning.plan import Plan
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
+from bamboo_operator.kube.client import ApiError
+from bamboo_operator.manifests.worker_pod import worker_pool
+from bamboo_operator.pods.controller import PodController
+from operator_kit import META, SETTINGS
+
+
+class Place:
+    """An API server with room for so many pods, and the watch of it. It places none of them."""
+
+    def __init__(self) -> None:
+        self.cluster, self.room, self.made = ClusterCache(), 100, 0
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.deleted: list[str] = []
+        self.asked: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
+        self.shown = True  # does the watch tell of pods that are made?
+        self.refusal: ApiError | None = None  # of every pod
+        self.unanswered = 0  # how many pods are made, and it is not answered
+        self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
+        self.no_budgets = False  # has the operator no right to make one?
+        self.kubelets = True  # does anybody end pods that are deleted?
+
+    async def create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if pod["metadata"]["name"] in self.pods:
+            raise ApiError(409, "AlreadyExists", pod["metadata"]["name"])
+        if self.refusal is not None:
+            raise self.refusal
+        if len(self.pods) >= self.room:
+            raise ApiError(403, "Forbidden", "exceeded quota: pods")
+        self.made += 1
+        made = self.put(pod, f"uid-{self.made}")
+        self.meanwhile()
+        if self.unanswered:
+            self.unanswered -= 1
+            raise TimeoutError("no answer")
+        return copy.deepcopy(made)
+
+    async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
+        return copy.deepcopy(self.pods[name])
+
+    def put(self, pod: dict[str, Any], uid: str, age: float = 0.0) -> dict[str, Any]:
+        made = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+        pod = copy.deepcopy(pod)
+        pod["metadata"] |= {"uid": uid, "creationTimestamp": made}
+        if pod["spec"].get("schedulingGates"):
+            condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+            pod["status"] = {"phase": "Pending", "conditions": [condition]}
+        self.pods[pod["metadata"]["name"]] = pod
+        if self.shown:
+            self.cluster.pod_event("ADDED", pod)
+        return pod
+
+    def take(self, name: str) -> None:
+        """Somebody else deletes that pod."""
+        self.cluster.pod_event("DELETED", self.pods.pop(name))
+
+    def open_gate(self, name: str) -> None:
+        """The condition stays until the scheduler has judged the pod."""
+        del self.pods[name]["spec"]["schedulingGates"]
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
+        if name not in self.pods:
+            return False
+        assert self.pods[name]["metadata"]["uid"] == uid
+        self.deleted.append(name)
+        if self.kubelets:
+            self.take(name)
+        else:
+            self.mark(name)
+        return True
+
+    def mark(self, name: str, seconds: float = 30.0) -> None:
+        """The pod is to go within that time."""
+        end = datetime.now(UTC) + timedelta(seconds=seconds)
+        self.pods[name]["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 30}
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
+    def run(self, name: str, age: float) -> None:
+        """Its container has run for so many seconds."""
+        began = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+        state = {"name": TRAINER_CONTAINER, "state": {"running": {"startedAt": began}}}
+        self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
+        self.pods[name]["status"] = {"phase": "Running", "containerStatuses": [state]}
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
+    def stall(self, name: str, reason: str) -> None:
+        """It has a node, on which its container cannot start."""
+        state = {"name": TRAINER_CONTAINER, "state": {"waiting": {"reason": reason}}}
+        self.pods[name]["spec"]["nodeName"] = f"node-of-{name}"
+        self.pods[name]["status"] = {"phase": "Pending", "containerStatuses": [state]}
+        self.cluster.pod_event("MODIFIED", self.pods[name])
+
+    async def uid_of(self, place: str) -> str | None:
+        name = place.rpartition("/")[2]
+        self.asked.append(name)
+        pod = self.pods.get(name)
+        return pod["metadata"]["uid"] if pod else None
+
+    async def create_network_policy(self, policy: dict[str, Any]) -> None:
+        """Takes it."""
+
+    async def apply_disruption_budget(self, budget: dict[str, Any]) -> None:
+        if self.no_budgets:
+            raise ApiError(403, "Forbidden", "may not patch poddisruptionbudgets")
+        self.budgets.append(budget["spec"]["minAvailable"])
+
+    async def delete_disruption_budget(self, namespace: str, name: str) -> None:
+        self.budgets.append(None)
+
+    def pools(self) -> dict[str, str | None]:
+        return {name: worker_pool(pod) for name, pod in sorted(self.pods.items())}
+
+
+class Job:
+    """A job's coordinator and pod controller at that place. now: what they take for the time, in seconds."""
+
+    def __init__(
+        self, place: Place, spec: JobSpec, resumed: bool, known_lost: frozenset[str], marks: tuple[NodeMark, ...] = ()
+    ) -> None:
+        self.place, self.now = place, 10_000.0
+        running = TrainingRun(
+            key=(spec.namespace, spec.name), uid=META.uid, spec=spec, manifest={}, resumed=resumed,
+            known_lost=known_lost, marks=marks,
+        )  # fmt: skip
+        self.runner = CoordinatorRunner(
+            running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", lambda: None
+        )  # type: ignore[arg-type]
+        self.controller = PodController(
+            running.key, META, self.runner, place.cluster, place, settings=SETTINGS,  # type: ignore[arg-type]
+            record=self.runner.events.append, created=0, resumed=resumed,
+        )  # fmt: skip
+
+    async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
+        """Time passes, and then it is reconciled so many times, whatever the API server refuses."""
+        self.now += seconds
+        for _ in range(count):
+            with contextlib.suppress(ApiError, TimeoutError):
+                await self.controller.reconcile()
+
+    async def ticks(self, seconds: float) -> None:
+        """Time passes for the coordinator, too."""
+        self.now += seconds
+        await asyncio.sleep(2 * TICK_SECONDS)
+
+    def hear(self, worker: str, *messages: Message, plan: Plan | None = None) -> None:
+        """The worker comes, and says that."""
+        self.runner._handle(WorkerJoined(Hello(worker=worker, host="10.0.0.1", port=1, plan=plan)))
+        for message in messages:
+            self.runner._handle(Received(worker, message))
+
+    def train(self) -> None:
+        """All workers that have a pod come, and the first plan is made."""
+        for worker in sorted(self.place.pods):
+            self.hear(worker, WorkerReady())
+        self.runner._handle(Received(self.runner.state.profiling or "", Profile(costs=(1.0,) * 4)))
+        assert self.runner.state.phase == "Running"
+
+    def edit(self, spec: JobSpec) -> None:
+        self.runner.edit(spec)
+
+    def told(self) -> list[str]:
+        return [emit.reason for emit in self.runner.events]
+
+    def problems(self) -> dict[str, str]:
+        return {problem.reason: problem.message for problem in self.controller.startup_problems()}

@@ -1,0 +1,160 @@
+"""By what a job's workers train when its manifest was edited, and how another operator knows it."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from bamboo.job.edits import task_digest
+from bamboo.job.manifest import parse_manifest
+from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
+from bamboo_operator.kube.client import ApiError
+from manifest_kit import minimal
+
+KEY = ("default", "tiny")
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    """A manifest; changes: of fields of its spec, merged into what is there."""
+    document = deepcopy(minimal())
+    document["metadata"] = {"name": "tiny", "namespace": "default"}
+    for name, value in changes.items():
+        there = document["spec"].get(name)
+        document["spec"][name] = {**there, **value} if isinstance(there, dict) else value
+    return document
+
+
+def test_what_may_change_is_followed_and_the_rest_is_named() -> None:
+    accepted, found = merge_followed(edited(), edited(standby={"workers": 2}, task={"config": {"a": 1}}))
+    assert found.spec.standby.workers == 2
+    assert found.spec.task.config == {}
+    assert found.problems == ()
+    assert found.refused.startswith("spec.task.config.a: is fixed while the job runs")
+    assert parse_manifest(accepted) == found.spec
+    again, found = merge_followed(accepted, edited(standby={"workers": 2}))
+    assert (again, found.refused) == (accepted, "")
+
+
+def test_of_a_manifest_that_is_not_valid_nothing_is_followed_but_a_suspension() -> None:
+    before = edited(standby={"workers": 1})
+    wrong = edited(standby={"workers": 2}, training={"microBatchSize": 3})
+    accepted, found = merge_followed(before, wrong)
+    assert accepted == before
+    assert found.spec == parse_manifest(before)
+    assert "spec.training" in found.problems[0]
+    _, found = merge_followed(before, edited(suspend=True, training={"microBatchSize": 3}))
+    assert found.spec.suspend
+
+
+def test_what_is_valid_only_with_another_training_is_not_followed() -> None:
+    """The number of pipelines fits the batch of the newest manifest, and not that of the job."""
+    newest = edited(training={"globalBatchSize": 64}, topology={"pipelines": 16})
+    parse_manifest(newest)
+    accepted, found = merge_followed(edited(), newest)
+    assert accepted == edited()
+    assert "pipelines" in found.problems[0]
+
+
+TASK = task_digest(parse_manifest(edited()))
+
+
+class Revisions:
+    """ControllerRevisions of a namespace. failing: names of calls that are refused."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, dict[str, Any]] = {}
+        self.failing: set[str] = set()
+
+    async def list_revisions(self, namespace: str, selector: str) -> list[dict[str, Any]]:
+        uid = selector.partition("=")[2]
+        return [r for r in self.there.values() if uid in r["metadata"]["labels"].values()]
+
+    async def create_revision(self, revision: dict[str, Any]) -> None:
+        if revision["metadata"]["name"] in self.there:
+            raise ApiError(409, "AlreadyExists", "there")
+        self.there[revision["metadata"]["name"]] = deepcopy(revision)
+        if "create" in self.failing:
+            raise TimeoutError
+
+    async def delete_revision(self, namespace: str, name: str) -> None:
+        if "delete" in self.failing:
+            raise TimeoutError
+        self.there.pop(name, None)
+
+
+async def test_another_operator_recalls_what_was_accepted_last() -> None:
+    api: Any = Revisions()
+    first = AcceptedManifest(KEY, "u1", api)
+    assert first.saved
+    for generation, document in enumerate((edited(), edited(standby={"workers": 1}), edited()), 1):
+        first.accept(document, generation)
+        assert not first.saved
+        await first.save()
+        assert first.saved
+        assert len(api.there) == 1
+        second = AcceptedManifest(KEY, "u1", api)
+        await second.load(TASK)
+        assert second.manifest == document
+        assert second.saved
+    other = AcceptedManifest(KEY, "u2", api)
+    await other.load(TASK)
+    assert other.manifest is None, "of a job that had the name before"
+
+
+@pytest.mark.parametrize("failing", ["create", "delete"])
+async def test_whatever_fails_the_newest_is_recalled(failing: str) -> None:
+    api: Any = Revisions()
+    first = AcceptedManifest(KEY, "u1", api)
+    first.accept(edited(), 1)
+    await first.save()
+    first.accept(edited(standby={"workers": 1}), 2)
+    api.failing = {failing}
+    with pytest.raises(TimeoutError):
+        await first.save()
+    second = AcceptedManifest(KEY, "u1", api)
+    await second.load(TASK)
+    assert second.manifest == edited(standby={"workers": 1})
+    api.failing = set()
+    for operator in (first, second):
+        await operator.save()
+        assert operator.saved
+        assert len(api.there) == 1
+
+
+async def test_what_was_accepted_of_an_earlier_training_is_not_recalled() -> None:
+    """The job was suspended, its task edited, and resumed; what its workers train by then could not be written."""
+    api: Any = Revisions()
+    first = AcceptedManifest(KEY, "u1", api)
+    first.accept(edited(), 1)
+    await first.save()
+    newer = edited(task={"config": {"a": 1}})
+    second = AcceptedManifest(KEY, "u1", api)
+    await second.load(task_digest(parse_manifest(newer)))
+    assert second.manifest is None
+    second.accept(newer, 2)
+    await second.save()
+    assert second.saved
+    assert len(api.there) == 1
+    unknown = AcceptedManifest(KEY, "u1", api)
+    await unknown.load(None)
+    assert unknown.manifest == newer, "as with a plan that an older version wrote"
+
+
+async def test_what_nobody_can_follow_is_not_recalled() -> None:
+    api: Any = Revisions()
+    first = AcceptedManifest(KEY, "u1", api)
+    first.accept(edited(), 1)
+    await first.save()
+    (revision,) = api.there.values()
+    for data in ({}, {"spec": 1}, {"spec": {}}, None):
+        revision["data"] = data
+        second = AcceptedManifest(KEY, "u1", api)
+        await second.load(TASK)
+        assert second.manifest is None
+
+
+def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
+    refused = {"type": "Accepted", "status": "False", "reason": "InvalidSpec", "message": "spec.x: wrong"}
+    assert refusal_in({"conditions": [refused]}) == "spec.x: wrong"
+    assert refusal_in({"conditions": [{**refused, "status": "True"}]}) == ""
+    assert refusal_in({}) == ""

@@ -1,0 +1,164 @@
+"""How many workers a drain may take: the budget's floor, and that it follows what protects the job."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.control.protocol import ReplicaSynced
+from bamboo.coordinator.events import WorkerState
+from bamboo_operator.pods.disruption_budget import disruption_budget, least_healthy
+from operator_kit import META, job, said
+from pod_controller_kit import Job, Place
+
+pytest_plugins = ["pod_controller_fixtures"]
+
+FOUR = {"topology": {"stages": 4, "pipelines": 1}}
+ROW = tuple((f"w{n}", True) for n in range(4))
+HALF = (*ROW[:3], ("w3", False))
+TRAINING = WorkerState.TRAINING
+
+
+def workers(**states: WorkerState) -> Any:
+    return tuple((f"w{n}", states.get(f"w{n}", TRAINING)) for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "placed", "least"),
+    [
+        ({"grid": (ROW,)}, FOUR, 4, 3),
+        ({"grid": (ROW,)}, FOUR | {"standby": {"workers": 1}}, 5, 4),
+        ({"grid": (HALF,)}, FOUR, 4, 4),  # the next one could be the only holder
+        ({"grid": (ROW,), "workers": workers(w1=WorkerState.LEAVING)}, FOUR, 3, 3),  # one at a time
+        ({"grid": (ROW,)}, FOUR, 3, 2),  # fewer than wanted, for want of nodes, but protected again
+        ({"grid": (), "phase": "Pending"}, FOUR, 4, None),
+        ({"grid": (ROW,)}, FOUR | {"disruptionBudget": "None"}, 4, None),
+        ({"grid": (HALF,)}, FOUR | {"redundancy": {"mode": "None"}}, 4, None),
+        ({"grid": (ROW, HALF)}, {"topology": {"stages": 4, "pipelines": 2}, "redundancy": {"mode": "None"}}, 8, 8),
+        ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}}, 1, None),  # it never could be
+        ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}, "standby": {"workers": 1}}, 1, 1),
+    ],
+)
+def test_the_floor(status: dict[str, Any], spec: dict[str, Any], placed: int, least: int | None) -> None:
+    told = replace(said(**status), grid=status["grid"])  # said() takes an empty grid for none given
+    assert least_healthy(told, job(**spec), placed) == least
+
+
+def test_the_budget_is_the_jobs_own_and_goes_with_it() -> None:
+    made = disruption_budget(job(), META, 3)
+    assert made["metadata"]["name"] == f"bamboo-{META.uid}"
+    (owned,) = made["metadata"]["ownerReferences"]
+    assert (owned["kind"], owned["uid"]) == ("BambooJob", META.uid)
+    assert made["spec"] == {
+        "minAvailable": 3,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": {"bamboo.dev/job-uid": META.uid}},
+    }
+
+
+async def running(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
+    """All its workers train; nothing is held twice yet."""
+    started = begin(place, **spec)
+    await started.ticks(0.0)
+    await started.reconciles()
+    started.train()
+    for worker in sorted(place.pods):
+        place.run(worker, age=1.0)
+    return started
+
+
+def fill(started: Job) -> None:
+    """Every copy that the plan asks for is in step."""
+    plan = started.runner.state.plan
+    assert plan is not None
+    for cell in plan.cells():
+        for replica in plan.at(cell).replicas:
+            if replica in started.place.pods:
+                started.hear(plan.at(cell).owner, ReplicaSynced(cell=cell, replica=replica))
+
+
+async def test_it_follows_protection_and_the_pods_that_there_are(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = await running(begin, place, **FOUR)
+    assert place.budgets == [], "there is nothing to protect before the first plan"
+    await started.reconciles()
+    assert place.budgets == [4]
+    fill(started)
+    await started.reconciles()
+    assert place.budgets == [4, 3]
+    await started.reconciles(seconds=60.0)
+    assert place.budgets == [4, 3], "no call without a cause"
+    name = sorted(place.pods)[1]
+    place.kubelets = False
+    place.mark(name)  # as an eviction does
+    await started.ticks(0.0)
+    await started.reconciles(count=1)
+    assert place.budgets[-1] == 3, "three are left, and none of them may go now"
+
+
+async def test_a_worker_that_never_starts_holds_up_no_drain(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = await running(begin, place, **FOUR, standby={"workers": 1})
+    fill(started)
+    spare = sorted(place.pods)[4]
+    await started.reconciles()
+    assert place.budgets == [4], "five there are, and one of them may go"
+    place.take(spare)
+    await started.ticks(0.0)
+    await started.reconciles()
+    (later,) = place.pods.keys() - started.runner.joined
+    place.stall(later, "ImagePullBackOff")
+    await started.reconciles()
+    assert place.budgets[-1] == 3, "it is not healthy, so that of the four others one may go"
+
+
+async def test_a_user_does_without_and_the_end_takes_it_away(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = await running(begin, place, **FOUR)
+    await started.reconciles()
+    started.edit(job(**FOUR, disruptionBudget="None"))
+    await started.ticks(0.0)
+    await started.reconciles()
+    assert place.budgets == [4, None]
+    started.edit(job(**FOUR))
+    await started.ticks(0.0)
+    await started.reconciles()
+    assert place.budgets == [4, None, 4]
+    await started.controller.end()
+    assert place.budgets == [4, None, 4, None]
+
+
+async def test_an_operator_that_takes_over_finds_out_what_there_is(begin: Callable[..., Job]) -> None:
+    place = Place()
+    started = begin(place, resumed=True, **FOUR)
+    await started.ticks(0.0)
+    await started.reconciles()
+    assert place.budgets == [], "it does not know yet who protects whom"
+
+
+async def test_without_the_right_to_make_one_everything_else_goes_on(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.no_budgets = True
+    started = await running(begin, place, **FOUR)
+    await started.controller.reconcile()
+    fill(started)
+    await started.controller.reconcile()
+    refusals = [emit.message for emit in started.runner.events if emit.reason == "ClusterRefuses"]
+    assert refusals == ["no PodDisruptionBudget for the workers: may not patch poddisruptionbudgets"]
+
+
+async def test_a_refusal_that_passes_does_not_end_the_care_for_it(begin: Callable[..., Job]) -> None:
+    """As of an API server that has just started, which forbids everything for a moment."""
+    place = Place()
+    started = await running(begin, place, **FOUR)
+    await started.reconciles()
+    assert place.budgets == [4]
+    place.no_budgets = True
+    fill(started)
+    await started.reconciles()
+    place.no_budgets = False
+    await started.reconciles()
+    assert place.budgets == [4], "it is not tried again in each pass"
+    await started.reconciles(seconds=61.0)
+    assert place.budgets == [4, 3]

@@ -1,0 +1,150 @@
+"""What becomes of a job's pods: those that a gate holds back, and those that are wanted and cannot be made yet."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bamboo_operator.kube.client import ApiError
+from operator_kit import job
+from pod_controller_kit import Job, Place
+
+pytest_plugins = ["pod_controller_fixtures"]
+POOLS = [{"name": "spot"}, {"name": "dear", "afterSeconds": 300}]
+GATE = {"name": "kueue.x-k8s.io/admission"}
+GATED = {"template": {"spec": {"schedulingGates": [GATE]}}}
+
+
+# held back by a gate
+
+
+async def test_a_pod_that_a_gate_holds_back_keeps_its_place(begin: Callable[..., Job]) -> None:
+    place = Place()
+    queued = begin(place, nodePools=POOLS, queue={"name": "q"}, worker=GATED)
+    await queued.reconciles()
+    await queued.reconciles(5000)
+    assert place.pools() == {"tiny-w0": "spot", "tiny-w1": "spot"}
+    assert (place.deleted, place.made) == ([], 2)
+    assert queued.problems() == {"Gated": "2 worker(s) are held back by scheduling gates: kueue.x-k8s.io/admission"}
+    assert [emit.warning for emit in queued.runner.events if emit.reason == "Gated"] == [False]
+
+
+async def test_its_time_begins_when_its_gate_goes(begin: Callable[..., Job]) -> None:
+    place = Place()
+    queued = begin(place, nodePools=POOLS, worker=GATED)
+    await queued.reconciles()
+    await queued.reconciles(5000)
+    place.open_gate("tiny-w0")
+    await queued.reconciles()
+    await queued.reconciles(290)
+    assert place.deleted == []
+    place.open_gate("tiny-w1")
+    await queued.reconciles()
+    await queued.reconciles(20)
+    assert place.deleted == ["tiny-w0"], "the one whose gate went later still has time"
+    assert place.pools() == {"tiny-w1": "spot", "tiny-w2": "dear"}
+    assert "FallbackPool" in queued.told()
+    await queued.reconciles(290)
+    assert place.pools() == {"tiny-w2": "dear", "tiny-w3": "dear"}
+
+
+@pytest.mark.parametrize("queue", [{}, {"queue": {"name": "q"}}])
+async def test_an_operator_that_comes_later_does_not_count_the_time_in_the_queue(
+    begin: Callable[..., Job], queue: dict[str, Any]
+) -> None:
+    """A pod does not tell since when it has had no gates; without a queue it never had any."""
+    first = Place()
+    await begin(first, nodePools=POOLS, **queue).reconciles()
+    place = Place()
+    for name, pod in first.pods.items():
+        place.put(pod, f"uid-{name}", age=3600)
+    taken_over = begin(place, nodePools=POOLS, **queue)
+    await taken_over.reconciles()
+    assert place.deleted == ([] if queue else ["tiny-w0", "tiny-w1"])
+    await taken_over.reconciles(310)
+    assert place.pools() == {"tiny-w2": "dear", "tiny-w3": "dear"}
+
+
+# wanted, and not made yet
+
+
+def of(pipelines: int, **spec: Any) -> dict[str, Any]:
+    """Of a job with two stages."""
+    return {"elastic": {"maxPipelines": pipelines}, **spec}
+
+
+async def test_what_a_quota_refused_is_not_made_when_it_is_not_wanted_any_more(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.room = 3
+    scaled = begin(place, **of(4))
+    await scaled.reconciles(10)
+    assert (len(place.pods), scaled.controller.adding, scaled.runner.state.requested) == (3, 5, 8)
+    scaled.edit(job(**of(1)))
+    place.room = 100
+    await scaled.reconciles(10)
+    assert place.made == 3, "more was made than is wanted"
+    assert (sorted(place.pods), scaled.controller.adding) == (["tiny-w0", "tiny-w1"], 0)
+    assert scaled.runner.state.requested == 2, "the coordinator waits for workers that nobody makes"
+    scaled.edit(job(**of(2)))
+    await scaled.reconciles(10)
+    assert (len(place.pods), place.made) == (4, 5)
+    assert (scaled.controller.adding, scaled.runner.state.requested) == (0, 4)
+
+
+async def test_what_a_full_pool_did_not_take_is_not_made_either(begin: Callable[..., Job]) -> None:
+    place = Place()
+    pools = [{"name": "spot", "maxWorkers": 3}]
+    scaled = begin(place, **of(2, nodePools=pools))
+    await scaled.reconciles(10)
+    assert scaled.problems() == {"PoolsFull": "1 worker(s) are not requested: every node pool is at its maxWorkers"}
+    scaled.edit(job(**of(1, nodePools=[{"name": "spot"}])))
+    await scaled.reconciles(10)
+    assert (len(place.pods), place.made, scaled.problems()) == (2, 3, {})
+
+
+async def test_an_edit_is_heeded_in_the_middle_of_a_pass(begin: Callable[..., Job]) -> None:
+    place = Place()
+    scaled = begin(place, **of(4))
+    place.meanwhile = lambda: scaled.edit(job(**of(1)))
+    await scaled.reconciles(10)
+    assert (place.made, scaled.controller.adding, scaled.runner.state.requested) == (2, 0, 2)
+
+
+# refused
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        (403, "Forbidden", 'pods "tiny-w0" is forbidden: exceeded quota: pods'),
+        (403, "Forbidden", 'error looking up service account default/x: serviceaccount "x" not found'),
+        (403, "Forbidden", 'violates PodSecurity "restricted:latest": hostNetwork'),
+        (400, "BadRequest", 'admission webhook "policy.dev" denied the request: no'),
+        (500, "InternalError", 'failed calling webhook "policy.dev": connection refused'),
+    ],
+)
+async def test_pods_that_are_refused_are_told_as_long_as_they_are(
+    begin: Callable[..., Job], status: int, reason: str, message: str
+) -> None:
+    place = Place()
+    place.refusal = ApiError(status, reason, message)
+    started = begin(place)
+    await started.reconciles()
+    assert started.problems() == {"PodsRefused": f"2 worker(s) have no pod, which the API server refuses: {message}"}
+    assert started.told().count("PodsRefused") == 1
+    await started.reconciles()
+    assert list(started.problems()) == ["PodsRefused"]
+    assert started.told().count("PodsRefused") == 1
+    place.refusal = None
+    await started.reconciles()
+    assert started.problems() == {}
+
+
+async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., Job]) -> None:
+    place = Place()
+    for status, reason in ((429, "TooManyRequests"), (503, "ServiceUnavailable"), (500, "Timeout")):
+        place.refusal = ApiError(status, reason, "later")
+        started = begin(place)
+        await started.reconciles()
+        assert started.problems() == {}
+        assert started.controller.adding == 2

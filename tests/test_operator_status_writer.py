@@ -1,0 +1,60 @@
+"""What is written to a job's status although the API server's answers are lost."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo_operator.status.writer import StatusWriter
+from operator_kit import job
+
+
+class Api:
+    """Keeps the status, and answers or not."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, Any] = {}
+        self.answers, self.writes = True, 0
+
+    async def write_status(self, namespace: str, name: str, uid: str, status: Mapping[str, Any]) -> None:
+        self.writes += 1
+        self.status = {key: value for key, value in {**self.status, **status}.items() if value is not None}
+        if not self.answers:
+            raise TimeoutError
+
+
+async def test_a_field_whose_write_was_not_answered_is_removed_too() -> None:
+    """Another operator would take the plan for that of workers that train."""
+    api = Api()
+    writer = StatusWriter(("team", "tiny"), "uid", "selector", {}, api)  # type: ignore[arg-type]
+    writer.update(spec=job())
+    await writer.write(None)
+    writer.update(plan='{"epoch":1}')
+    api.answers = False
+    with pytest.raises(TimeoutError):
+        await writer.write(None)
+    assert api.status["plan"] == '{"epoch":1}'
+    api.answers = True
+    writer.update(spec=replace(job(), suspend=True), plan=None)
+    await writer.write(None)
+    assert "plan" not in api.status
+
+
+async def test_what_may_have_been_written_is_written_over_though_nothing_has_changed_since() -> None:
+    api = Api()
+    writer = StatusWriter(("team", "tiny"), "uid", "selector", {}, api)  # type: ignore[arg-type]
+    writer.update(spec=job())
+    await writer.write(None)
+    before = dict(api.status)
+    writer.update(plan='{"epoch":1}')
+    api.answers = False
+    with pytest.raises(TimeoutError):
+        await writer.write(None)
+    api.answers = True
+    writer.update(plan=None)
+    await writer.write(None)
+    assert api.status == before
+    writes = api.writes
+    await writer.write(None)
+    assert api.writes == writes, "once is enough"
