@@ -145,7 +145,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
-    """lookahead: forwards by which a stage is further ahead of the next one than in plain 1F1B; see docs/design.md.
+    """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
 
     split: layers of each stage; None: as their costs say.
     """

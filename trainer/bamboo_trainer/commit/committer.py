@@ -1,6 +1,6 @@
 """How a step is committed: the root decides, a new root first hears what the one before it has said.
 
-See docs/design.md, "How a step commits".
+See docs/design/commit.md.
 """
 
 import logging

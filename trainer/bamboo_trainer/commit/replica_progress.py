@@ -64,7 +64,7 @@ class ReplicaProgress:
         return True
 
     def holds_back(self, step: int, strict: bool) -> bool:
-        """Must the owner wait before it lets step `step` be committed? See docs/design.md, how a step commits.
+        """Must the owner wait before it lets step `step` be committed? See docs/design/commit.md.
 
         Not for a replica that is being filled; but for one that only has to come level: where a step takes less than
         the way to the replica and back, it would not do so by itself.
