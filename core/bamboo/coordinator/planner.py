@@ -88,12 +88,12 @@ def _recovered(turn: Turn) -> bool:
     if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
         return False
     absent = plan.worker_ids() - state.workers.keys() - state.gone
-    strangers = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
-    for worker in strangers:
+    outsiders = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
+    for worker in outsiders:
         turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
     turn.set(
-        gone=state.gone | strangers | absent,
-        workers={w: r for w, r in state.workers.items() if w not in strangers},
+        gone=state.gone | outsiders | absent,
+        workers={w: r for w, r in state.workers.items() if w not in outsiders},
         requested=max(0, state.requested - len(absent)),
         last_progress=turn.now,
         preemptions=state.preemptions + len(absent),
