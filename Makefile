@@ -74,11 +74,11 @@ soak: $(STAMP) ## random faults, N=50 rounds, and the property tests once with n
 	BAMBOO_SOAK=$(N) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --timeout=0 $(PYTEST_ARGS)
 
 simulate: $(STAMP) ## protocol and operator under random faults in virtual time, N=50 times 100 seeds of each kind
-	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulate.py --seeds 0:$(N)00 $$kind; done
-	$(BIN)/python tests/operator_simulate.py --seeds 0:$(N)0  # a tenth as many, for they take longer
+	for kind in "" --elastic --restarts; do $(BIN)/python tests/simulation/simulate.py --seeds 0:$(N)00 $$kind; done
+	$(BIN)/python tests/simulation/operator_simulate.py --seeds 0:$(N)0  # a tenth as many, for they take longer
 
 cluster: $(STAMP) ## start a Kubernetes with fake nodes to play with; DO=status and DO=down
-	PYTHONPATH=tests $(BIN)/python -m cluster $(DO)
+	PYTHONPATH=tests/support $(BIN)/python -m cluster $(DO)
 
 image: ## build the images bamboo-operator and bamboo-trainer with docker, podman or buildah; IMAGE_ARGS=
 	for target in operator trainer; do \
@@ -89,7 +89,7 @@ kind: $(STAMP) image ## images and chart on a cluster of kind, and the cluster t
 	@for tool in kind helm; do command -v $$tool >/dev/null || { echo "$$tool was not found" >&2; exit 1; }; done
 	mkdir -p $(dir $(KIND_KUBECONFIG))
 	kind get clusters | grep -qx bamboo || \
-	    kind create cluster --kubeconfig $(KIND_KUBECONFIG) --config tests/cluster/kind.yaml --wait 180s
+	    kind create cluster --kubeconfig $(KIND_KUBECONFIG) --config tests/support/cluster/kind.yaml --wait 180s
 	kind get kubeconfig --name bamboo >$(KIND_KUBECONFIG)
 	kind load docker-image --name bamboo "bamboo-operator:$(IMAGE_TAG)" "bamboo-trainer:$(IMAGE_TAG)"
 	KUBECONFIG=$(KIND_KUBECONFIG) helm upgrade --install bamboo charts/bamboo \

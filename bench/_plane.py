@@ -16,7 +16,7 @@ from typing import Any
 
 from _common import say
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from certificates import issue  # type: ignore[import-not-found]
 from cluster import build  # type: ignore[import-not-found]
 from cluster.api import MERGE, STRATEGIC, Api, ApiError  # type: ignore[import-not-found]

@@ -1,0 +1,410 @@
+"""The test cluster itself: pods run, end and vanish as on a real one."""
+
+from folders import SUPPORT
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import build
+from cluster.children import is_alive
+from cluster.client import ApiError, Client, Json
+from cluster.handle import Cluster
+from cluster.nodes import CAPACITY_TYPE, GPU, ZONE, on_demand
+
+pytest_plugins = ["cluster_kit"]
+pytestmark = pytest.mark.cluster
+
+WAIT = "trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+MARK = "BAMBOO_TEST_MARK"
+
+
+def pod(name: str, script: str, container: Mapping[str, Any] | None = None, **spec: Any) -> Json:
+    main = {"name": "main", "image": "busybox:1.36", "command": ["sh", "-c", script], **(container or {})}
+    usual = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "containers": [main], **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": usual}
+
+
+def run(cluster: Cluster, namespace: str, manifest: Json, phase: str = "Running", seconds: float = 40) -> Json:
+    cluster.api.create(manifest, namespace)
+    path = path_of(namespace, manifest["metadata"]["name"])
+    return cluster.api.wait(path, lambda found: found["status"].get("phase") == phase, seconds)
+
+
+def path_of(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def ended(found: Json) -> Json:
+    state: Json = found["status"]["containerStatuses"][0]["state"]["terminated"]
+    return state
+
+
+def ready(node: Json) -> str:
+    return str(next(c["status"] for c in node["status"]["conditions"] if c["type"] == "Ready"))
+
+
+def marked(value: str) -> list[int]:
+    """The processes that run with the mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"{MARK}={value}".encode() in variables:
+            found.append(int(folder.name))
+    return found
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def test_a_pod_runs_and_its_exit_code_and_log_are_told(cluster: Cluster, namespace: str) -> None:
+    found = run(cluster, namespace, pod("once", "echo out; echo err >&2; exit 3"), "Failed")
+    assert (ended(found)["exitCode"], ended(found)["reason"]) == (3, "Error")
+    assert cluster.logs(namespace, "once") == "out\nerr\n"
+    assert cluster.api.text("GET", path_of(namespace, "once") + "/log", tailLines=1) == "err\n"
+
+
+def test_scheduling_is_real(cluster: Cluster, namespace: str) -> None:
+    """GPUs, zones and taints decide where a pod goes."""
+    tolerations = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
+    gpus = {"resources": {"limits": {GPU: "2"}}}
+    script = "echo $NVIDIA_VISIBLE_DEVICES; sleep 60"
+    manifest = pod("gpus", script, gpus, tolerations=tolerations, nodeSelector={ZONE: "zone-b"})
+    found = run(cluster, namespace, manifest)
+    node = cluster.api.get(f"/api/v1/nodes/{found['spec']['nodeName']}")
+    assert node["metadata"]["labels"][CAPACITY_TYPE] == "spot"
+    until(lambda: len(cluster.logs(namespace, "gpus").split(",")) == 2)
+    too_many = pod("too-many", "true", {"resources": {"limits": {GPU: "64"}}})
+    found = run(cluster, namespace, too_many, "Pending")
+    found = cluster.api.wait(path_of(namespace, "too-many"), lambda found: found["status"].get("conditions"))
+    assert found["status"]["conditions"][0]["reason"] == "Unschedulable"
+
+
+def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"colour": "green"}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": "s3cret"}}
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    for made in (settings, secret, claim):
+        cluster.api.create(made, namespace)
+    env = [
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "ROLE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['role']"}}},
+        {"name": "COLOUR", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
+        {"name": "BOTH", "value": "$(COLOUR)-$(KEY)-$$(KEY)"},
+    ]
+    labels = {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}
+    volumes: dict[str, Json] = {
+        "/etc/settings": {"configMap": {"name": "settings"}},
+        "/bamboo-test/keys": {"secret": {"secretName": "keys", "defaultMode": 0o400}},
+        "/etc/podinfo": {"downwardAPI": {"items": [labels]}},
+        "/bamboo-test/scratch": {"emptyDir": {}},
+        "/bamboo-test/scratch/deep": {"emptyDir": {}},
+        "/bamboo-test/checkpoints": {"persistentVolumeClaim": {"claimName": "data"}},
+    }
+    mounts = [{"name": f"v{i}", "mountPath": path} for i, path in enumerate(volumes)]
+    script = """
+        echo $ROLE $BOTH; cat /etc/settings/colour /bamboo-test/keys/key; grep role /etc/podinfo/labels
+        cd /bamboo-test; touch scratch/deep/x; find scratch; echo kept >> checkpoints/state; cat checkpoints/state
+        test -n "$IP" && test -w /etc/passwd
+    """
+    for name, expected in (("first", "kept\n"), ("second", "kept\nkept\n")):
+        manifest = pod(name, script, {"env": env, "volumeMounts": mounts})
+        manifest["metadata"]["labels"] = {"role": "worker"}
+        manifest["spec"]["volumes"] = [{"name": f"v{i}", **volume} for i, volume in enumerate(volumes.values())]
+        run(cluster, namespace, manifest, "Succeeded")
+        log = cluster.logs(namespace, name)
+        found = "scratch\nscratch/deep\nscratch/deep/x\n"
+        assert log == f'worker green-s3cret-$(KEY)\ngreens3cretrole="worker"\n{found}{expected}'
+    assert not Path("/bamboo-test").exists()
+
+
+def test_a_projected_token_is_accepted_by_token_review(cluster: Cluster, namespace: str) -> None:
+    token = {"serviceAccountToken": {"path": "token", "audience": "bamboo", "expirationSeconds": 600}}
+    manifest = pod("token", "cat /var/run/secrets/bamboo/token; sleep 60", {
+        "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/bamboo", "readOnly": True}],
+    })  # fmt: skip
+    manifest["spec"]["volumes"] = [{"name": "token", "projected": {"sources": [token]}}]
+    found = run(cluster, namespace, manifest)
+    until(lambda: cluster.logs(namespace, "token"))
+    verdicts = []
+    for audience in ("bamboo", "other"):
+        review = {
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "metadata": {},
+            "spec": {"token": cluster.logs(namespace, "token"), "audiences": [audience]},
+        }  # fmt: skip
+        verdicts.append(cluster.api.create(review)["status"])
+    assert verdicts[0]["authenticated"]
+    assert not verdicts[1].get("authenticated")
+    user = verdicts[0]["user"]
+    assert user["username"] == f"system:serviceaccount:{namespace}:default"
+    assert user["extra"]["authentication.kubernetes.io/pod-uid"] == [found["metadata"]["uid"]]
+
+
+def test_a_service_accounts_kubeconfig_has_its_rights_only(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    path = cluster.service_account_kubeconfig(namespace, "default", tmp_path / "default.kubeconfig")
+    with pytest.raises(ApiError, match="403 Forbidden"):
+        Client(path).get(f"/api/v1/namespaces/{namespace}/pods")
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "reader"}}
+    cluster.api.create(rbac | {"kind": "Role", "rules": rules}, namespace)
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
+    cluster.api.create(rbac | {"kind": "RoleBinding", "roleRef": role, "subjects": [subject]}, namespace)
+    own, pods = Client(path), f"/api/v1/namespaces/{namespace}/pods"
+    until(lambda: not _refused(own, pods))  # what authorizes hears of the rights a little later
+    assert own.get(pods)["items"] == []
+
+
+def _refused(client: Client, path: str) -> bool:
+    try:
+        client.get(path)
+    except ApiError as error:
+        return error.code == 403
+    return False
+
+
+@pytest.mark.parametrize(
+    ("script", "grace", "log"),
+    [(WAIT, 20, "ready\ngot TERM\n"), ("trap '' TERM; echo ready; while :; do sleep 0.1; done", 1, "ready\n")],
+    ids=["obeys", "refuses"],
+)
+def test_deletion_asks_then_kills(cluster: Cluster, namespace: str, script: str, grace: int, log: str) -> None:
+    run(cluster, namespace, pod("leaving", script, terminationGracePeriodSeconds=grace))
+    until(lambda: "ready" in cluster.logs(namespace, "leaving"))
+    started = time.monotonic()
+    cluster.api.delete(path_of(namespace, "leaving"))
+    until(lambda: cluster.api.find(path_of(namespace, "leaving")) is None, 15)  # less than the grace of who obeys
+    assert grace > 1 or time.monotonic() - started > 1
+    if cluster.folder:
+        assert cluster.logs(namespace, "leaving") == log  # a real cluster forgets the logs
+
+
+def test_restarts_readiness_and_messages(cluster: Cluster, namespace: str) -> None:
+    probe = {"exec": {"command": ["test", "-e", "/bamboo-test/work/up"]}, "periodSeconds": 1}
+    container = {
+        "readinessProbe": probe, "terminationMessagePolicy": "FallbackToLogsOnError", "workingDir": "/bamboo-test/work",
+        "volumeMounts": [{"name": "work", "mountPath": "/bamboo-test/work"}],
+    }  # fmt: skip
+    script = "test -e tried || { touch tried; echo no; exit 7; }; sleep 0.5; touch up; sleep 60"
+    manifest = pod("again", script, container, restartPolicy="OnFailure", volumes=[{"name": "work", "emptyDir": {}}])
+    cluster.api.create(manifest, namespace)
+
+    def is_ready(found: Json) -> bool:
+        return any(status["ready"] for status in found["status"].get("containerStatuses", []))
+
+    found = cluster.api.wait(path_of(namespace, "again"), is_ready)
+    (status,) = found["status"]["containerStatuses"]
+    assert (status["restartCount"], list(status["state"])) == (1, ["running"])
+    assert status["lastState"]["terminated"]["exitCode"] == 7
+    assert status["lastState"]["terminated"]["message"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("container", "reason", "phase"),
+    [
+        ({"command": ["no-such-program"]}, "StartError", "Failed"),
+        ({"envFrom": [{"configMapRef": {"name": "missing"}}]}, "CreateContainerConfigError", "Pending"),
+    ],
+)
+def test_what_cannot_start_says_why(
+    cluster: Cluster, namespace: str, container: Json, reason: str, phase: str
+) -> None:  # fmt: skip
+    cluster.api.create(pod("wrong", "true", container), namespace)
+
+    def told(found: Json) -> bool:
+        states = [s for c in found["status"].get("containerStatuses", []) for s in c["state"].values()]
+        return any(state.get("reason") == reason for state in states) and found["status"]["phase"] == phase
+
+    cluster.api.wait(path_of(namespace, "wrong"), told)
+
+
+def test_custom_resources(cluster: Cluster, namespace: str) -> None:
+    """The API server stores and lists them, and keeps to their schema."""
+    schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"plural": "trials", "singular": "trial", "kind": "Trial"}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "trials.test.bamboo.dev"},
+        "spec": {"group": "test.bamboo.dev", "scope": "Namespaced", "names": names, "versions": [version]},
+    }  # fmt: skip
+    cluster.api.create(definition)
+    path = f"/apis/test.bamboo.dev/v1/namespaces/{namespace}/trials"
+    cluster.api.wait(path, lambda found: "items" in found)
+    manifest = {"apiVersion": "test.bamboo.dev/v1", "kind": "Trial", "metadata": {"name": "one"}, "spec": {"n": 1}}
+    cluster.api.create(manifest, namespace)
+    assert cluster.api.get(f"{path}/one")["spec"] == {"n": 1}
+    with pytest.raises(ApiError, match=r"422 Invalid.*must be of type integer"):
+        cluster.api.patch(f"{path}/one", {"spec": {"n": "x"}})
+    cluster.api.delete("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trials.test.bamboo.dev")
+
+
+def test_a_no_execute_taint_evicts(cluster: Cluster, namespace: str) -> None:
+    found = run(cluster, namespace, pod("evicted", WAIT))
+    until(lambda: cluster.logs(namespace, "evicted"))
+    cluster.taint(found["spec"]["nodeName"], "cloud.google.com/impending-node-termination")
+    until(lambda: "got TERM" in cluster.logs(namespace, "evicted"))
+    cluster.api.wait(path_of(namespace, "evicted"), lambda found: not found)
+
+
+def test_a_killed_container_gives_the_reason_it_is_told(cluster: Cluster, namespace: str) -> None:
+    run(cluster, namespace, pod("greedy", WAIT))
+    cluster.signal(namespace, "greedy", signal.SIGKILL, reason="OOMKilled")
+    path = path_of(namespace, "greedy")
+    found = cluster.api.wait(path, lambda found: found["status"]["phase"] == "Failed")
+    assert (ended(found)["exitCode"], ended(found)["reason"]) == (137, "OOMKilled")
+
+
+def test_a_failed_node(cluster: Cluster, namespace: str) -> None:
+    """Its processes die at once, the cluster notices later; after its reboot nothing of it is left."""
+    cluster.add(on_demand("doomed", "zone-d"))
+    here = {"nodeSelector": {ZONE: "zone-d"}}
+    env = {"env": [{"name": MARK, "value": namespace}]}
+    for name in ("one", "two"):
+        run(cluster, namespace, pod(name, "sleep 300 & sleep 300", env, **here))
+    until(lambda: len(marked(namespace)) >= 4)
+    cluster.fail("doomed")
+    until(lambda: not marked(namespace), 3)  # long before the cluster notices
+    node = "/api/v1/nodes/doomed"
+    assert ready(cluster.api.get(node)) == "True"
+    cluster.api.wait(node, lambda node: ready(node) == "Unknown")
+    cluster.api.wait(path_of(namespace, "one"), lambda found: "deletionTimestamp" in found["metadata"])
+    cluster.recover("doomed")
+    cluster.api.wait(node, lambda node: ready(node) == "True")
+    cluster.api.wait(path_of(namespace, "one"), lambda found: not found)
+    cluster.delete("doomed")
+    assert cluster.api.find(node) is None
+
+
+def test_a_partitioned_node(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    """Its processes go on; what happened meanwhile is told when it is back."""
+    cluster.add(on_demand("lonely", "zone-d"))
+    here, end = {"nodeSelector": {ZONE: "zone-d"}}, tmp_path / "end"
+    until_told = f"until test -e {end}; do sleep 0.1; done; exit 4"
+    run(cluster, namespace, pod("ending", until_told, **here, tolerations=[{"operator": "Exists"}]))
+    run(cluster, namespace, pod("going-on", "while :; do echo tick; sleep 0.1; done", **here))
+    cluster.partition("lonely")
+    end.touch()
+    before = len(cluster.logs(namespace, "going-on"))
+    cluster.api.wait("/api/v1/nodes/lonely", lambda node: ready(node) == "Unknown")
+    assert len(cluster.logs(namespace, "going-on")) > before + 5 * 20
+    assert cluster.api.get(path_of(namespace, "ending"))["status"]["phase"] == "Running"
+    cluster.recover("lonely")
+    cluster.api.wait("/api/v1/nodes/lonely", lambda node: ready(node) == "True" and "taints" not in node["spec"])
+    found = cluster.api.wait(path_of(namespace, "ending"), lambda found: found["status"]["phase"] == "Failed")
+    assert ended(found)["exitCode"] == 4
+
+
+def test_a_frozen_node_stands_still(cluster: Cluster, namespace: str) -> None:
+    found = run(cluster, namespace, pod("ticking", "while :; do echo tick; sleep 0.02; done"))
+    cluster.freeze(found["spec"]["nodeName"])
+    time.sleep(0.2)
+    before = cluster.logs(namespace, "ticking")
+    time.sleep(0.3)
+    assert cluster.logs(namespace, "ticking") == before
+    cluster.recover(found["spec"]["nodeName"])
+    until(lambda: len(cluster.logs(namespace, "ticking")) > len(before))
+
+
+OWNER = f"""
+import sys, time
+from cluster.handle import Cluster
+from cluster.nodes import on_demand
+import test_cluster
+cluster = Cluster.start(nodes=[on_demand("only", "zone-a")], report=lambda line: None)
+env = {{"env": [{{"name": "{MARK}", "value": sys.argv[1]}}]}}
+manifest = test_cluster.pod("daemon", "setsid sleep 300 & trap '' TERM; sleep 300; sleep 300", env)
+test_cluster.run(cluster, "default", manifest)
+print(cluster.folder, *cluster.status()["processes"].values(), flush=True)
+if sys.argv[2] == "stop":
+    cluster.stop()
+else:
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "SIGKILL"])
+@pytest.mark.skipif("KUBECONFIG" in os.environ, reason="about the test cluster only")
+def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
+    """Whether it is stopped, or the process that started it dies."""
+    mark = f"{end}-{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, mark, end], cwd=SUPPORT, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    ) as owner:  # fmt: skip
+        try:
+            assert owner.stdout is not None
+            folder, *pids = owner.stdout.readline().split()
+            assert len(pids) == 5
+            if end != "stop":
+                until(lambda: len(marked(mark)) >= 3)
+                owner.send_signal(signal.Signals[end])
+            owner.wait(60)
+        finally:
+            owner.kill()
+    until(lambda: not Path(folder).exists() and not any(is_alive(int(pid)) for pid in pids))
+    assert not marked(mark)
+
+
+def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "recipe.sh"
+    recipe.write_text(
+        'echo building; mkdir -p "$1/bin"; echo $$ >> "$1/../builds"\n'
+        'until test -e "$1/../go"; do sleep 0.05; done; touch "$1/bin/etcd"'
+    )
+    code = (
+        "import sys; from pathlib import Path; from cluster import build\n"
+        "build.RECIPE = Path(sys.argv[1]); print(build.binaries())"
+    )
+    monkeypatch.delenv("BAMBOO_KUBERNETES", raising=False)
+    monkeypatch.setenv("BAMBOO_CACHE", str(tmp_path / "cache"))
+    argv = [sys.executable, "-c", code, str(recipe)]
+
+    def start() -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            argv, cwd=SUPPORT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    builds = tmp_path / "cache" / "bamboo" / "builds"
+    killed = start()
+    until(builds.exists)
+    killed.kill()
+    killed.communicate()
+    both = [start(), start()]
+    builds.with_name("go").touch()
+    folders = {process.communicate(timeout=60)[0].strip() for process in both}
+    assert len(folders) == 1
+    assert (Path(folders.pop()) / "etcd").exists()
+    assert len(builds.read_text().split()) == 2
+
+
+def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAMBOO_KUBERNETES", str(tmp_path))
+    for name in build.PROGRAMS[1:]:
+        (tmp_path / name).write_text("#!/bin/sh\necho Kubernetes v1.31.0-rc.1\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(build.Broken, match=r"BAMBOO_KUBERNETES=.* was expected to have .*; missing: etcd$"):
+        build.binaries()
+    (tmp_path / "etcd").symlink_to("kube-apiserver")
+    assert build.binaries() == tmp_path
+    assert build.minor_version(tmp_path) == 31
+    (tmp_path / "kube-apiserver").write_text("#!/bin/sh\necho something else\n")
+    with pytest.raises(build.Broken, match=r"was expected to say Kubernetes v1.x.y; it says: something else"):
+        build.minor_version(tmp_path)

@@ -1,0 +1,341 @@
+"""Callers who have not proved who they are: how many connections they get, for how long, and that others come in."""
+
+from folders import SUPPORT
+import asyncio
+import base64
+import contextlib
+import json
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.control.descriptors import DescriptorShares, raise_limit
+from bamboo.control.listener import BoundedListener, ConnectionBounds
+from bamboo.control.unauthenticated import UnauthenticatedConnections, network_of
+from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.process import RESERVED, WATCHES
+from certificates import issue, trusting
+from flooded_operator import JOB, OWN
+
+PATIENCE = 60.0
+
+# Who has to go
+
+
+def test_whoever_has_most_idle_connections_loses_the_oldest() -> None:
+    callers = UnauthenticatedConnections[str](4)
+    for key, host in (("a", "10.0.0.1"), ("b1", "10.0.0.2"), ("b2", "10.0.0.2"), ("c", "10.0.0.3")):
+        assert callers.admit(key, host) is None
+    assert callers.admit("c2", "10.0.0.3") == "b1"
+    assert callers.admit("d", "10.0.0.4") == "c"
+    assert callers.admit("e", "10.0.0.5") == "a", "all have one: the oldest"
+    assert len(callers) == 4
+
+
+def test_who_is_being_served_stays_and_a_newcomer_is_sent_away_if_all_are() -> None:
+    callers = UnauthenticatedConnections[str](2)
+    for key in ("a", "b"):
+        callers.admit(key, "10.0.0.1")
+        callers.mark(key, busy=True)
+    assert callers.admit("c", "10.0.0.2") == "c"
+    assert "c" not in callers
+    callers.mark("b", busy=False)
+    assert callers.admit("c", "10.0.0.2") == "b"
+    callers.remove("a")
+    assert callers.admit("d", "10.0.0.1") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_addresses_that_one_host_may_have_count_together(host: str, place: str) -> None:
+    assert network_of(host) == place
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "busy", "idle", "leave"]), st.integers(0, 9), st.integers(0, 2))))
+def test_the_room_is_never_exceeded_and_the_crowd_pays(acts: list[tuple[str, int, int]]) -> None:
+    callers, there = UnauthenticatedConnections[int](3), dict[int, tuple[int, bool]]()
+    for act, key, host in acts:
+        match act:
+            case "come" if key not in there:
+                idle = [h for h, busy in there.values() if not busy]
+                leaving = callers.admit(key, str(host))
+                if leaving is not None and leaving != key:
+                    gone, busy = there.pop(leaving)
+                    assert not busy
+                    assert idle.count(gone) == max(idle.count(h) for h in idle)
+                if leaving != key:
+                    there[key] = (host, False)
+            case "busy" | "idle" if key in there:
+                callers.mark(key, busy=act == "busy")
+                there[key] = (there[key][0], act == "busy")
+            case "leave":
+                callers.remove(key)
+                there.pop(key, None)
+        assert len(callers) == len(there) <= 3
+        assert all(key in callers for key in there)
+
+
+@pytest.mark.parametrize("namespaces", [1, 100])
+@pytest.mark.parametrize("limit", [64, 1024, 2048, 4096, 65_536, 1 << 20])
+def test_shares_leave_the_operator_its_own(limit: int, namespaces: int) -> None:
+    reserved = RESERVED + WATCHES * namespaces
+    shares = DescriptorShares.of(limit, reserved)
+    if limit >= 1024:
+        assert shares.unauthenticated + shares.visitors + shares.workers + reserved <= limit
+        assert min(shares.unauthenticated, shares.visitors) >= 32
+
+
+def test_a_thousand_workers_need_what_the_page_says() -> None:
+    """docs/operating.md: 2,048 descriptors; with a list of 100 namespaces 4,096."""
+    assert DescriptorShares.of(2048, RESERVED + WATCHES).workers >= 1000
+    assert DescriptorShares.of(4096, RESERVED + 100 * WATCHES).workers >= 1000
+
+
+def test_the_limit_is_raised_as_far_as_it_may_be() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+        assert raise_limit() == min(before[1], 1 << 20)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(before[1], 1 << 20), before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+# One port
+
+
+class Port:
+    """A listener whose application answers at / and holds callers at /wait until they are let go."""
+
+    def __init__(self, bounds: ConnectionBounds) -> None:
+        app = web.Application()
+        self.refused: list[str] = []
+        self.listener = BoundedListener(app, bounds, self.refused.append)
+        self.go, self.waiting = asyncio.Event(), 0
+        app.router.add_get("/", self._answer)
+        app.router.add_get("/wait", self._wait)
+        self.runner, self.number = web.AppRunner(app, access_log=None, shutdown_timeout=0.1), 0
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        return web.Response(text="here")
+
+    async def _wait(self, request: web.Request) -> web.Response:
+        self.waiting += 1
+        await self.go.wait()
+        return web.Response(text="gone")
+
+    async def connect(self, tls: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.number, ssl=tls)
+
+
+@contextlib.asynccontextmanager
+async def port(tls: ssl.SSLContext | None = None, **bounds: Any) -> AsyncIterator[Port]:
+    made = Port(ConnectionBounds(**{"unauthenticated": 4, "request": PATIENCE, "idle": PATIENCE, **bounds}))
+    await made.runner.setup()
+    made.number = await made.listener.start(made.runner, "127.0.0.1", 0, tls)
+    try:
+        yield made
+    finally:
+        made.go.set()
+        await made.listener.stop()
+        await made.runner.cleanup()
+
+
+async def until(done: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection is closed."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE):
+            return await reader.read()
+    return b""
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: a"])
+async def test_a_request_that_does_not_come_or_does_not_end_is_not_waited_for(said: bytes) -> None:
+    async with port(request=0.3) as place:
+        reader, writer = await place.connect()
+        writer.write(said)
+        assert await ended(reader) == b""
+        writer.close()
+        await until(lambda: place.listener.unauthenticated == 0)
+        assert place.refused == ["TooSlow"]
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    issue(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    async with port(tls, request=0.5) as place:
+        reader, writer = await place.connect()
+        assert await ended(reader) == b""
+        writer.close()
+        await until(lambda: place.listener.unauthenticated == 0)
+        assert place.refused == ["TooSlow"]
+    async with port(tls) as place, aiohttp.ClientSession() as session:
+        url = f"https://127.0.0.1:{place.number}/"
+        async with session.get(url, ssl=trusting(tmp_path)) as answer:
+            assert await answer.text() == "here"
+
+
+async def test_an_answer_that_is_not_followed_by_another_request_is_the_last() -> None:
+    async with port(idle=0.3) as place:
+        reader, writer = await place.connect()
+        writer.write(3 * b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # at once, so that none can come too late
+        assert (await ended(reader)).count(b"HTTP/1.1 200") == 3
+        writer.close()
+        assert place.refused == [], "that is how connections usually end"
+
+
+async def test_half_open_connections_give_way_and_those_that_are_served_do_not() -> None:
+    async with port() as place, contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        served = asyncio.create_task(_get(session, place, "/wait"))
+        await until(lambda: place.waiting == 1)
+        ends = [await place.connect() for _ in range(20)]
+        for _, writer in ends:
+            stack.callback(writer.close)
+        await until(lambda: place.refused.count("TooManyCallers") == 17)
+        assert place.listener.unauthenticated == 4
+        assert await _get(session, place, "/") == "here"
+        place.go.set()
+        assert await served == "gone"
+
+
+async def test_connections_that_break_in_the_middle_of_a_handshake_leave_nothing(tmp_path: Path) -> None:
+    issue(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    async with port(tls) as place:
+        for said in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+            _, writer = await place.connect()
+            writer.write(said)
+            await until(lambda: place.listener.unauthenticated)
+            writer.close()
+            await until(lambda: place.listener.unauthenticated == 0)
+
+
+async def _get(session: aiohttp.ClientSession, place: Port, what: str) -> str:
+    async with session.get(f"http://127.0.0.1:{place.number}{what}") as answer:
+        return await answer.text()
+
+
+# The operator with few file descriptors
+
+FEW, HALF_OPEN = 256, 1000
+
+
+def token(worker: str) -> str:
+    """As a pod's looks, but signed by nobody."""
+    claims = {"kubernetes.io": {"namespace": JOB[0], "pod": {"name": worker, "uid": f"uid-of-{worker}"}}}
+    return ".".join(base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") for p in ({}, claims, {}))
+
+
+class ApiServer:
+    """Vouches for every token, and says that every pod is there."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def review(self, request: web.Request) -> web.Response:
+        claims = (await request.json())["spec"]["token"].split(".")[1]
+        pod = json.loads(base64.urlsafe_b64decode(claims + "=="))["kubernetes.io"]["pod"]
+        extra = {f"authentication.kubernetes.io/pod-{key}": [value] for key, value in pod.items()}
+        user = {"username": f"system:serviceaccount:{JOB[0]}:default", "extra": extra}
+        status = {"authenticated": True, "audiences": ["bamboo.dev"], "user": user}
+        return web.json_response({"status": status})
+
+    async def read(self, _: web.Request) -> web.Response:
+        self.reads += 1
+        return web.json_response({"metadata": {"uid": "u"}})
+
+
+@contextlib.asynccontextmanager
+async def api_server() -> AsyncIterator[tuple[ApiServer, str]]:
+    server, app = ApiServer(), web.Application()
+    app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", server.review)
+    app.router.add_get("/api/{rest:.*}", server.read)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield server, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def operator(server: str, folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    script = SUPPORT / "flooded_operator.py"
+    command = [sys.executable, str(script), str(FEW), server, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_thousand_half_open_connections_take_nothing_from_workers_nor_from_the_operator(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = min(HALF_OPEN, raise_limit() - 100)
+    assert many > 2 * FEW
+    issue(tmp_path)
+    tls = trusting(tmp_path)
+    async with api_server() as (server, url), aiohttp.ClientSession() as session:
+        with operator(url, tmp_path) as process, contextlib.ExitStack() as half_open:
+            assert process.stdout is not None
+            line = await asyncio.to_thread(process.stdout.readline)
+            workers, health = (int(number) for number in line.split())
+
+            async def come(name: str) -> aiohttp.ClientWebSocketResponse:
+                headers = {"Authorization": f"Bearer {token(name)}"}
+                socket = await session.ws_connect(
+                    f"wss://127.0.0.1:{workers}{workers_path(JOB)}", headers=headers, ssl=tls
+                )
+                await socket.send_str(json.dumps({"type": "Hello", "worker": name, "host": "10.0.0.1", "port": 1}))
+                return socket
+
+            async def heard(socket: aiohttp.ClientWebSocketResponse) -> None:
+                await socket.send_str('{"type":"WorkerReady"}')
+                assert "Heard" in (await socket.receive(timeout=PATIENCE)).data
+
+            first = await come("job-w0")
+            await heard(first)
+            for number in range(many):
+                where = health if number % 3 == 0 else workers
+                half_open.enter_context(socket.create_connection(("127.0.0.1", where), timeout=PATIENCE))
+            await heard(first)
+            await heard(await come("job-w1"))
+            async with session.get(f"http://127.0.0.1:{health}/healthz") as answer:
+                assert answer.status == 200
+            reads = server.reads
+            await until(lambda: server.reads > reads + 10)
+            assert process.poll() is None
+            used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            shares = DescriptorShares.of(FEW, OWN)
+            assert used <= shares.unauthenticated + shares.visitors + OWN
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

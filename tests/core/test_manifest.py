@@ -1,0 +1,324 @@
+"""Manifests: what a good one means, and which sentence a bad one gets."""
+
+from copy import deepcopy
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.job import spec as s
+from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from manifest_kit import MINIMAL, WHOLE, minimal, problems
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ABSENT = object()
+
+
+def changed(changes: dict[str, Any]) -> dict[str, Any]:
+    """The minimal manifest with values set at dotted paths."""
+    document = minimal()
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        at = document
+        for name in parents:
+            at = at.setdefault(name, {})
+        if value is ABSENT:
+            del at[last]
+        else:
+            at[last] = deepcopy(value)
+    return document
+
+
+def test_a_five_line_job_gets_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(MINIMAL)
+    job = load_manifest(path)
+    assert job == s.JobSpec(
+        name="tiny",
+        task=s.TaskSpec(entrypoint="m:build"),
+        training=s.TrainingSpec(steps=10, global_batch_size=8, micro_batch_size=2),
+        topology=s.TopologySpec(stages=2),
+        elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=1),
+    )
+    assert job.training.microbatches == 4
+    assert (job.namespace, job.redundancy.mode, job.progress_deadline_seconds) == (
+        "default",
+        "EagerForward",
+        1800,
+    )
+
+
+def test_elastic_bounds_default_to_the_pipelines() -> None:
+    job = parse_manifest(changed({"spec.topology.pipelines": 3}))
+    assert job.elastic == s.ElasticSpec(min_pipelines=3, max_pipelines=3)
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(WHOLE)
+    assert load_manifest(path) == s.JobSpec(
+        name="whole",
+        namespace="team-a",
+        suspend=True,
+        managed_by="kueue.x-k8s.io/multikueue",
+        task=s.TaskSpec(entrypoint="a.b:build", config={"rate": 0.001, "sizes": [1, 2.5, None, {"deep": True}]}),
+        training=s.TrainingSpec(
+            steps=100,
+            global_batch_size=256,
+            micro_batch_size=8,
+            seed=7,
+            precision=s.Precision.BF16,
+            max_gradient_norm=1.0,
+        ),
+        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, split=(3, 4, 4, 2)),
+        elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
+        redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
+        standby=s.StandbySpec(workers=1),
+        node_pools=(
+            s.NodePool(name="spot", preset=s.Preset.KARPENTER, price_per_hour=Decimal("0.91"), max_workers=8),
+            s.NodePool(
+                name="fallback",
+                capacity=s.Capacity.ON_DEMAND,
+                price_per_hour=Decimal("3.06"),
+                after_seconds=300,
+                max_workers=2,
+                revert=True,
+            ),
+        ),
+        spread=s.SpreadSpec(topology_key="example.com/rack", policy=s.SpreadPolicy.NONE),
+        checkpoint=s.CheckpointSpec(
+            storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2, resume=s.Resume.NEVER
+        ),
+        worker=s.WorkerSpec(
+            image="r.io/t:1",
+            resources=s.ResourcesSpec(limits={"nvidia.com/gpu": 1, "memory": "16Gi"}),
+            template={"spec": {"a": 1}},
+        ),
+        queue=s.QueueSpec(name="q"),
+        failure_policy=s.FailurePolicy(
+            backoff_limit=2,
+            rules=(s.FailureRule(name="oom", on_exit_codes=(137,), action=s.FailureAction.RESTART_WORKER),),
+        ),
+        active_deadline_seconds=86400,
+        progress_deadline_seconds=900,
+        ttl_seconds_after_finished=0,
+        clean_pod_policy=s.CleanPodPolicy.ALL,
+        disruption_budget=s.DisruptionBudget.NONE,
+    )
+
+
+def test_zero_of_a_resource_is_kept() -> None:
+    job = parse_manifest(changed({"spec.worker.resources.limits": {"nvidia.com/gpu": 0}}))
+    assert job.worker.resources.limits == {"nvidia.com/gpu": 0}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda p: p.name)
+def test_examples_are_valid(path: Path) -> None:
+    load_manifest(path)
+
+
+T, P = "spec.training", "spec.nodePools"
+LABEL = "expected a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)"
+RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("apiVersion", "v1", 'apiVersion: expected "bamboo.dev/v1alpha1", got "v1"'),
+        ("kind", "Job", 'kind: expected "BambooJob", got "Job"'),
+        ("metadata.name", "My_Job", f'metadata.name: {LABEL}, got "My_Job"'),
+        ("metadata.name", "tiny\n", f'metadata.name: {LABEL}, got "tiny\\n"'),
+        ("metadata.name", "a" * 64, f'metadata.name: {LABEL}, got "{"a" * 57}..."'),
+        ("metadata.nam", "x", "metadata.nam: unknown field, did you mean name?"),
+        ("spec", 3, "spec: expected an object, got 3"),
+        ("spec.suspend", "yes", 'spec.suspend: expected true or false, got "yes"'),
+        ("spec.managedBy", "me", 'spec.managedBy: expected a name of the form "domain/path", got "me"'),
+        ("spec.task.entrypoint", "m", 'spec.task.entrypoint: expected "module:function", got "m"'),
+        ("spec.task.entrypoint", None, 'spec.task.entrypoint: required, expected "module:function"'),
+        ("spec.task", ABSENT, 'spec.task.entrypoint: required, expected "module:function"'),
+        ("spec.task.config", [1], "spec.task.config: expected an object, got a list"),
+        (
+            "spec.task.config",
+            {"a": [float("inf")]},
+            "spec.task.config.a[0]: expected a finite number, got inf",
+        ),
+        (
+            "spec.task.config",
+            {"a": 2**80},
+            "spec.task.config.a: expected an integer of 64 bits, got a huge integer",
+        ),
+        ("spec.task.config", {"a": b""}, "spec.task.config.a: expected a JSON value, got a bytes"),
+        (
+            "spec.task.config",
+            {"a": "x" * 70000},
+            "spec.task.config.a: expected at most 65536 characters, got 70000",
+        ),
+        (
+            "spec.task.config",
+            {"a": [0] * 20000},
+            "spec.task.config.a[9999]: too large, expected at most 10000 values",
+        ),
+        (f"{T}.steps", "ten", 'spec.training.steps: expected an integer >= 1, got "ten"'),
+        (f"{T}.steps", True, "spec.training.steps: expected an integer >= 1, got true"),
+        (f"{T}.steps", 1.0, "spec.training.steps: expected an integer >= 1, got 1.0"),
+        (f"{T}.steps", 2**31, "spec.training.steps: expected an integer <= 2147483647, got 2147483648"),
+        (f"{T}.steps", -(2**80), "spec.training.steps: expected an integer >= 1, got a huge integer"),
+        (f"{T}.steps", ABSENT, "spec.training.steps: required, expected an integer >= 1"),
+        (f"{T}.seed", -1, "spec.training.seed: expected an integer >= 0, got -1"),
+        (f"{T}.precision", "fp16", 'spec.training.precision: expected one of fp32, bf16, got "fp16"'),
+        (f"{T}.maxGradientNorm", 0, "spec.training.maxGradientNorm: expected a number > 0 and <= 1e9, got 0"),
+        (
+            f"{T}.microBatchSize",
+            3,
+            f"{T}.globalBatchSize: expected a multiple of {T}.microBatchSize (3), got 8",
+        ),
+        (f"{T}.globalBatchsize", 8, f"{T}.globalBatchsize: unknown field, did you mean globalBatchSize?"),
+        (f"{T}.xyz", 8, f"{T}.xyz: unknown field"),
+        (f"{T}.a b", 8, f'{T}["a b"]: unknown field'),
+        (
+            "spec.topology.stages",
+            "auto",
+            'spec.topology.stages: "auto" is not supported yet, give the number of stages as an integer >= 1',
+        ),
+        ("spec.topology.stages", 0, "spec.topology.stages: expected an integer >= 1, got 0"),
+        (
+            "spec.topology.pipelines",
+            5,
+            "spec.topology.pipelines: expected at most the number of microbatches in a step (4), got 5",
+        ),
+        (
+            "spec.elastic.minPipelines",
+            2,
+            "spec.elastic.minPipelines: expected at most spec.topology.pipelines (1), got 2",
+        ),
+        (
+            "spec.elastic.maxPipelines",
+            5,
+            "spec.elastic.maxPipelines: expected at most the number of microbatches in a step (4), got 5",
+        ),
+        (
+            "spec.redundancy.mode",
+            "Lazy",
+            "spec.redundancy.mode: expected one of None, LazyForward, EagerForward, EagerBackward, got " + '"Lazy"',
+        ),
+        ("spec.standby.workers", -1, "spec.standby.workers: expected an integer >= 0, got -1"),
+        (P, {}, f"{P}: expected a list of at most 16 objects, got an object"),
+        (P, [{"name": "p"}] * 17, f"{P}: expected a list of at most 16 objects, got a list"),
+        (P, ["spot"], f'{P}[0]: expected an object, got "spot"'),
+        (P, [{"name": "a"}, {"name": "a"}], f'{P}[1].name: "a" is already used by {P}[0].name'),
+        (
+            P,
+            [{"name": "a", "pricePerHour": 0.91}],
+            f'{P}[0].pricePerHour: expected a decimal number in quotes such as "0.91", got 0.91',
+        ),
+        ("spec.spread.topologyKey", "/", 'spec.spread.topologyKey: expected a label key, got "/"'),
+        (
+            "spec.checkpoint",
+            {},
+            "spec.checkpoint.storage: expected exactly one of uri and persistentVolumeClaim, got neither",
+        ),
+        (
+            "spec.checkpoint.storage",
+            {"uri": "s3://b", "persistentVolumeClaim": {"claimName": "x"}},
+            "spec.checkpoint.storage: expected exactly one of uri and persistentVolumeClaim, got both",
+        ),
+        (
+            "spec.checkpoint.storage.uri",
+            "/tmp/x",
+            'spec.checkpoint.storage.uri: expected a URI of the form "scheme://...", got "/tmp/x"',
+        ),
+        (
+            "spec.worker.resources.limits",
+            {"memory": "lots"},
+            'spec.worker.resources.limits.memory: expected a Kubernetes quantity, got "lots"',
+        ),
+        (
+            "spec.worker.resources.limits",
+            {"a b": 1},
+            'spec.worker.resources.limits: expected resource names such as nvidia.com/gpu, got "a b"',
+        ),
+        ("spec.worker.image", "", 'spec.worker.image: expected a container image, got ""'),
+        (
+            "spec.queue",
+            {},
+            "spec.queue.name: required, expected a DNS-1123 name (lower-case letters, digits, '-' and '.')",
+        ),
+        (
+            "spec.failurePolicy.rules",
+            [RULE | {"onExitCodes": [0]}],
+            "spec.failurePolicy.rules[0].onExitCodes[0]: expected an integer from 1 to 255, got 0",
+        ),
+        (
+            "spec.failurePolicy.rules",
+            [RULE | {"onExitCodes": []}],
+            "spec.failurePolicy.rules[0].onExitCodes: expected a list of 1 to 64 exit codes, got a list",
+        ),
+        (
+            "spec.failurePolicy.rules",
+            [RULE, RULE],
+            'spec.failurePolicy.rules[1].name: "r" is already used by spec.failurePolicy.rules[0].name',
+        ),
+        ("spec.progressDeadlineSeconds", 0, "spec.progressDeadlineSeconds: expected an integer >= 1, got 0"),
+        (
+            "spec.cleanPodPolicy",
+            "Some",
+            'spec.cleanPodPolicy: expected one of Running, All, None, got "Some"',
+        ),
+    ],
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
+)
+def test_one_problem_one_sentence(path: str, value: Any, problem: str) -> None:
+    assert problems(changed({path: value})) == [problem]
+
+
+def test_pipelines_may_not_exceed_the_elastic_maximum() -> None:
+    document = changed({"spec.topology.pipelines": 3, "spec.elastic": {"minPipelines": 1, "maxPipelines": 2}})
+    assert problems(document) == ["spec.elastic.maxPipelines: expected at least spec.topology.pipelines (3), got 2"]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    document: Any = changed(
+        {
+            "metadata.name": 3,
+            "spec.training.steps": "ten",
+            "spec.training.microBatchSize": 3,
+            "spec.stanby": {},
+            "spec.topology.stages": "auto",
+        }
+    )
+    document[1] = 2
+    assert sorted(problems(document)) == [
+        "manifest: expected field names to be strings, got 1",
+        f"metadata.name: {LABEL}, got 3",
+        "spec.stanby: unknown field, did you mean standby?",
+        'spec.topology.stages: "auto" is not supported yet, give the number of stages as an integer >= 1',
+        "spec.training.globalBatchSize: expected a multiple of spec.training.microBatchSize (3), got 8",
+        'spec.training.steps: expected an integer >= 1, got "ten"',
+    ]
+
+
+def test_a_problem_names_its_field() -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(changed({"spec.training.steps": 0}))
+    assert caught.value.problems == (Problem("spec.training.steps", "expected an integer >= 1, got 0"),)
+
+
+def test_a_rule_is_silent_where_its_field_is_wrong() -> None:
+    assert problems(changed({"spec.training.microBatchSize": "x"})) == [
+        'spec.training.microBatchSize: expected an integer >= 1, got "x"'
+    ]
+
+
+def test_config_is_bounded_even_when_it_repeats_itself() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    bomb: Any = 0
+    for _ in range(12):
+        bomb = [bomb] * 10
+    document = minimal()
+    document["spec"]["task"]["config"] = {"loop": loop, "bomb": bomb}
+    first, second = problems(document)
+    assert first.endswith(": nested too deeply, expected at most 16 levels")
+    assert second.endswith(": too large, expected at most 10000 values")

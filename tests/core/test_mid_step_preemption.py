@@ -1,0 +1,141 @@
+"""Preemptions in the middle of a step: whose turn it is, and that a worker waits until it may go on."""
+
+from folders import TASK_PATH
+import asyncio
+import errno
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bamboo.local.pool import Pool
+from bamboo.planning.plan import Cell
+from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
+from bamboo.preemption.scheduling import Preemption, parse, steps_of
+from bamboo_trainer.worker.launcher import Launcher
+from bamboo_trainer.worker.strike_gate import StrikeGate
+from bamboo_trainer.worker.trace import Silent
+
+SECONDS = 60.0  # that a test waits for something
+AIM = MidStepPreemption(worker="w1", action=Preemption(pick=0.0, step=5), step=5, after=2)
+
+
+def begun(mid_step: MidStepPreemptions, worker: str, step: int) -> tuple[MidStepPreemption, ...]:
+    mid_step.begins(worker, step)
+    return mid_step.due(step)
+
+
+def test_a_strike_comes_after_so_many_instructions_of_its_worker() -> None:
+    mid_step = MidStepPreemptions()
+    assert begun(mid_step, "w0", 5) == ()
+    mid_step.add(AIM)
+    assert mid_step.targets == {"w1"}
+    assert [begun(mid_step, worker, 5) for worker in ("w1", "w0", "w0", "w1", "w0")] == [()] * 5
+    assert begun(mid_step, "w1", 5) == (AIM,)  # two are done, and it is about to begin the third
+    assert (begun(mid_step, "w1", 5), mid_step.targets) == ((), set())
+
+
+def test_a_place_that_is_missed_is_struck_later() -> None:
+    mid_step = MidStepPreemptions()
+    mid_step.add(AIM)
+    assert mid_step.due(5) == ()
+    assert mid_step.due(6) == (AIM,)  # the step is over: the worker had no part in it any more
+    begun(mid_step, "w1", 4)
+    mid_step.add(AIM)
+    assert begun(mid_step, "w1", 7) == (AIM,)
+
+
+def test_workers_ask_in_the_steps_of_the_schedule() -> None:
+    assert steps_of(parse(["random:1", "at:9:1", "at:3", "at:9:0:notice"])) == (3, 9)
+
+
+def test_a_gated_worker_asks_before_forwards_and_backwards_of_these_steps_only() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(SECONDS)
+    gate, done = StrikeGate(Silent(), theirs, [5]), threading.Event()
+
+    def work() -> None:
+        for name, step in (("Forward", 4), ("RedundantForward", 5), ("Forward", 5), ("Backward", 5), ("Forward", 6)):
+            gate.started(name, Cell(0, 0), step, 0)
+            gate.finished(name, Cell(0, 0), step, 0)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ours.recv(100) == b"5\n"
+    assert not done.is_set()
+    ours.send(b"\n")
+    assert ours.recv(100) == b"5\n"
+    ours.close()  # nobody will answer: it goes on, and asks no more
+    thread.join(SECONDS)
+    assert done.is_set()
+    gate.started("Forward", Cell(0, 0), 5, 0)
+    gate.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    ends = os.pipe()
+    yield (made := Launcher(*ends))
+    made._selector.close()
+    for end in (*ends, made._woken, made._waker):
+        os.close(end)
+
+
+def test_two_workers_that_end_at_the_same_time_do_not_end_the_launcher(launcher: Launcher) -> None:
+    """All that have ended are reaped at the first word of one, when the second one's closed socket was told of, too."""
+    launcher._open_gate("w1").close()
+    (told,) = launcher._selector.select(SECONDS)
+    launcher._close_gate("w1")
+    told[0].data()
+    assert launcher._gates == {}
+
+
+def test_a_worker_that_cannot_be_started_leaves_no_socket(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launcher, "_fork", refuse)
+    launcher._start({"worker": "w1", "url": "", "token": "", "zone": "", "gate": [5]})
+    assert (launcher._gates, dict(launcher._selector.get_map())) == ({}, {})
+
+
+def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:
+    """Asks once for each step; its exit code is the number of answers."""
+    with socket.socket(fileno=gate) as channel:
+        for step in steps:
+            channel.sendall(b"%d\n" % step)
+            assert channel.recv(1) == b"\n"
+    return len(steps)
+
+
+async def test_the_pool_hears_the_question_and_the_worker_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    asked: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    ended: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
+    pool = Pool(
+        lambda worker, code: ended.put_nowait((worker, code)),
+        tmp_path / "log",
+        on_ask=lambda worker, step: asked.put_nowait((worker, step)),
+    )
+    await pool.open("--bare")
+    try:
+        for worker in ("w0", "w1"):
+            pool.start(worker, (3, 7), url="", token="", zone="", main=f"{__name__}:asking_worker")
+        async with asyncio.timeout(SECONDS):
+            assert {await asked.get() for _ in range(2)} == {("w0", 3), ("w1", 3)}
+            pool.proceed("w1")
+            assert await asked.get() == ("w1", 7)
+            pool.proceed("w1")
+            assert await ended.get() == ("w1", 2)
+            pool.signal("w0", 9)  # it never began what it asked for
+            pool.proceed("w0")
+            assert await ended.get() == ("w0", -9)
+    finally:
+        await pool.close()
+    pool.proceed("w0")  # no complaint

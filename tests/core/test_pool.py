@@ -1,0 +1,225 @@
+"""The fork server and the pool of workers that it forks."""
+
+from folders import TASK_PATH
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.local.pool import Pool, PoolError, exit_detail
+
+SECONDS = 60.0  # that a test waits for something
+LONG = 600.0
+
+
+def sleep_worker(worker: str, url: str, token: str, zone: str, trace: str | None) -> int:
+    time.sleep(float(url))
+    return int(token)
+
+
+def echo(text: str) -> str:
+    return text
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions above are found by the launcher."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[tuple[Pool, asyncio.Queue[tuple[str, int | None]]]]:
+    exits: asyncio.Queue[tuple[str, int | None]] = asyncio.Queue()
+    pool = Pool(lambda worker, code: exits.put_nowait((worker, code)), tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    yield pool, exits
+    await pool.close()
+
+
+def start(pool: Pool, worker: str, seconds: float, code: int = 0) -> None:
+    main = f"{__name__}:sleep_worker"
+    pool.start(worker, url=str(seconds), token=str(code), zone="", trace=None, main=main)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def exists(pid: int | None) -> bool:
+    assert pid is not None
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_exits_are_told_at_once_with_their_codes(pool: Any) -> None:
+    pool, exits = pool
+    start(pool, "w0", LONG)
+    start(pool, "w1", 0, code=3)
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w1", 3)
+    await until(lambda: pool.pid("w0"))
+    pool.signal("w0", signal.SIGKILL)  # from here on nothing but its end wakes the launcher
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGKILL)
+    assert pool.alive == ()
+    pool.signal("w0", signal.SIGKILL)  # no complaint
+
+
+async def test_a_signal_reaches_a_worker_that_is_being_started(pool: Any) -> None:
+    pool, exits = pool
+    start(pool, "w0", LONG)
+    pool.signal("w0", signal.SIGTERM)
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("ended", ["close", "death"])
+async def test_only_without_its_owner_does_the_launcher_remove_the_scratch_folder(tmp_path: Path, ended: str) -> None:
+    """The workers go in any case. Whose stdin ends without a word has lost its owner."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    exits: list[str] = []
+    pool = Pool(lambda worker, code: exits.append(worker), tmp_path / "log", imports=[__name__], scratch=scratch)
+    await pool.open("--bare")
+    start(pool, "w0", LONG)
+    await until(lambda: pool.pid("w0"))
+    assert pool._process is not None
+    if ended == "death":
+        assert pool._process.stdin is not None
+        pool._process.stdin.close()
+        await pool._process.wait()
+    await pool.close()
+    assert (exits, scratch.exists()) == (["w0"], ended == "close")
+
+
+async def test_a_call_returns_its_value_or_its_error(pool: Any) -> None:
+    pool, _ = pool
+    long = "x" * 1_000_000
+    results = await asyncio.gather(*(pool.call(f"{__name__}:echo", {"text": text}) for text in ("a", long, "b")))
+    assert results == ["a", long, "b"]
+    with pytest.raises(PoolError, match="ValueError: no good"):
+        await pool.call(f"{__name__}:fail", {"text": "no good"})
+    with pytest.raises(PoolError, match="ended without an answer"):
+        await pool.call(f"{__name__}:die", {})
+    with pytest.raises(PoolError, match="no_such"):
+        await pool.call(f"{__name__}:no_such", {})
+
+
+async def test_modules_are_found_in_the_folders_in_their_order_and_replace_no_others(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "taskmodule.py").write_text(f"def where():\n    return {folder.name!r}\n")
+        (folder / "selectors.py").write_text("raise ValueError('the launcher needs the other one')\n")
+    (second / "othermodule.py").write_text("def where():\n    return 'second'\n")
+    pool = Pool(lambda worker, code: None, tmp_path / "log", folders=[first, second])
+    await pool.open("--bare")
+    try:
+        assert [await pool.call(f"{name}:where", {}) for name in ("taskmodule", "othermodule")] == ["first", "second"]
+        with pytest.raises(PoolError, match="no_such"):
+            await pool.call("no_such:where", {})
+    finally:
+        await pool.close()
+
+
+async def test_close_leaves_no_process(tmp_path: Path) -> None:
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    for number in range(3):
+        start(pool, f"w{number}", LONG)
+    await until(lambda: all(pool.pid(w) for w in pool.alive))
+    pids = [pool.pid(worker) for worker in pool.alive]
+    pool.signal("w0", signal.SIGSTOP)
+    await pool.close()
+    assert not any(exists(pid) for pid in pids)
+    with pytest.raises(PoolError, match="has ended"):
+        start(pool, "w9", 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+async def test_the_workers_die_with_their_launcher(tmp_path: Path, end: signal.Signals) -> None:
+    exits: list[tuple[str, int | None]] = []
+    pool = Pool(lambda worker, code: exits.append((worker, code)), tmp_path / "log", imports=[__name__])
+    await pool.open("--bare")
+    start(pool, "w0", LONG)
+    await until(lambda: pool.pid("w0"))
+    pid = pool.pid("w0")
+    assert pool._process is not None
+    pool._process.send_signal(end)
+    await until(lambda: exits and not exists(pid))
+    await pool.close()
+    assert [worker for worker, _ in exits] == ["w0"]
+
+
+async def test_a_worker_that_cannot_be_imported_says_so(pool: Any) -> None:
+    pool, exits = pool
+    pool.start("w0", url="", token="", zone="", trace=None, main="no_such:main")
+    assert await asyncio.wait_for(exits.get(), SECONDS) == ("w0", 1)
+    assert "No module named 'no_such'" in pool.tail()
+
+
+async def test_a_launcher_that_is_still_importing_is_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bamboo.local.pool.CLOSE_SECONDS", SECONDS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "takes_long.py").write_text(f"import time\nprint('importing', flush=True)\ntime.sleep({LONG})\n")
+    pool = Pool(lambda worker, code: None, tmp_path / "log", imports=["takes_long"])
+    opening = asyncio.create_task(pool.open("--bare"))
+    await until(lambda: "importing" in pool.tail())
+    assert pool._process is not None
+    pid = pool._process.pid
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    begun = time.monotonic()
+    await pool.close()
+    assert time.monotonic() - begun < SECONDS / 2
+    assert not exists(pid)
+
+
+async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bamboo.local.pool.LAUNCHER", "no_such_launcher")
+    pool = Pool(lambda worker, code: None, tmp_path / "log")
+    with pytest.raises(PoolError, match=r"did not start: .*No module named no_such_launcher"):
+        await pool.open()
+
+
+def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:
+    command = [sys.executable, "-m", "bamboo_trainer.worker.launcher", "--bare"]
+    lines = b'nonsense\n{"op": "dance"}\n{"op": "start"}\n'
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=SECONDS, check=True)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["ready", "error", "error", "error"]
+
+
+def test_exit_details() -> None:
+    assert exit_detail(3) == "exited with code 3"
+    assert exit_detail(-9) == "was killed by SIGKILL"
+    assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"
+
+
+def test_the_tail_of_a_huge_log_is_short(tmp_path: Path) -> None:
+    pool = Pool(lambda worker, code: None, tmp_path / "log")
+    assert pool.tail() == "", "there is no log yet"
+    (tmp_path / "log").write_text("a\nb\nc")
+    assert pool.tail(2) == "b\nc"
+    (tmp_path / "log").write_text("x" * (10 << 20) + "\nlast")
+    assert (len(pool.tail()) <= 64 << 10, pool.tail(1)) == (True, "last")

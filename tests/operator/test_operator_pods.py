@@ -1,0 +1,350 @@
+"""The worker's pod: valid on every supported Kubernetes, restricted, and where it belongs."""
+
+import copy
+import re
+from decimal import Decimal
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import ValidationError
+
+from bamboo.names import worker_name
+from bamboo_operator.manifests.worker_pod import (
+    HOST_NETWORK,
+    checkpoint_problems,
+    selector,
+    template_problems,
+    weights_folder,
+    worker_image,
+    worker_number,
+    worker_pod,
+    worker_pool,
+)
+from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, named, pool, render, trainer
+
+
+def restricted(pod):
+    """The restricted Pod Security Standard, as far as these pods touch it."""
+    spec = pod["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["securityContext"].get("runAsUser") != 0
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert all(v.keys() & {"emptyDir", "projected", "persistentVolumeClaim"} for v in spec["volumes"])
+    context = trainer(pod)["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["readOnlyRootFilesystem"] is True
+    assert not context.get("privileged")
+
+
+SPECS = [
+    {},
+    {"queue": {"name": "q"}, "spread": {"policy": "None"}},
+    {"spread": {"topologyKey": "rack"}, "nodePools": [{"name": "p", "preset": "GKE"}]},
+]
+WORKERS = [{}, {"image": "mine:2", "resources": GPU}, {"template": TEMPLATE}, {"resources": GPU, "template": TEMPLATE}]
+
+
+@pytest.mark.parametrize("where", POOLS, ids=lambda p: f"{p.preset}-{p.capacity}" if p else "any")
+def test_every_pod_is_valid_and_restricted(where):
+    for spec, worker in product(SPECS, WORKERS):
+        pod = render(spec, where=where, **worker)
+        check_pod(pod)
+        restricted(pod)
+        assert pod == render(spec, where=where, **copy.deepcopy(worker))
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36"])
+def test_older_versions_take_it_too(version):
+    for where in (pool("GKE"), pool("AKS", "OnDemand")):
+        check_pod(render(SPECS[1], where=where, **WORKERS[3]), version)
+
+
+def test_the_check_finds_mistakes():
+    wrong = render()
+    wrong["spec"]["containers"][0]["nonsense"] = 1
+    with pytest.raises(ValidationError):
+        check_pod(wrong)
+
+
+def test_the_whole_pod_of_the_smallest_job():
+    labels = {
+        "app.kubernetes.io/name": "bamboo-worker",
+        "app.kubernetes.io/instance": "tiny",
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/part-of": "bamboo",
+        "app.kubernetes.io/managed-by": "bamboo-operator",
+        "bamboo.dev/job-name": "tiny",
+        "bamboo.dev/job-uid": META.uid,
+        "bamboo.dev/worker-index": "3",
+    }
+    of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
+    over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}
+    assert render() == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "tiny-w3",
+            "namespace": "default",
+            "labels": labels,
+            "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+            "ownerReferences": [
+                {
+                    "apiVersion": "bamboo.dev/v1alpha1",
+                    "kind": "BambooJob",
+                    "name": "tiny",
+                    "uid": META.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 30,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": of_job,
+                }
+            ],
+            "affinity": {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": over_nodes}]
+                }
+            },
+            "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                {
+                    "name": "bamboo-token",
+                    "projected": {
+                        "sources": [
+                            {
+                                "serviceAccountToken": {
+                                    "audience": "bamboo.dev",
+                                    "expirationSeconds": 3600,
+                                    "path": "token",
+                                }
+                            }
+                        ]
+                    },
+                },
+            ],
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "trainer:1",
+                    "command": ["python", "-m", "bamboo_trainer"],
+                    "env": [
+                        {"name": "BAMBOO_WORKER", "value": "tiny-w3"},
+                        {"name": "BAMBOO_COORDINATOR", "value": SETTINGS.coordinator_url},
+                        {"name": "BAMBOO_TOKEN_FILE", "value": "/var/run/secrets/bamboo.dev/token"},
+                        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+                        {"name": "BAMBOO_GRACE_SECONDS", "value": "30"},
+                        {"name": "HOME", "value": "/tmp"},
+                        {"name": "USER", "value": "bamboo"},
+                        {"name": "BAMBOO_METRICS_PORT", "value": "8080"},
+                    ],
+                    "ports": [{"name": "metrics", "containerPort": 8080}],
+                    "resources": {},
+                    "volumeMounts": [
+                        {"name": "tmp", "mountPath": "/tmp"},
+                        {"name": "bamboo-token", "mountPath": "/var/run/secrets/bamboo.dev", "readOnly": True},
+                    ],
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                        "readOnlyRootFilesystem": True,
+                    },
+                }
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "capacity", "labels", "expressions", "tolerated"),
+    [
+        ("EKS", "Spot", {"eks.amazonaws.com/capacityType": "SPOT"}, [], []),
+        ("EKS", "OnDemand", {"eks.amazonaws.com/capacityType": "ON_DEMAND"}, [], []),
+        ("Karpenter", "Spot", {"karpenter.sh/capacity-type": "spot"}, [], []),
+        ("Karpenter", "OnDemand", {}, [("karpenter.sh/capacity-type", "In", ["on-demand", "reserved"])], []),
+        ("GKE", "Spot", {"cloud.google.com/gke-spot": "true"}, [], ["cloud.google.com/gke-spot"]),
+        (
+            "GKE",
+            "OnDemand",
+            {},
+            [
+                ("cloud.google.com/gke-spot", "NotIn", ["true"]),
+                ("cloud.google.com/gke-preemptible", "NotIn", ["true"]),
+            ],
+            [],
+        ),
+        (
+            "AKS",
+            "Spot",
+            {"kubernetes.azure.com/scalesetpriority": "spot"},
+            [],
+            ["kubernetes.azure.com/scalesetpriority"],
+        ),
+        ("AKS", "OnDemand", {}, [("kubernetes.azure.com/scalesetpriority", "NotIn", ["spot"])], []),
+        ("None", "Spot", {}, [], []),
+        ("None", "OnDemand", {}, [], []),
+    ],
+)
+def test_presets(preset, capacity, labels, expressions, tolerated):
+    expected = [{"key": k, "operator": o, "values": v} for k, o, v in expressions]
+    for template in ({}, TEMPLATE):
+        pod = render(where=pool(preset, capacity), template=template)
+        spec, users = pod["spec"], template.get("spec", {})
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **users.get("nodeSelector", {}), **labels}
+        ours = [t for t in spec.get("tolerations", []) if t not in users.get("tolerations", [])]
+        assert [t["key"] for t in ours] == tolerated
+        node_affinity = spec["affinity"].get("nodeAffinity", {})
+        terms = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+        if expected:
+            assert len(terms) == (2 if template else 1)
+            assert all(term["matchExpressions"][-len(expected) :] == expected for term in terms)
+        assert pod["metadata"]["labels"]["bamboo.dev/capacity-type"] == capacity
+        assert worker_pool(pod) == "p"
+
+
+def test_devices_are_tolerated():
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in render(resources=GPU)["spec"]["tolerations"]
+    assert trainer(render(resources=GPU))["resources"] == {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}}
+
+
+def test_metrics_have_a_port_unless_the_network_is_the_hosts():
+    own = {"containers": [{"name": "trainer", "ports": [{"containerPort": 9000}]}]}
+    assert trainer(render(template={"spec": own}))["ports"][1:] == [{"containerPort": 9000}]
+    shared = render(template={"spec": {"hostNetwork": True, **own}})
+    assert trainer(shared)["ports"] == [{"containerPort": 9000}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "selector"),
+    [
+        ({"disk": "ssd"}, {"kubernetes.io/os": "linux", "disk": "ssd"}),
+        ({"kubernetes.io/os": "other"}, {"kubernetes.io/os": "other"}),
+        ({"kubernetes.io/os": None}, {}),
+        (None, {}),
+    ],
+)
+def test_workers_run_on_linux_unless_the_template_says_otherwise(asked, selector):
+    for where in (None, pool("EKS")):
+        pod = render(where=where, template={"spec": {"nodeSelector": asked}})
+        check_pod(pod)
+        ours = {"eks.amazonaws.com/capacityType": "SPOT"} if where else {}
+        assert pod["spec"].get("nodeSelector", {}) == {**selector, **ours}
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        ({}, None),
+        ({"hostNetwork": False}, None),
+        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
+        ({"hostNetwork": True, "dnsPolicy": None}, None),
+    ],
+)
+def test_on_the_hosts_network_workers_still_know_the_names_of_services(spec, policy):
+    template = {"spec": spec}
+    pod = render(template=template)
+    check_pod(pod)
+    assert pod["spec"].get("dnsPolicy") == policy
+    said = template_problems(job(worker={"template": template}))
+    assert said == ([HOST_NETWORK] if spec.get("hostNetwork") else [])
+
+
+def test_what_the_host_network_takes_is_a_value_of_the_chart():
+    chart = Path(__file__).parents[2] / "charts" / "bamboo"
+    named = re.search(r"networkPolicy\.(\w+) of the chart", HOST_NETWORK)
+    assert named is not None
+    assert named[1] in yaml.safe_load((chart / "values.yaml").read_text())["networkPolicy"]
+
+
+def test_a_volume_claim_is_mounted():
+    claim = {"storage": {"persistentVolumeClaim": {"claimName": "kept"}}}
+    spec = job(checkpoint=claim)
+    pod = render({"checkpoint": claim})
+    check_pod(pod)
+    restricted(pod)
+    volume = {"name": "bamboo-storage", "persistentVolumeClaim": {"claimName": "kept"}}
+    assert volume in pod["spec"]["volumes"]
+    assert {"name": "bamboo-storage", "mountPath": "/var/lib/bamboo"} in trainer(pod)["volumeMounts"]
+    assert pod["spec"]["securityContext"]["fsGroup"] == 65532
+    assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
+    assert checkpoint_problems(spec) == [
+        "checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"
+    ]
+
+
+def test_what_is_kept_nowhere_is_said():
+    spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
+    assert weights_folder(spec, META) is None
+    assert checkpoint_problems(spec)[0].startswith("checkpoint.storage.uri: ignored")
+    assert (weights_folder(job(), META), checkpoint_problems(job())) == (None, [])
+
+
+def test_who_joins_others_runs_what_they_run():
+    pods = {n: render(number=i, image=f"old:{i}") for i, n in ((3, "a"), (11, "b"), (4, "c"))}
+    assert worker_image(pods) is None, "none has started"
+    for name in ("a", "c"):
+        pods[name]["status"] = {"phase": "Running"}
+    assert worker_image(pods) == "old:4"
+    assert worker_image({}) is None
+
+
+def test_a_queue_and_a_spread():
+    pod = render({"queue": {"name": "q"}, "spread": {"policy": "None"}})
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert not {"topologySpreadConstraints", "affinity"} & pod["spec"].keys()
+    constraint = render({"spread": {"topologyKey": "rack"}})["spec"]["topologySpreadConstraints"][0]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("rack", "ScheduleAnyway")
+
+
+# Names
+
+
+@given(st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True), st.integers(0, 10**6))
+def test_names_are_labels_and_tell_incarnations_apart(name, number):
+    found = worker_name(name, number)
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", found)
+    assert len(found) <= 63
+    assert found.endswith(f"-w{number}")
+    assert found != worker_name(name, number + 1)
+
+
+def test_long_names_do_not_collide():
+    assert worker_name("a" * 62 + "b", 1) != worker_name("a" * 62 + "c", 1)
+    pod = worker_pod(named("a" * 63), META, 1, None, SETTINGS)
+    assert pod["metadata"]["labels"]["bamboo.dev/job-name"] == "a" * 63
+    check_pod(pod)
+
+
+def test_what_a_pod_says_of_itself():
+    assert worker_number(render(number=12)) == 12
+    assert worker_number({"metadata": {"name": "x"}}) is None
+    assert worker_pool(render()) is None
+    assert selector(META) == f"bamboo.dev/job-uid={META.uid}"
+
+
+def test_prices_are_no_business_of_pods():
+    assert render(where=pool("EKS", price_per_hour=Decimal(1))) == render(where=pool("EKS"))

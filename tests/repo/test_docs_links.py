@@ -1,0 +1,126 @@
+"""Links between the pages lead to a file and a heading that are there; so are the commands and code that they name."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from bamboo.cli.commands import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+COMMANDS = typer.main.get_command(app)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    found = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in found} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Calls of `bamboo` in blocks of code and in text, without comments."""
+    text = page.read_text()
+    lines = [line for block in CODE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    for call in [*lines, *re.findall(r"`([^`\n]+)`", CODE.sub("", text))]:
+        if match := re.search(r"(?:^|/bin/|&& |kubectl )bamboo ((?:[a-z]+|--help|--version)(?: .*|$))", call.strip()):
+            words = shlex.split(match[1].replace("'", ""), comments=True)
+            yield [word.strip("[]") for word in words]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_one_that_there_is(page: Path) -> None:
+    assert isinstance(COMMANDS, typer.core.TyperGroup)
+    wrong = []
+    for words in commands(page):
+        group, found = COMMANDS, None
+        while words and isinstance(group, typer.core.TyperGroup) and (found := group.commands.get(words[0])):
+            group, words = found, words[1:]  # type: ignore[assignment]
+        if found is None:
+            wrong += [words] if words[0] not in ("--help", "--version") else []
+            continue
+        known = {"-h", "--help"} | {o for p in found.params for o in (*p.opts, *p.secondary_opts)}
+        wrong += [
+            [found.name, word] for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known
+        ]
+    assert wrong == []
+
+
+FILE = re.compile(r"(?:bamboo|bamboo_trainer|bamboo_operator|tests)/[\w/]+\.py")
+FUNCTION = re.compile(r"([A-Za-z_][\w.]*)\(\)")
+PARENTS = {"bamboo": "core", "bamboo_trainer": "trainer", "bamboo_operator": "operator"}
+
+
+def named_code(page: Path) -> Iterator[tuple[Path, str]]:
+    """Every `path.py` of a line, with each `function()` that follows it before the next path; "" for the file alone."""
+    for line in page.read_text().splitlines():
+        file: Path | None = None
+        for span in re.findall(r"`([^`]+)`", line):
+            if FILE.fullmatch(span):
+                file = ROOT / PARENTS.get(span.partition("/")[0], "") / span
+                yield file, ""
+            elif file is not None and (function := FUNCTION.fullmatch(span)):
+                yield file, function[1]
+
+
+def defined_in(file: Path) -> set[str]:
+    """Functions, and methods as `Class.method`."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "where.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_files_and_functions_that_a_page_names_are_there(page: Path) -> None:
+    named = list(named_code(page))
+    assert named
+    gone = [(str(file.relative_to(ROOT)), name) for file, name in named if not file.is_file()]
+    gone += [
+        (str(file.relative_to(ROOT)), name)
+        for file, name in named
+        if file.is_file() and name and name not in defined_in(file)
+    ]
+    assert gone == []
+
+
+MODULE = re.compile(r"[a-z_]+/[a-z_]+")
+
+
+def test_modules_that_the_design_names_are_there() -> None:
+    text = "".join(CODE.sub("", page.read_text()) for page in (ROOT / "docs" / "design").glob("*.md"))
+    named = {span for span in re.findall(r"`([^`\n]+)`", text) if MODULE.fullmatch(span)}
+    assert len(named) > 20
+    packages = [ROOT / folder / package for package, folder in PARENTS.items()]
+    assert {name for name in named if not any((package / f"{name}.py").is_file() for package in packages)} == set()

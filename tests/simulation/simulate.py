@@ -1,0 +1,136 @@
+"""Run the protocol simulation by hand: one seed with its story, or many on all cores.
+
+    python tests/simulation/simulate.py --seed 7 [--verbose] [--faults 0,2] [--shrink]
+    python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
+    python tests/simulation/simulate.py --seeds 0:1000 --record FILE
+
+--elastic, --restarts: scenarios in which the number of pipelines may change, or the coordinator restarts.
+--record: a line per seed with a hash of its story (every frame that is sent, every instruction and message, with their
+times): a change that is to change no behaviour leaves the file as it was.
+"""
+
+import argparse
+import hashlib
+import multiprocessing
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from sim_checks import Verdict
+from sim_faults import Scenario, scenario
+from sim_job import Simulation
+from sim_many import tell
+
+BATCH = 20
+
+
+def verdict(job: Scenario) -> Verdict:
+    return Simulation(job).run()
+
+
+def run_seed(seed: int, restarts: bool = False, elastic: bool = False) -> Verdict:
+    return verdict(scenario(seed, restarts=restarts, elastic=elastic))
+
+
+def command(seed: int, restarts: bool = False, elastic: bool = False) -> str:
+    flags = f"{' --restarts' * restarts}{' --elastic' * elastic} --verbose"
+    return f"python tests/simulation/simulate.py --seed {seed}{flags}"
+
+
+def shrink(job: Scenario) -> Scenario:
+    """Drop faults as long as the run still fails."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for i in range(len(job.faults)):
+            fewer = replace(job, faults=job.faults[:i] + job.faults[i + 1 :])
+            if verdict(fewer).problem:
+                job, smaller = fewer, True
+                break
+    return job
+
+
+def one(arguments: argparse.Namespace) -> int:
+    job = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic)
+    if arguments.faults is not None:
+        kept = [int(i) for i in arguments.faults.split(",") if i]
+        job = replace(job, faults=tuple(job.faults[i] for i in kept))
+    if arguments.shrink:
+        job = shrink(job)
+    full = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic).faults
+    print(job)
+    for fault in job.faults:
+        print(f"  fault {full.index(fault)}: {fault}")
+    simulation = Simulation(job, print if arguments.verbose else None)
+    result = simulation.run()
+    print(f"{result.kind} after {result.seconds:.2f} virtual seconds, {result.struck} faults struck")
+    if result.problem:
+        print(f"PROBLEM: {result.problem}")
+    return 1 if result.problem else 0
+
+
+def story_hash(job: Scenario) -> str:
+    """Of everything that happens in that run, in order."""
+    told = hashlib.sha256()
+    Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
+    return told.hexdigest()[:16]
+
+
+def _hashes(task: tuple[range, bool, bool]) -> list[str]:
+    torch.set_num_threads(1)
+    seeds, restarts, elastic = task
+    return [f"{seed} {story_hash(scenario(seed, restarts=restarts, elastic=elastic))}\n" for seed in seeds]
+
+
+def record(arguments: argparse.Namespace) -> int:
+    with multiprocessing.Pool(arguments.processes) as pool, open(arguments.record, "w") as file:
+        for lines in pool.imap(_hashes, batches(arguments)):
+            file.writelines(lines)
+            file.flush()
+    return 0
+
+
+def batches(arguments: argparse.Namespace) -> list[tuple[range, bool, bool]]:
+    first, last = map(int, arguments.seeds.split(":"))
+    starts = range(first, last, BATCH)
+    return [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in starts]
+
+
+def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
+    torch.set_num_threads(1)
+    seeds, restarts, elastic = task
+    return [run_seed(seed, restarts, elastic) for seed in seeds]
+
+
+def many(arguments: argparse.Namespace) -> int:
+    replay = partial(command, restarts=arguments.restarts, elastic=arguments.elastic)
+    with multiprocessing.Pool(arguments.processes) as pool:
+        return tell(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", help="A:B, the half-open range")
+    parser.add_argument("--faults", help="only those of the seed's faults, by number")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
+    parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's story")
+    parser.add_argument("--restarts", action="store_true")
+    parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if (arguments.seed is None) == (arguments.seeds is None):
+        parser.error("give either --seed or --seeds")
+    if arguments.seeds is None:
+        return one(arguments)
+    return record(arguments) if arguments.record else many(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Local processes that do not outlive the process that started them."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ENTER = Path(__file__).with_name("enter.sh")
+CHECKOUT = Path(__file__).parents[3]
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A host file or folder that the process sees at another path."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+@dataclass(slots=True)
+class Child:
+    """The first process of a group of its own."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    async def wait(self) -> int:
+        """The exit code; 128 + its number for a signal. What is left of the group is killed, as in a container."""
+        code = await self.process.wait()
+        self.signal_group(signal.SIGKILL)
+        return code if code >= 0 else 128 - code
+
+
+async def start(
+    argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, folder: str = "/",
+    mounts: Sequence[Mount] = (), scratch: Path | None = None,
+) -> Child:  # fmt: skip
+    """log: appended to. scratch: an empty folder, needed for mounts."""
+    command = ["setpriv", "--pdeathsig", "KILL", "--", *argv]
+    if mounts:
+        assert scratch is not None
+        scratch.mkdir(parents=True, exist_ok=True)
+        root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+        triples = [
+            text
+            for m in (*mounts, *_uncovered(mounts))
+            for text in (str(m.source), m.target, "ro" if m.read_only else "rw")
+        ]
+        unshare = ["unshare", *root, "--mount", "--propagation", "private"]
+        command = [*unshare, "sh", str(ENTER), str(scratch), folder, *triples, "--", *command]
+        folder = "/"
+    with log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=env, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    return Child(process, log)
+
+
+def _uncovered(mounts: Sequence[Mount]) -> list[Mount]:
+    """The checkout and the interpreter, which stand for what is in the image, if a volume would hide them."""
+    kept = {Path(path).resolve() for path in (CHECKOUT, sys.prefix, sys.base_prefix)}
+    hidden = [path for path in kept if any(path.is_relative_to(m.target) for m in mounts if m.source != path)]
+    return [Mount(source=path, target=str(path)) for path in sorted(hidden)]
+
+
+async def stop(child: Child, seconds: float) -> None:
+    """SIGTERM, then SIGKILL to the whole group."""
+    child.signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(seconds):
+            await child.wait()
+    except TimeoutError:
+        child.signal_group(signal.SIGKILL)
+        await child.wait()
+
+
+def adopt_orphans() -> None:
+    """From now on descendants that lose their parent become children of this process."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """SIGKILL to every descendant, whichever group or session it moved to."""
+    while True:
+        alive = [pid for pid in _children() if is_alive(pid)]
+        if not alive:
+            return
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += [int(pid) for pid in task.read_text().split()]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    return ""

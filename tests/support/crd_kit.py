@@ -1,0 +1,202 @@
+"""The CRD as an API server uses it: defaults, structural schema, keys of lists and CEL rules.
+
+In two things it is stricter, as the parser is: it refuses unknown fields, which a server drops, and 1.0 is no integer.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cel
+from jsonschema import Draft4Validator, ValidationError, validators
+
+from bamboo.job.manifest import METADATA, ManifestError, parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.job.yaml_file import load_document
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "crds" / "bamboojob.yaml"
+CRD: dict[str, Any] = load_document(str(FILE))
+VERSION: dict[str, Any] = CRD["spec"]["versions"][0]
+
+
+class _Absent:
+    """A field that is not there. Names of tests show it, so it looks the same in every process."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Any = _Absent()
+ANYTHING = {"x-kubernetes-preserve-unknown-fields": True, "nullable": True}
+
+
+def _read(schema: Any) -> Any:
+    """A map of anything is what it means: an object with any fields."""
+    if isinstance(schema, list):
+        return [_read(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("additionalProperties") == ANYTHING:
+        rest = {key: value for key, value in schema.items() if key != "additionalProperties"}
+        return {**rest, "x-kubernetes-preserve-unknown-fields": True}
+    return {key: _read(value) for key, value in schema.items()}
+
+
+SCHEMA: dict[str, Any] = _read(VERSION["schema"]["openAPIV3Schema"])
+
+
+def nodes(schema: Mapping[str, Any] = SCHEMA, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every schema in the schema with its path; a list's items are at [], a map's values at {}."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}" if path else name)
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+def strip_rules(value: Any) -> None:
+    """Of a CRD, for an API server that is too old to know them."""
+    if isinstance(value, dict):
+        value.pop("x-kubernetes-validations", None)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        strip_rules(inner)
+
+
+def at(path: str) -> Mapping[str, Any]:
+    return dict(nodes())[path]
+
+
+def defaulted(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server stores when a user creates this: no status, null is absent, defaults are filled in."""
+    stored: dict[str, Any] = deepcopy({k: v for k, v in document.items() if k != "status"})
+    _default(SCHEMA, stored)
+    return stored
+
+
+def _default(schema: Mapping[str, Any], value: Any) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _default(schema.get("items", {}), item)
+    if not isinstance(value, dict):
+        return
+    for name, inner in schema.get("properties", {}).items():
+        if value.get(name) is None:
+            value.pop(name, None)
+            if "default" in inner:
+                value[name] = deepcopy(inner["default"])
+        if name in value:
+            _default(inner, value[name])
+
+
+def refusals(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[str]:
+    """Why it cannot be created, or put in the place of the old one; empty if it can."""
+    new = defaulted(document)
+    expected = f"{CRD['spec']['group']}/{VERSION['name']}", CRD["spec"]["names"]["kind"]
+    if (new.get("apiVersion"), new.get("kind")) != expected:
+        return [f"expected {expected}"]
+    wrong = [f"{'.'.join(map(str, e.absolute_path))}: {e.message}" for e in VALIDATOR.iter_errors(new)]
+    return wrong or [*_duplicates(SCHEMA, new, ""), *_broken(SCHEMA, new, defaulted(old) if old else ABSENT, "")]
+
+
+def parsed(document: Mapping[str, Any]) -> JobSpec | None:
+    """None if the parser refuses it."""
+    try:
+        return parse_manifest(document)
+    except ManifestError:
+        return None
+
+
+# The structural schema
+
+
+def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
+    strict = dict(schema)
+    if "properties" in schema:
+        strict["properties"] = {name: _strict(inner) for name, inner in schema["properties"].items()}
+        strict["additionalProperties"] = False
+    if "items" in schema:
+        strict["items"] = _strict(schema["items"])
+    return strict
+
+
+def _strict_root() -> dict[str, Any]:
+    root = _strict(SCHEMA)
+    metadata = root["properties"]["metadata"]
+    metadata |= {"required": ["name"], "properties": {name: {} for name in METADATA} | metadata["properties"]}
+    return root | {"required": ["metadata", "spec"], "properties": root["properties"] | {"metadata": metadata}}
+
+
+def _is_integer(_: Any, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[ValidationError]:
+    """As RE2 reads it: $ is the very end. That each pattern is ^...$ is tested."""
+    if isinstance(value, str) and not re.fullmatch(pattern[1:-1], value, re.ASCII):
+        yield ValidationError(f"{value!r} does not match {pattern}")
+
+
+_Judge = validators.extend(
+    Draft4Validator, {"pattern": _pattern}, type_checker=Draft4Validator.TYPE_CHECKER.redefine("integer", _is_integer)
+)
+VALIDATOR, STATUS_VALIDATOR = _Judge(_strict_root()), _Judge(_strict(SCHEMA["properties"]["status"]))
+
+
+# What Kubernetes adds to it
+
+
+def _duplicates(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, list):
+        names = [tuple(item[k] for k in schema["x-kubernetes-list-map-keys"]) for item in value if _is_map(schema)]
+        if len(set(names)) < len(names):
+            yield f"{path}: duplicate key"
+    for inner, name, item in _children(schema, value):
+        yield from _duplicates(inner, item, f"{path}.{name}")
+
+
+def _broken(schema: Mapping[str, Any], value: Any, old: Any, path: str) -> Iterator[str]:
+    """Rules that do not hold. One that reads oldSelf is for what was there before and is there now."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        program = compiled(rule["rule"])
+        if "oldSelf" not in program.variables():
+            holds = program.execute({"self": value})
+        elif old is ABSENT:
+            continue
+        else:
+            holds = program.execute({"self": value, "oldSelf": old})
+        if holds is not True:
+            yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}".lstrip(".")
+    for inner, name, item in _children(schema, value):
+        yield from _broken(inner, item, _old(schema, old, name, item), f"{path}.{name}")
+
+
+def _children(schema: Mapping[str, Any], value: Any) -> Iterator[tuple[Mapping[str, Any], Any, Any]]:
+    if isinstance(value, list):
+        yield from ((schema["items"], i, item) for i, item in enumerate(value))
+    if isinstance(value, dict):
+        fields, values = schema.get("properties", {}), schema.get("additionalProperties")
+        yield from ((fields.get(k, values), k, v) for k, v in value.items() if k in fields or values)
+
+
+def _old(schema: Mapping[str, Any], old: Any, name: Any, item: Any) -> Any:
+    if isinstance(old, dict):
+        return old.get(name, ABSENT)
+    if isinstance(old, list) and _is_map(schema):
+        keys = schema["x-kubernetes-list-map-keys"]
+        return next((o for o in old if all(o[k] == item[k] for k in keys)), ABSENT)
+    return ABSENT
+
+
+def _is_map(schema: Mapping[str, Any]) -> bool:
+    return schema.get("x-kubernetes-list-type") == "map"
+
+
+@cache
+def compiled(rule: str) -> Any:
+    return cel.compile(rule)

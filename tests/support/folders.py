@@ -1,0 +1,11 @@
+"""Where things lie, for tests that start processes or read the repository."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+TESTS: Final = ROOT / "tests"
+SUPPORT: Final = TESTS / "support"
+# For PYTHONPATH of workers that a test starts: tasks, and programs in place of a worker's own, lie in these.
+TASK_PATH: Final = os.pathsep.join(str(TESTS / folder) for folder in ("support", "trainer"))

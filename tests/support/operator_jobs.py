@@ -1,0 +1,81 @@
+"""Small jobs for the operator's tests, and what becomes of them if nothing happens."""
+
+from folders import ROOT, TASK_PATH
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import paced
+from cluster.client import Json
+
+TEXT = str(ROOT / "LICENSE")
+TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
+
+
+def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json:
+    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": name},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": steps, "globalBatchSize": 16, "microBatchSize": 2},
+            "topology": {"stages": 4},
+            "standby": {"workers": standby},
+            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
+            "worker": {
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+                "template": {"spec": {"tolerations": TOLERATE}},
+            },
+            **spec,
+        },
+    }
+
+
+def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:
+    found: list[str] = json.loads((local_run(document, folder) / "summary.json").read_text())["digests"]
+    return found
+
+
+def local_run(document: Json, folder: Path) -> Path:
+    """Runs the job on this machine, undisturbed; the folder with its weights and its summary."""
+    path, output = folder / "job.yaml", folder / "output"
+    path.write_text(yaml.safe_dump(document))
+    command = [sys.executable, "-m", "bamboo", "run", str(path), "--json", "--output", str(output)]
+    env = {**os.environ, "PYTHONPATH": TASK_PATH}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=True)
+    (output / "summary.json").write_text(done.stdout)
+    return output
+
+
+def small(name: str, steps: int = 100_000, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
+    """A job of two stages: it starts as fast as a job can."""
+    found = manifest(name, steps, standby, **{"topology": {"stages": 2}, **spec})
+    if gpus != 1:
+        found["spec"]["worker"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
+    return found
+
+
+def wrapped(document: Json, command: list[str]) -> Json:
+    """The same job, whose workers run something else."""
+    document["spec"]["worker"]["template"]["spec"]["containers"] = [{"name": "trainer", "command": command}]
+    return document
+
+
+def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
+    """The same job, and a file: it trains slowly until that is removed. Its workers run on this machine."""
+    mark = folder / "pace" / "slow"
+    mark.parent.mkdir()
+    mark.touch()
+    document = paced.slowed(document, Path("/pace", mark.name))
+    template = document["spec"]["worker"]["template"]
+    template["spec"]["volumes"] = [{"name": "pace", "hostPath": {"path": str(mark.parent), "type": "Directory"}}]
+    container = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}
+    template["spec"]["containers"] = [{**container, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]
+    return document, mark

@@ -1,0 +1,265 @@
+"""The real operator as a process of its own, under its own ServiceAccount, and the objects that it needs."""
+
+import contextlib
+import copy
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from certificates import issue, trusting
+from cluster.client import ApiError, Client, Json
+from cluster.handle import OLDEST_SUPPORTED, Cluster
+from crd_kit import STATUS_VALIDATOR, strip_rules
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "bamboo-system"
+LEASE = "bamboo-operator"
+STOP_SECONDS = 60
+PATIENCE = 300.0  # with a job, though the machine is slow
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/bamboojobs.bamboo.dev"
+JOBS = "/apis/bamboo.dev/v1alpha1/namespaces/{}/bamboojobs"
+
+
+def install(cluster: Cluster) -> None:
+    """The CRD (without its rules if the server is too old for them) and the operator's rights."""
+    crd = yaml.safe_load((ROOT / "crds/bamboojob.yaml").read_text())
+    if cluster.minor < OLDEST_SUPPORTED:
+        strip_rules(crd)
+    for manifest in (crd, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}},
+                     *yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text())):  # fmt: skip
+        try:
+            cluster.api.create(manifest)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+    cluster.api.wait(
+        CRD,
+        lambda found: any(
+            c["type"] == "Established" and c["status"] == "True"
+            for c in (found.get("status") or {}).get("conditions") or ()
+        ),
+    )
+
+
+@contextmanager
+def without_rules(cluster: Cluster) -> Iterator[None]:
+    """The CRD has none."""
+    crd = cluster.api.get(CRD)
+    bare = copy.deepcopy(crd)
+    strip_rules(bare)
+    cluster.api.request("PUT", CRD, bare)
+    try:
+        yield
+    finally:
+        newest = cluster.api.get(CRD)["metadata"]
+        cluster.api.request("PUT", CRD, {**crd, "metadata": newest})
+
+
+def allow_lease(cluster: Cluster, namespace: str) -> None:
+    """The operator's rights in its own namespace, given in that one: the tests' operators do not exclude each other."""
+    for manifest in yaml.safe_load_all((ROOT / "operator/rbac.yaml").read_text()):
+        if manifest["kind"] in ("Role", "RoleBinding"):
+            manifest["metadata"]["namespace"] = namespace
+            cluster.api.create(manifest)
+
+
+class Operator:
+    """Started at once. kill() and start() again: as after a crash or an upgrade, with the same key and address.
+
+    Its Lease is in the namespace that it watches; another() waits for that one.
+    """
+
+    identity = "operator"
+    more: tuple[str, ...] = ()  # options
+
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+        self._folder = folder
+        self._namespace = namespace
+        allow_lease(cluster, namespace)
+        self._kubeconfig = cluster.service_account_kubeconfig(SYSTEM, "bamboo-operator", folder / "operator.kubeconfig")
+        (folder / "key").write_bytes(secrets.token_bytes(32))
+        self._tls = issue(folder)
+        self.trusting = trusting(folder)
+        with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+            self.port: int = free.getsockname()[1]
+            self.web_port: int = other.getsockname()[1]
+        self.log = folder / "operator.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def another(self, identity: str) -> "Operator":
+        """Not started: what a Deployment's second pod would be, with the same key and workers' port."""
+        other = copy.copy(self)
+        other.identity, other._process = identity, None
+        other.log = self._folder / f"{identity}.log"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            other.web_port = free.getsockname()[1]
+        return other
+
+    def start(self) -> None:
+        arguments = ["--listen", f"127.0.0.1:{self.port}", "--web-listen", f"127.0.0.1:{self.web_port}"]
+        arguments += ["--namespace", self._namespace, "--key-file", str(self._folder / "key"), *self._tls]
+        arguments += ["--lease", f"{self._namespace}/{LEASE}", "--identity", self.identity, *self.more]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(arguments), env={**os.environ, "KUBECONFIG": str(self._kubeconfig)}, stdout=log, stderr=log
+            )
+
+    def command(self, arguments: list[str]) -> list[str]:
+        """How the operator is run."""
+        return [sys.executable, "-m", "bamboo_operator", *arguments]
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Until it has ended by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait(seconds)
+
+    @property
+    def ports(self) -> set[int]:
+        """On which it listens."""
+        assert self._process is not None
+        held = set()
+        for entry in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                held.add(os.readlink(entry))
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+
+    def hold(self, seconds: float) -> None:
+        """It stands still, as on a paused machine, and goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def check(self) -> None:
+        """It must not have failed in any way that it did not foresee."""
+        assert "Traceback" not in self.said, f"the operator's log has a traceback:\n{self.said}"
+        assert "the operator failed" not in self.said
+
+
+class Job:
+    """A BambooJob on the cluster, as a user sees it."""
+
+    def __init__(self, api: Client, namespace: str, manifest: Mapping[str, Any]) -> None:
+        self.api, self.namespace, self.name = api, namespace, str(manifest["metadata"]["name"])
+        self.path = f"{JOBS.format(namespace)}/{self.name}"
+        api.request("POST", JOBS.format(namespace), manifest)
+
+    def wait(self, condition: Callable[[Json], Any], seconds: float = PATIENCE) -> Json:
+        """Until the status is such; the status. Every status on the way has to be valid."""
+        found = self.api.wait(self.path, lambda job: job.get("status") and condition(_valid(job["status"])), seconds)
+        status: Json = found["status"]
+        return status
+
+    def until_gone(self, seconds: float = PATIENCE) -> None:
+        """Until it is deleted, and its pods are."""
+        self.api.wait(self.path, lambda job: not job, seconds)
+        self.until_pods(lambda pods: not pods, seconds)
+
+    def until_pods(self, condition: Callable[[dict[str, Json]], Any], seconds: float = PATIENCE) -> dict[str, Json]:
+        """Until the job's pods are such; the pods."""
+        deadline = time.monotonic() + seconds
+        while not condition(pods := self.pods()):
+            if time.monotonic() > deadline:
+                shown = {name: pod["status"] for name, pod in pods.items()}
+                raise AssertionError(f"the pods were not as expected after {seconds} s: {shown}")
+            time.sleep(0.1)
+        return pods
+
+    def until(self, kind: str, value: str = "True", seconds: float = PATIENCE) -> Json:
+        """Until that condition holds; the status."""
+        return self.wait(lambda status: condition(status, kind).get("status") == value, seconds)
+
+    def step(self, number: int, seconds: float = PATIENCE) -> Json:
+        return self.wait(lambda status: (status.get("training") or {}).get("step", 0) >= number, seconds)
+
+    def status(self) -> Json:
+        found: Json = self.api.get(self.path).get("status") or {}
+        return _valid(found)
+
+    def events(self) -> list[tuple[str, str]]:
+        """(reason, message) of the job's events, oldest first."""
+        items = self.api.get(f"/api/v1/namespaces/{self.namespace}/events")["items"]
+        own = [
+            e
+            for e in items
+            if e["involvedObject"].get("name") == self.name and e["involvedObject"]["kind"] == "BambooJob"
+        ]
+        own.sort(key=lambda e: int(e["metadata"]["resourceVersion"]))
+        return [(e["reason"], e["message"]) for e in own]
+
+    def told(self, reason: str, seconds: float = PATIENCE) -> str:
+        """Wait for an event of that reason; its message."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for found, message in self.events():
+                if found == reason:
+                    return message
+            time.sleep(0.2)
+        raise AssertionError(f"no event {reason} within {seconds} s: {self.events()}")
+
+    def pods(self) -> dict[str, Json]:
+        items = self.api.get(
+            f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=f"bamboo.dev/job-name={self.name}"
+        )
+        return {pod["metadata"]["name"]: pod for pod in items["items"]}
+
+    def edit(self, spec: Json) -> None:
+        self.api.patch(self.path, {"spec": spec})
+
+    def edit_in_time(self, spec: Json) -> None:
+        """As soon as the API server, which learns a little later that the CRD has changed, takes it."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.edit(spec)
+            except ApiError as error:
+                if error.code != 422 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def delete(self) -> None:
+        self.api.delete(self.path)
+
+
+def _valid(status: Json) -> Json:
+    """The status, if the CRD allows it."""
+    wrong = [
+        f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in STATUS_VALIDATOR.iter_errors(status)
+    ]
+    assert not wrong, wrong
+    return status
+
+
+def condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})

@@ -1,0 +1,143 @@
+"""Run a job with real worker processes from a test, with faults inside the workers or signals from outside."""
+
+from folders import TASK_PATH
+import asyncio
+import json
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import faulty_worker
+import paced
+from bamboo.control.server import ControlServer, token_check
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.local.pool import Pool
+
+TICK_SECONDS = 0.05
+Decide = Callable[["Processes"], None]
+
+
+class Processes:
+    """One job. decide: called after every event; may signal workers."""
+
+    def __init__(
+        self, manifest: Mapping[str, Any], folder: Path, *, main: str | None = None, decide: Decide = lambda job: None
+    ) -> None:
+        self.manifest, self.folder, self.main, self.decide = dict(manifest), folder, main, decide
+        self.queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.pool = Pool(self._exited, folder / "workers.log")
+        self.token, self.started, self.url = secrets.token_hex(8), 0, ""
+        self.story: list[Emit] = []
+        self.acted: list[str] = []
+        self.frozen: set[str] = set()
+        self.exits: dict[str, int | None] = {}
+        self.finish: Finish | None = None
+        self.state = coordinator.initial(
+            parse_manifest(manifest), self.manifest, secret=secrets.token_hex(8), save_path=None,
+            now=time.monotonic(),
+        )  # fmt: skip
+
+    async def run(self, seconds: float = 100.0) -> "Processes":
+        server = ControlServer(self.queue.put_nowait, token_check(self.token))
+        await self.pool.open()
+        ticking = asyncio.create_task(self._ticks())
+        try:
+            self.url = await server.start()
+            async with asyncio.timeout(seconds):
+                while self.finish is None:
+                    self._step(await self.queue.get(), server)
+                    self.decide(self)
+                while self.pool.alive and not self._only_frozen():
+                    self._step(await self.queue.get(), server)  # late joiners are told that the job is over
+        except TimeoutError:
+            raise AssertionError(f"no end after {seconds} s: {self.story[-8:]}\n{self.pool.tail(40)}") from None
+        finally:
+            ticking.cancel()
+            await server.stop()
+            await self.pool.close()
+        return self
+
+    def _only_frozen(self) -> bool:
+        return self.frozen.issuperset(self.pool.alive)
+
+    def owner(self, pipeline: int, stage: int) -> str:
+        assert self.state.plan is not None
+        return self.state.plan.pipelines[pipeline][stage].owner
+
+    def signal(self, worker: str, number: int = signal.SIGKILL) -> None:
+        self.acted.append(worker)
+        if number == signal.SIGSTOP:
+            self.frozen.add(worker)
+        self.pool.signal(worker, number)
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.queue.put_nowait(Tick())
+
+    def _exited(self, worker: str, code: int | None) -> None:
+        self.exits[worker] = code
+        self.queue.put_nowait(WorkerLost(worker, f"exit code {code}", code))
+
+    def _step(self, event: Event, server: ControlServer) -> None:
+        self.state, commands = coordinator.step(self.state, event, time.monotonic())
+        for command in commands:
+            match command:
+                case Send(worker, message):
+                    server.send(worker, message)
+                case AddWorkers(count):
+                    for _ in range(count):
+                        self.pool.start(f"w{self.started}", url=self.url, token=self.token, zone="", main=self.main)
+                        self.started += 1
+                case RemoveWorker(_):
+                    pass  # it leaves by itself: that is a part of what is tested
+                case Emit():
+                    self.story.append(command)
+                case Finish():
+                    self.finish = command
+
+
+def run(
+    manifest: Mapping[str, Any], folder: Path, decide: Decide = lambda job: None, *, seconds: float = 100.0
+) -> Processes:
+    return asyncio.run(Processes(manifest, folder, decide=decide).run(seconds))
+
+
+def run_slowly(
+    manifest: Mapping[str, Any],
+    folder: Path,
+    monkeypatch: Any,
+    decide: Decide,
+    *,
+    since: int,
+    until: Callable[[Processes], bool],
+) -> Processes:
+    """Trains slowly from that step on, until that is true: what `decide` does comes before the end on any machine."""
+    mark = folder / "slow"
+    mark.touch()
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+
+    def decide_and_look(job: Processes) -> None:
+        decide(job)
+        if until(job):
+            mark.unlink(missing_ok=True)
+
+    return run(paced.slowed(manifest, mark, since), folder, decide_and_look)
+
+
+def run_with_faults(
+    manifest: Mapping[str, Any], folder: Path, monkeypatch: Any, *faults: tuple[str, int, int, int, int, int]
+) -> Processes:
+    """faults: (instruction, pipeline, stage, step, microbatch, signal), each striking once."""
+    marks = folder / "marks"
+    marks.mkdir()
+    monkeypatch.setenv(faulty_worker.ENVIRONMENT, json.dumps({"marks": str(marks), "faults": faults}))
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    job = asyncio.run(Processes(manifest, folder, main="faulty_worker:main").run())
+    assert len(list(marks.iterdir())) == len(faults), "a fault did not strike"
+    return job

@@ -1,0 +1,185 @@
+"""Layers that are run again in the backward: less memory, the same bits, also when a worker is lost."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
+from bamboo_trainer.tasks.task_errors import TaskError
+from training_job import Fault, Job
+from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task
+
+BF16 = replace(CONFIG, precision="bf16")
+
+
+def manifest(checkpoint: bool, precision: str, mode: str) -> dict[str, Any]:
+    text = str(Path(__file__).parents[2] / "LICENSE")
+    config = {"dModel": 16, "heads": 2, "blocks": 2, "context": 8, "dropout": 0.1, "text": text}
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {
+                "entrypoint": "bamboo_trainer.models.gpt:build",
+                "config": {**config, "checkpoint": checkpoint},
+            },
+            "training": {
+                "steps": 4, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0, "precision": precision,
+            },
+            "topology": {"stages": 3},
+            "redundancy": {"mode": mode},
+        },
+    }  # fmt: skip
+
+
+@functools.cache
+def undisturbed(checkpoint: bool, precision: str) -> Job:
+    return Job(manifest(checkpoint, precision, "LazyForward")).run()
+
+
+def activations(job: Job) -> int:
+    """Of all workers, in the newest step."""
+    return sum(node.engine.meter.latest.activations for node in job.nodes.values() if node.engine.meter.latest)
+
+
+@pytest.mark.parametrize(
+    ("precision", "mode"), [("fp32", "LazyForward"), ("fp32", "EagerBackward"), ("bf16", "EagerForward")]
+)
+def test_a_job_has_the_same_bits_whatever_happens(precision: str, mode: str) -> None:
+    """A worker is lost in the middle of step 3: before its second backward, or while it is at a forward."""
+    plain, kept = undisturbed(False, precision), undisturbed(True, precision)
+    fault = [Fault("Backward", Cell(0, 1), 3, 1), Fault("Forward", Cell(0, 2), 3, 2)]
+    for job in (kept, *(Job(manifest(True, precision, mode), (f,)).run() for f in fault)):
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.story
+        assert not job.faults
+        assert job.state.losses == plain.state.losses
+        assert job.digests == plain.digests
+    assert activations(kept) < activations(plain) / 2
+
+
+@pytest.mark.parametrize("config", [CONFIG, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_every_layer_may_be_marked(tmp_path: Path, stages: int, tied: bool, config: Any) -> None:
+    """Parameters that two layers of a stage share have the same gradient, too."""
+    task = small_gpt(tmp_path, dropout=0.2, tieEmbeddings=tied)
+    digests = []
+    for marked in ((), (1, 2), (0, 1, 2, 3)):
+        parts = chain(replace(task, checkpointed=marked), SPLITS[stages], config)
+        digests.append([*(one_step(parts, step, config) for step in range(3)), *(s.digest() for s in parts)])
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_a_marked_layer_keeps_nothing_but_its_inputs(tmp_path: Path) -> None:
+    sizes = []
+    for checkpoint in (False, True):
+        stage = Stage(small_gpt(tmp_path, checkpoint=checkpoint), 1, [(0, 1), (1, 3), (3, 4)], CONFIG)
+        stage.forward(stage.begin(), 0, 0, (torch.zeros(2, 8, 16),))
+        assert stage.context is not None
+        sizes.append(stage.context.here)
+    between = 2 * 8 * 16 * 4  # bytes from the first block to the second
+    assert sizes[1] == between < sizes[0] / 10
+
+
+class Pair(nn.Linear):
+    """Counts its calls. Passes on what it was given, a number among it."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.calls = 0
+
+    def forward(self, given: torch.Tensor | Parts) -> Parts:
+        self.calls += 1
+        x = given[0] if isinstance(given, tuple) else given
+        return super().forward(x).tanh(), torch.arange(len(x)), x
+
+
+class Last(nn.Module):
+    def forward(self, parts: Parts) -> torch.Tensor:
+        return parts[0] * parts[1][:, None] + parts[2]
+
+
+def test_layers_may_pass_tuples_and_are_called_twice() -> None:
+    crossed, calls = [], []
+    for marked in ((), (0, 1)):
+        task = small_task(layers=(Pair, Pair, Last), checkpointed=marked)
+        stages = chain(task, [(0, 1), (1, 3)])
+        works = [s.begin() for s in stages]
+        crossed.append([*microbatch(stages, works, 0, 0), tuple(w.gradient for w in works)])
+        calls.append([layer.calls for s in stages for layer in s._layers.values() if isinstance(layer, Pair)])
+    assert calls == [[3, 3], [4, 4]], "two more to compare, without a checkpoint"
+    for one, other in zip(*crossed, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one or (), other or (), strict=True))
+
+
+def test_a_context_in_host_memory_has_the_same_bits(tmp_path: Path) -> None:
+    stage = Stage(small_gpt(tmp_path, dropout=0.2, checkpoint=True), 0, SPLITS[1], BF16)
+    works: list[Work] = []
+    for on_host in (False, True):
+        work = stage.begin()
+        forwarding = stage.start(0, 1, None, on_host)
+        while not forwarding.done:
+            stage.advance(forwarding)
+        stage.complete(work, forwarding)
+        stage.backward(work, 0, 1, None)
+        works.append(work)
+    assert torch.equal(works[0].gradient, works[1].gradient)
+
+
+def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None:
+    stage = Stage(small_gpt(tmp_path, checkpoint=True), 0, SPLITS[1], BF16)
+    work = stage.begin()
+    weight, x = stage._layers[3].head.weight, torch.zeros(1, 16, requires_grad=True)
+    casts = []
+    for microbatch_index in range(2):
+        stage.forward(work, 0, microbatch_index, None)
+        stage.backward(work, 0, microbatch_index, None)
+        with autocast_and_keep(torch.device("cpu"), "bf16"):
+            made_by = nn.functional.linear(x, weight).grad_fn
+        casts.append(made_by._saved_mat2.data_ptr() if made_by is not None else made_by)
+    assert casts[0] == casts[1]
+    stage.apply(work.gradient, 1.0)
+
+
+class Fickle(Pair):
+    """Fails when it is repeated in the backward: two runs are compared first, and the third is the forward."""
+
+    def forward(self, given: torch.Tensor | Parts) -> Parts:
+        if self.calls == 3:
+            raise KeyError("gone")
+        return super().forward(given)
+
+
+def test_a_layer_that_cannot_be_repeated_is_told_by_name() -> None:
+    task = small_task(layers=(Fickle, Last), checkpointed=(0,))
+    with pytest.raises(TaskError, match="the backward of layers 0 to 1, at step 0, microbatch 0, raised KeyError"):
+        one_step(chain(task, [(0, 2)]), 0)
+
+
+@pytest.mark.parametrize("wrong", [(3,), (-1,), (True,), ("1",), (1.0,), 1, None])
+def test_what_is_no_layer_cannot_be_marked(wrong: Any) -> None:
+    with pytest.raises(TaskError, match=r"task\.checkpointed must be a collection of layer numbers from 0 to 2, got"):
+        chain(small_task(checkpointed=wrong), [(0, 3)])
+
+
+def test_a_wrong_mark_is_told_when_the_task_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from stage_kit import small_task\n\n\ndef build(config):\n    return small_task(checkpointed=[7])\n"
+    (tmp_path / "wrongly_marked.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TaskError, match="from 0 to 2, got 7"):
+        load_task("wrongly_marked:build", {})
+    with pytest.raises(TaskError, match=r"task\.config: checkpoint must be of type bool, got 'yes'"):
+        load_task("bamboo_trainer.models.gpt:build", {"checkpoint": "yes"})

@@ -1,0 +1,513 @@
+"""The clouds' metadata endpoints: what they say, how they are asked, and that a notice reaches the coordinator."""
+
+from folders import TASK_PATH
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import typer
+from aiohttp import web
+from typer.testing import CliRunner
+
+import watched_worker
+from bamboo.coordinator.events import Interrupted, Outcome
+from bamboo.names import EXIT_USAGE
+from bamboo_operator.__main__ import command
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_trainer import __main__ as trainer_main
+from bamboo_trainer.worker import cloud_notices, cloud_watch
+from bamboo_trainer.worker.cloud_notices import Answer, Cloud, CloudNotice, Unclear, Wanted, Withdrawn, news, wanted
+from bamboo_trainer.worker.cloud_watch import Aws, Azure, Http, PollIntervals, Watcher
+from cloud_kit import (
+    ACTION,
+    MAINTENANCE,
+    PREEMPTED,
+    REBALANCE,
+    AwsEndpoint,
+    AzureEndpoint,
+    Endpoint,
+    GcpEndpoint,
+    event,
+)
+from operator_kit import render, trainer
+from processes import Processes
+
+NOW = datetime(2016, 9, 19, 18, 29, 0, tzinfo=UTC)
+LONG = 60.0  # seconds that no test waits to the end of
+FAST = PollIntervals(aws=0.02, azure=0.02, gcp=0.02, answer=LONG, change=LONG, first=LONG)
+LOG = "bamboo_trainer.worker.cloud_watch"
+
+
+def ok(body: object) -> Answer:
+    return Answer(status=200, body=body if isinstance(body, str) else json.dumps(body))
+
+
+# What they say
+
+
+@pytest.mark.parametrize(
+    ("body", "seconds"),
+    [
+        ({"action": "terminate", "time": "2016-09-19T18:30:30Z"}, 90.0),
+        ({"action": "stop", "time": "2016-09-19T18:30:30"}, 90.0),
+        ({"action": "terminate", "time": "2016-09-19T19:30:00Z"}, 120.0),  # AWS gives two minutes; the clock is wrong
+        ({"action": "terminate", "time": "2016-09-19T18:00:00Z"}, 5.0),
+        ({"action": "hibernate", "time": "2016-09-19T18:30:30Z", "new": 1}, 5.0),
+    ],
+)
+def test_aws_says_when(body: dict[str, str], seconds: float) -> None:
+    notice = cloud_notices.aws_action(ok(body), NOW)
+    assert notice
+    assert (notice.source, notice.seconds) == ("AwsSpotInterruption", seconds)
+    assert body["time"] in notice.message
+
+
+def test_aws_recommends() -> None:
+    notice = cloud_notices.aws_rebalance(ok({"noticeTime": "2016-09-19T18:22:00Z"}), NOW)
+    assert notice
+    assert (notice.source, notice.seconds) == ("AwsRebalanceRecommendation", 120.0)
+    assert cloud_notices.aws_rebalance(Answer(status=404, body=""), NOW) is None
+    assert cloud_notices.aws_action(Answer(status=404, body=""), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "seconds"),
+    [
+        (cloud_notices.gcp_preempted, "FALSE", None),
+        (cloud_notices.gcp_preempted, "TRUE\n", 30.0),
+        (cloud_notices.gcp_maintenance, "NONE", None),
+        (cloud_notices.gcp_maintenance, "MIGRATE_ON_HOST_MAINTENANCE", None),
+        (cloud_notices.gcp_maintenance, "TERMINATE_ON_HOST_MAINTENANCE", 60.0),
+    ],
+)
+def test_gcp_says_whether(read: Callable[..., CloudNotice | None], body: str, seconds: float | None) -> None:
+    notice = read(ok(body), NOW)
+    assert (notice.seconds if notice else None) == seconds
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([], None),
+        ([event("Preempt")], ("AzurePreempt", 47.0)),
+        ([event("Terminate", "other", "VMSS_3")], ("AzureTerminate", 47.0)),
+        ([event("Reboot", NotBefore="")], ("AzureReboot", 900.0)),
+        ([event("Redeploy", NotBefore="soon")], ("AzureRedeploy", 600.0)),
+        ([event("Preempt", NotBefore="", EventStatus="Started")], ("AzurePreempt", 5.0)),
+        ([event("Preempt", NotBefore="Mon, 19 Sep 2016 18:00:00 GMT")], ("AzurePreempt", 5.0)),
+        ([event("Freeze")], None),
+        ([event("Preempt", "vmss_4")], None),  # events are told to all nodes of a scale set
+        ([event("Preempt", EventStatus="Completed")], None),
+        ([event("Preempt", ResourceType="Disk")], None),
+        ([event("Reboot", NotBefore="", EventId="a"), event("Preempt", EventId="b")], ("AzurePreempt", 47.0)),
+    ],
+)
+def test_azure_says_when(found: list[Any], expected: tuple[str, float] | None) -> None:
+    notice = cloud_notices.azure_events(ok({"DocumentIncarnation": 2, "Events": found}), "vmss_3", NOW)
+    assert (notice and (notice.source, notice.seconds)) == expected
+
+
+def test_azure_is_told_of_events_that_concern_one_node_only() -> None:
+    found = [event(EventId="a"), event("Preempt", "vmss_3", "vmss_4", EventId="b")]
+    found.append(event(EventId="c", EventStatus="Started"))
+    notice = cloud_notices.azure_events(ok({"Events": found}), "vmss_3", NOW)
+    assert notice
+    assert notice.events == ("a",)
+    assert json.loads(cloud_notices.azure_acknowledgement("a")) == {"StartRequests": [{"EventId": "a"}]}
+
+
+@pytest.mark.parametrize("body", ["", "no json", "[]", "{}", '{"action":1}', '{"Events":[{}]}', "\x00", "null"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        cloud_notices.aws_action,
+        cloud_notices.aws_rebalance,
+        cloud_notices.gcp_preempted,
+        cloud_notices.gcp_maintenance,
+        lambda answer, now: cloud_notices.azure_events(answer, "vmss_3", now),
+    ],
+)
+def test_garbage_says_nothing(read: Callable[..., CloudNotice | None], body: str) -> None:
+    for answer in (ok(body), Answer(status=503, body="FALSE")):
+        with pytest.raises(Unclear):
+            read(answer, NOW)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"action": "dance", "time": "2016-09-19T18:30:30Z"}, {"action": "stop", "time": "soon"}],
+)
+def test_unknown_words_say_nothing(body: object) -> None:
+    with pytest.raises(Unclear):
+        cloud_notices.aws_action(ok(body), NOW)
+
+
+def test_news() -> None:
+    first = CloudNotice(source="S", said="a", message="m", seconds=30.0)
+    same = CloudNotice(source="S", said="a", message="m", seconds=28.0)
+    other = CloudNotice(source="S", said="b", message="m", seconds=5.0)
+    assert [news(None, None), news(None, first), news(first, same)] == [None, first, None]
+    assert [news(first, other), news(first, None)] == [other, Withdrawn(first)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"BAMBOO_METADATA": ""}, None),
+        ({"BAMBOO_METADATA": "off", "BAMBOO_METADATA_URL": "nonsense"}, None),
+        ({"BAMBOO_METADATA": "auto"}, Wanted(cloud=None, url="http://169.254.169.254")),
+        (
+            {"BAMBOO_METADATA": "aws", "BAMBOO_METADATA_REBALANCE": "true", "BAMBOO_METADATA_URL": "http://h:1/"},
+            Wanted(cloud=Cloud.AWS, url="http://h:1", rebalance=True),
+        ),
+        (
+            {"BAMBOO_METADATA": "azure", "BAMBOO_METADATA_ACKNOWLEDGE": "true"},
+            Wanted(cloud=Cloud.AZURE, acknowledge=True),
+        ),
+    ],
+)
+def test_what_is_wanted(environment: dict[str, str], expected: Wanted | None) -> None:
+    assert wanted(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"BAMBOO_METADATA": "AWS"}, 'BAMBOO_METADATA: expected one of off, auto, aws, gcp, azure, got "AWS"'),
+        ({"BAMBOO_METADATA": "gcp", "BAMBOO_METADATA_URL": "h"}, "BAMBOO_METADATA_URL: expected http://HOST"),
+        ({"BAMBOO_METADATA": "aws", "BAMBOO_METADATA_REBALANCE": "1"}, "BAMBOO_METADATA_REBALANCE: expected true or"),
+    ],
+)
+def test_a_wrong_wish_ends_with_a_sentence(
+    environment: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = {"BAMBOO_WORKER": "w", "BAMBOO_COORDINATOR": "ws://x", "BAMBOO_TOKEN_FILE": "/t"}
+    for name, value in {**needed, **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["bamboo_trainer"])
+    assert trainer_main.main() == EXIT_USAGE
+    assert sentence in capsys.readouterr().err
+
+
+# How they are asked
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud_watch, "CLOSE_SECONDS", LONG)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LONG):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    endpoint: Endpoint, cloud: Cloud | None, pace: PollIntervals = FAST, **more: bool
+) -> AsyncIterator[list[CloudNotice]]:
+    """The notices that come; at the end nothing may be left of the watcher."""
+    notices: list[CloudNotice] = []
+    watcher = Watcher(Wanted(cloud=cloud, url=endpoint.url, **more), notices.append, pace)
+    watcher.start()
+    try:
+        yield notices
+    finally:
+        began = time.monotonic()
+        await asyncio.to_thread(watcher.close)
+        watcher.close()
+        assert time.monotonic() - began < LONG / 2  # it waits neither for an answer nor to the end of its patience
+        assert not watcher._thread.is_alive()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == LOG and r.levelno >= logging.WARNING]
+
+
+def in_a_minute() -> str:
+    return datetime.fromtimestamp(time.time() + 60, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def test_aws(caplog: pytest.LogCaptureFixture) -> None:
+    async with AwsEndpoint() as aws, watching(aws, Cloud.AWS) as notices:
+        await until(lambda: aws.asked[f"GET {ACTION}"] > 2)
+        assert notices == []
+        aws.expired = aws.tokens  # as after six hours
+        said = time.time()
+        aws.says[ACTION] = json.dumps({"action": "terminate", "time": in_a_minute()})
+        await until(lambda: notices)
+        waited = time.time() - said
+        before = aws.asked[f"GET {ACTION}"]
+        await until(lambda: aws.asked[f"GET {ACTION}"] > before + 2)
+        assert [n.source for n in notices] == ["AwsSpotInterruption"]
+        assert 59 - waited < notices[0].seconds <= 60  # AWS names whole seconds
+        assert aws.tokens <= 4  # two at most ask at the same time
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_late_refusal_of_the_old_token_does_not_cost_the_new_one() -> None:
+    class Late(AwsEndpoint):
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            answer = await super().answer(request)
+            if request.path == REBALANCE:
+                await renewed.wait()
+            return answer
+
+    renewed = asyncio.Event()
+    async with Late() as endpoint, aiohttp.ClientSession() as session:
+        ask_action, ask_rebalance = (s.look for s in Aws(Http(session, endpoint.url), FAST, rebalance=True).sources)
+        assert await ask_action() is None
+        endpoint.expired = endpoint.tokens
+        late = asyncio.ensure_future(ask_rebalance())
+        await until(lambda: endpoint.asked[f"GET {REBALANCE}"])
+        assert await ask_action() is None
+        renewed.set()
+        assert await late is None
+        assert endpoint.tokens == 2
+
+
+@pytest.mark.parametrize("rebalance", [False, True])
+async def test_a_recommendation_is_only_logged_unless_asked_for(
+    rebalance: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AwsEndpoint() as aws, watching(aws, Cloud.AWS, rebalance=rebalance) as notices:
+        aws.says[REBALANCE] = json.dumps({"noticeTime": in_a_minute()})
+        await until(lambda: warnings(caplog))
+        await until(lambda: aws.asked[f"GET {REBALANCE}"] > 3)
+        assert len(notices) == rebalance
+    assert "rebalance recommendation" in warnings(caplog)[0]
+    assert ("not acted upon" in warnings(caplog)[0]) != rebalance
+
+
+async def test_gcp_is_asked_to_wait_for_a_change() -> None:
+    async with GcpEndpoint() as gcp, watching(gcp, Cloud.GCP) as notices:
+        await until(lambda: gcp.waiting == 2)
+        assert gcp.waited[0].keys() == {"wait_for_change", "last_etag", "timeout_sec"}
+        asked = gcp.asked.total()
+        await asyncio.sleep(0.2)
+        assert gcp.asked.total() == asked  # it waits, and is not asked meanwhile
+        await gcp.say(PREEMPTED, "TRUE")
+        await until(lambda: notices)
+        assert (notices[0].source, notices[0].seconds) == ("GcpPreempted", 30.0)
+        await until(lambda: gcp.waiting == 2)
+        assert len(notices) == 1
+
+
+async def test_a_wait_that_ends_without_a_change_is_begun_again() -> None:
+    pace = PollIntervals(gcp=0.01, answer=0.5, change=0.0)
+    async with GcpEndpoint() as gcp, watching(gcp, Cloud.GCP, pace) as notices:
+        await until(lambda: len(gcp.waited) > 6)
+        assert notices == []
+
+
+async def test_gcp_is_asked_again_after_a_503(caplog: pytest.LogCaptureFixture) -> None:
+    async with GcpEndpoint() as gcp:
+        gcp.trouble = web.Response(status=503)
+        async with watching(gcp, Cloud.GCP, PollIntervals(gcp=0.7)) as notices:
+            await until(lambda: gcp.asked.total() >= 2)
+            gcp.trouble = None
+            await gcp.say(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
+            await until(lambda: notices)
+            assert notices[0].source == "GcpMaintenance"
+    assert len(warnings(caplog)) == 1
+
+
+async def test_a_notice_that_is_withdrawn_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    async with AzureEndpoint() as azure, watching(azure, Cloud.AZURE) as notices:
+        azure.events = [event()]
+        await until(lambda: notices)
+        azure.trouble = web.Response(status=503)  # that is no withdrawal
+        before = azure.asked.total()
+        await until(lambda: azure.asked.total() > before + 4)
+        assert not any("withdrawn" in text for text in warnings(caplog))
+        azure.trouble, azure.events = None, []
+        await until(lambda: any("AzurePreempt is withdrawn" in text for text in warnings(caplog)))
+        azure.events = [event()]
+        await until(lambda: len(notices) == 2)
+        azure.events = [event(EventStatus="Started", NotBefore="")]
+        await until(lambda: len(notices) == 3)
+        assert notices[2].seconds == 5.0
+        assert azure.asked["GET /metadata/instance/compute/name"] == 1
+
+
+async def test_azure_may_take_long_for_its_first_answer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def name(_: Azure) -> str:
+        return "vmss_3"
+
+    monkeypatch.setattr(Azure, "name", name)  # it has the short time to be answered in
+    pace = PollIntervals(azure=LONG, answer=0.3, first=LONG)
+    async with AzureEndpoint() as azure:
+        azure.slow_first = 2 * pace.answer
+        azure.events = [event("Preempt", "vmss_4"), event("Terminate", "vmss_4", "vmss_3", EventId="b")]
+        async with watching(azure, Cloud.AZURE, pace) as notices:
+            await until(lambda: notices)
+            assert azure.asked["GET /metadata/scheduledevents"] == 1
+            assert notices[0].source == "AzureTerminate"
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(("asked_for", "left"), [(True, True), (True, False), (False, True)])
+async def test_azure_is_told_only_when_the_worker_has_left(asked_for: bool, left: bool) -> None:
+    async with AzureEndpoint() as azure:
+        azure.events = [event(EventId="mine"), event("Preempt", "vmss_3", "vmss_4", EventId="ours")]
+        wish = Wanted(cloud=Cloud.AZURE, url=azure.url, acknowledge=asked_for)
+        notices: list[CloudNotice] = []
+        watcher = Watcher(wish, notices.append, FAST)
+        watcher.start()
+        await until(lambda: notices)
+        assert azure.acknowledged == []
+        await asyncio.to_thread(watcher.close, left)
+        expected = [{"StartRequests": [{"EventId": "mine"}]}] if asked_for and left else []
+        assert azure.acknowledged == expected
+
+
+@pytest.mark.parametrize("cloud", list(Cloud))
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        web.Response(status=503),
+        web.Response(status=404),
+        web.Response(status=200, text="<html>" + "x" * 5000),
+        web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}),
+        5.0,
+    ],
+    ids=["503", "404", "garbage", "redirect", "slow"],
+)
+async def test_what_goes_wrong_is_said_once(
+    cloud: Cloud, trouble: web.Response | float, caplog: pytest.LogCaptureFixture
+) -> None:
+    pace = PollIntervals(aws=0.01, azure=0.01, gcp=0.01, answer=0.05, change=0.1, first=0.1)
+    async with Endpoint() as endpoint:
+        endpoint.trouble = trouble
+        async with watching(endpoint, cloud, pace) as notices:
+            await until(lambda: warnings(caplog))
+            asked = endpoint.asked.total()
+            await until(lambda: endpoint.asked.total() > asked + 4)
+            assert notices == []
+    assert len(warnings(caplog)) == 1
+    assert "the metadata endpoint does not say" in warnings(caplog)[0]
+
+
+async def test_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
+    async with Endpoint() as endpoint:
+        pass
+    async with watching(endpoint, Cloud.AWS):
+        await until(lambda: warnings(caplog))
+    assert len(warnings(caplog)) == 1
+
+
+async def test_an_endless_answer_is_cut_off(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bamboo_trainer.worker.cloud_watch.MAX_BYTES", 1000)
+    async with Endpoint() as endpoint:
+        endpoint.trouble = web.Response(status=200, text="x" * 2000)
+        async with watching(endpoint, Cloud.AWS):
+            await until(lambda: warnings(caplog))
+    assert "more than 1000 bytes" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize(("cloud", "kind"), [("aws", AwsEndpoint), ("gcp", GcpEndpoint), ("azure", AzureEndpoint)])
+async def test_auto_finds_the_cloud(cloud: str, kind: type[Endpoint], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with kind() as endpoint, watching(endpoint, None):
+        await until(lambda: f"watching the metadata endpoint of {cloud} for notices" in caplog.text)
+        await until(lambda: endpoint.asked.total() > 5)
+    assert warnings(caplog) == []
+
+
+async def test_auto_finds_no_cloud(caplog: pytest.LogCaptureFixture) -> None:
+    async with Endpoint() as endpoint, watching(endpoint, None):
+        await until(lambda: warnings(caplog))
+        assert endpoint.asked.total() == 3
+        await until(lambda: not [t for t in threading.enumerate() if t.name == "bamboo-metadata"])
+    assert warnings(caplog) == ["no cloud's metadata endpoint answers, so none is watched for notices"]
+
+
+def test_a_watcher_that_never_started_closes() -> None:
+    Watcher(Wanted(cloud=Cloud.AWS), print).close()
+
+
+# What the worker makes of it
+
+
+def job_manifest() -> dict[str, Any]:
+    config = {"dModel": 16, "heads": 2, "blocks": 3, "context": 16, "text": str(Path(__file__).parents[2] / "LICENSE")}
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": 1_000_000, "globalBatchSize": 8, "microBatchSize": 2},
+            "topology": {"stages": 2, "pipelines": 1},
+            "redundancy": {"mode": "LazyForward"},
+            "standby": {"workers": 1},
+        },
+    }
+
+
+async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's notice comes first, and then the SIGTERM that follows it: the second one must not cut the first."""
+    monkeypatch.setenv("PYTHONPATH", TASK_PATH)
+    async with GcpEndpoint() as gcp:
+        monkeypatch.setenv(watched_worker.ENVIRONMENT, gcp.url)
+        chosen: list[str] = []
+        tasks: list[asyncio.Task[None]] = []
+
+        def decide(job: Processes) -> None:
+            if job.state.step >= 3 and not chosen and job.state.plan:
+                chosen.append(job.owner(0, 1))
+                tasks.append(asyncio.create_task(gcp.say(PREEMPTED, "TRUE", prefix=f"/{chosen[0]}")))
+            noticed = [e for e in job.story if e.reason == "NoticeReceived"]
+            if noticed and not job.acted:
+                job.signal(chosen[0], signal.SIGTERM)
+            if job.acted and chosen[0] in job.exits and not job.finish:
+                job.queue.put_nowait(Interrupted())
+
+        job = await Processes(job_manifest(), tmp_path, main="watched_worker:main", decide=decide).run()
+        await asyncio.gather(*tasks)
+    noticed = [e.message for e in job.story if e.reason == "NoticeReceived"]
+    assert noticed == [f"{chosen[0]} will be taken away in 30 s"]
+    assert any(e.reason == "WorkerLeft" for e in job.story)
+    assert job.exits[chosen[0]] == 0
+    assert job.finish
+    assert job.finish.outcome is Outcome.INTERRUPTED
+    assert "GcpPreempted: this node is being reclaimed by GCP" in (tmp_path / "workers.log").read_text()
+
+
+# What the operator does for it
+
+
+def test_the_operator_sets_it_in_pods_and_a_template_may_overrule() -> None:
+    def found(pod: Any) -> list[Any]:
+        return [e for e in trainer(pod)["env"] if e["name"] == "BAMBOO_METADATA"]
+
+    settings = WorkerPodSettings(coordinator_url="ws://x", image="i", metadata="auto")
+    assert found(render()) == []
+    assert found(render(settings=settings)) == [{"name": "BAMBOO_METADATA", "value": "auto"}]
+    own = {"name": "BAMBOO_METADATA", "value": "off"}
+    template = {"spec": {"containers": [{"name": "trainer", "env": [own]}]}}
+    assert found(render(settings=settings, template=template)) == [own]
+
+
+def test_the_operator_refuses_an_unknown_cloud() -> None:
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--key-file", "x", "--metadata", "moon"])
+    assert result.exit_code == EXIT_USAGE
+    assert '--metadata: expected one of off, auto, aws, gcp, azure, got "moon"' in result.output

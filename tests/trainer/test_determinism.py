@@ -1,0 +1,384 @@
+"""What is not deterministic ends a job by name, soon, and before weights are saved."""
+
+import cProfile
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer import reference
+from bamboo_trainer.commit.state_comparison import EVERY, is_due
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.stage.checksums import CHUNK, checksum
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.user_code import TaskError
+from training_job import Job
+from stage_kit import CONFIG, chain, microbatch, one_step, small_gpt, small_task
+from test_engine import manifest
+
+WHOLE = [(0, 3)]
+
+
+def first(task, config=CONFIG, split=WHOLE) -> None:
+    """The first microbatch of a job."""
+    stages = chain(task, split, config)
+    microbatch(stages, [s.begin() for s in stages], 0, 0)
+
+
+def between(layer) -> object:
+    """A task with that layer in the middle."""
+    return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class FromNumpy(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.from_numpy(np.random.randn(3).astype("float32")))
+
+
+class Table(Scaled):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offsets", torch.tensor([random.random(), 0.0, 0.0]))
+
+
+class Dropped(Scaled):
+    def forward(self, x):
+        return x * torch.from_numpy(np.random.rand(*x.shape).astype("float32")) * self.weight
+
+
+class Counting(Scaled):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.weight / self.calls
+
+
+class Timed(Scaled):
+    def forward(self, x):
+        return x * self.weight + time.perf_counter_ns() % 1_000_003
+
+
+class Seldom(Scaled):
+    """Left out so rarely that nobody sees it."""
+
+    def forward(self, x):
+        return x if random.random() < 1e-12 else x * self.weight
+
+
+class SeldomByNumpy(Scaled):
+    def forward(self, x):
+        return x if np.random.uniform() < 1e-12 else x * self.weight
+
+
+class Product(torch.autograd.Function):
+    numbers = count()
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).flatten(0, -2).sum(0) + next(Product.numbers)
+
+
+class OwnBackward(Scaled):
+    def forward(self, x):
+        return Product.apply(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (FromNumpy, r"layer 1 \(FromNumpy\) .* built twice from the same seed, parameter 'weight' differs; .*numpy"),
+        (Table, r"layer 1 \(Table\) is not deterministic: built twice from the same seed, buffer 'offsets' differs"),
+        (Dropped, r"layer 1 \(Dropped\) is not deterministic: it draws from numpy.random; use torch's"),
+        (Counting, r"layer 1 \(Counting\) .* run twice on the same microbatch, its output differs; usual"),
+        (Timed, r"layer 1 \(Timed\) .* run twice on the same microbatch, its output differs"),
+        (Seldom, r"layer 1 \(Seldom\) is not deterministic: it draws from Python's random; use torch's"),
+        (SeldomByNumpy, r"layer 1 \(SeldomByNumpy\) is not deterministic: it draws from numpy.random; use torch's"),
+        (OwnBackward, r"layer 1 \(OwnBackward\) .* the gradient of parameter 'weight' differs"),
+    ],
+)
+@pytest.mark.parametrize("split", [WHOLE, [(0, 1), (1, 3)]], ids=str)
+def test_a_layer_that_does_not_come_to_the_same_bits_is_named_at_the_start(layer, message, split) -> None:
+    with pytest.raises(NotDeterministic, match=message):
+        first(between(layer), split=split)
+
+
+def test_numpys_generator_may_be_of_another_kind() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        first(between(Scaled))
+        with pytest.raises(NotDeterministic, match=r"layer 1 \(SeldomByNumpy\) .* draws from numpy.random"):
+            first(between(SeldomByNumpy))
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_so_is_a_loss() -> None:
+    def loss(outputs: Parts, targets: Parts) -> torch.Tensor:
+        return (outputs[0] - targets[0]).square().mean() * random.random()
+
+    with pytest.raises(NotDeterministic, match="the loss is not deterministic: it draws from Python's random; use"):
+        first(small_task(loss=loss))
+
+
+@pytest.mark.parametrize("which", ["inputs", "targets"])
+def test_so_is_a_dataset_that_augments_as_it_likes(which: str) -> None:
+    class Augmented(TensorDataset):
+        def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+            (inputs,), (targets,) = super().batch(indices)
+            noise = torch.from_numpy(np.random.randn(*inputs.shape).astype("float32"))
+            return ((inputs + noise,), (targets,)) if which == "inputs" else ((inputs,), (targets + noise,))
+
+    points = torch.arange(24.0).reshape(12, 2)
+    message = rf"the dataset is not deterministic: asked twice for samples \[.*\], it returned different {which}; usual"
+    with pytest.raises(NotDeterministic, match=message):
+        first(small_task(dataset=Augmented((points,), (points,))))
+
+
+class Seeds(Scaled):
+    """Draws from generators that it seeds itself."""
+
+    def forward(self, x):
+        random.seed(5)
+        np.random.seed(5)
+        return x * self.weight * random.random() * float(np.random.rand())
+
+
+class Mixed(nn.Module):
+    """Integers, what nobody uses, and a dropout of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.idle = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x):
+        return torch.dropout(self.linear(x) * self.frozen, 0.5, True), torch.ones(2, dtype=torch.long)
+
+
+class Unmixed(nn.Module):
+    def forward(self, x, ones):
+        return x * ones[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layers", [(Seeds, nn.Tanh), (Mixed, Unmixed)], ids=["seeds", "mixed"])
+def test_what_is_deterministic_is_let_through_and_trains_as_before(layers, precision) -> None:
+    task = small_task(layers=(lambda: nn.Linear(2, 3), *layers, lambda: nn.Linear(3, 2)))
+    config = replace(CONFIG, precision=precision)
+    stages = chain(task, [(0, 2), (2, 4)], config)
+    losses, _ = reference.train(task, config, 3)
+    assert [one_step(stages, k, config) for k in range(3)] == pytest.approx(losses, rel=1e-2)
+
+
+def test_a_profiler_that_runs_already_stays() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        first(small_task())
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_tied_layers_are_not_as_they_were_built_and_that_is_right(tmp_path, checkpoint) -> None:
+    task = small_gpt(tmp_path, tieEmbeddings=True, checkpoint=checkpoint)
+    stages = chain(task, [(0, 2), (2, 4)])
+    losses, _ = reference.train(task, CONFIG, 2)
+    assert [one_step(stages, k) for k in range(2)] == pytest.approx(losses, rel=1e-5)
+
+
+def test_only_the_owner_of_a_first_state_looks() -> None:
+    """A replica rehearses what the owner has looked at; who takes over later has no time for it."""
+    task = between(Counting)
+    stage = Stage(task, 0, WHOLE, CONFIG)
+    stage.rehearse(0, 0, None)
+    stage = Stage(task, 0, WHOLE, CONFIG)
+    stage.version = 7
+    stage.forward(stage.begin(), 7, 0, None)
+
+
+# what changes later
+
+
+class Late(nn.Module):
+    """Does something to its buffers in one forward of many."""
+
+    def __init__(self, act, at: int) -> None:
+        super().__init__()
+        self.act, self.at, self.calls = act, at, 0
+        self.register_buffer("table", torch.ones(3))
+        self.register_buffer("cache", None)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.at:
+            with torch.no_grad():
+                self.act(self)
+        return x * self.weight
+
+
+def exchange(layer: Late) -> None:
+    layer.table = layer.table + 1
+
+
+def adapt(layer: Late) -> None:
+    layer.adapter = nn.Parameter(torch.ones(3))
+
+
+LATE = {
+    "written": (lambda layer: layer.table.add_(1), "changes its buffer 'table'"),
+    "exchanged": (exchange, "changes its buffer 'table'"),
+    "made": (lambda layer: setattr(layer, "cache", torch.ones(3)), "changes its buffer 'cache'"),
+    "frozen": (lambda layer: layer.frozen.mul_(2), "changes its frozen parameter 'frozen'"),
+    "adapted": (adapt, "makes its parameter 'adapter'"),
+    "replaced": (lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(3))), "makes its parameter 'weight'"),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
+    """Calls: two to compare, then three in each step."""
+    act, named = LATE[kind]
+    stages = chain(between(lambda: Late(act, 2 + 3 + 2)), [(0, 1), (1, 3)])
+    one_step(stages, 0)
+    with pytest.raises(TaskError, match=rf"layer 1 \(Late\) {named} in the forward, (so a repeated|after the)"):
+        one_step(stages, 1)
+    assert stages[1].version == 1
+
+
+def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
+    stages = chain(between(lambda: Late(lambda layer: layer.table.copy_(torch.ones(3)), 7)), WHOLE)
+    for step in range(3):
+        one_step(stages, step)
+    assert stages[0].checksums() == stages[0].checksums()
+
+
+def test_a_write_behind_torchs_back_is_seen_when_states_are_compared() -> None:
+    stages = chain(between(lambda: Late(lambda layer: layer.table.data.add_(1), 7)), WHOLE)
+    one_step(stages, 0)
+    stages[0].checksums()
+    one_step(stages, 1)
+    with pytest.raises(TaskError, match=r"layer 1 \(Late\) changes its buffer 'table'"):
+        stages[0].checksums()
+
+
+# who holds the same stage
+
+
+class Noisy(torch.optim.SGD):
+    """Adds what nobody can repeat, from the third step on."""
+
+    steps = 0
+
+    def step(self):
+        super().step()
+        self.steps += 1
+        if self.steps > 2:
+            with torch.no_grad():
+                self.param_groups[0]["params"][-1].add_(random.random())
+
+
+def noisy(config):
+    return small_task(
+        layers=[lambda: nn.Linear(2, 2)] * 2,
+        optimizer=lambda named: Noisy([p for _, p in named], lr=0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None"), (2, 2, "LazyForward")]
+)
+def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines, mode, monkeypatch) -> None:
+    """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
+    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
+    document = manifest(stages, pipelines, mode=mode, steps=40)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
+    with pytest.raises(NotDeterministic, match=message):
+        Job(document).run()
+
+
+def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:
+    """As by their hardware, or by the order of a set."""
+    built = count()
+
+    class Elsewhere(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.weight.data.fill_(next(built))
+
+    monkeypatch.setattr(
+        reference, "build_elsewhere", lambda config: small_task(layers=[Elsewhere], costs=[1]), raising=False
+    )
+    document = manifest(1, 2, mode="None", steps=40)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_elsewhere"}
+    job = Job(document)
+    with pytest.raises(NotDeterministic, match=r"\(Elsewhere\)"):
+        job.run()
+    assert job.state.step == 0
+
+
+def test_states_are_compared_early_and_then_regularly() -> None:
+    assert [v for v in range(4 * EVERY + 1) if is_due(v)] == [0, 1, 2, 4, 8, 16, 32, 64, 96, 128]
+
+
+# sums
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+)
+@pytest.mark.parametrize("size", [0, 1, 3, 1000, 2 * CHUNK + 7])
+def test_a_sum_is_that_of_the_bits(dtype: torch.dtype, size: int) -> None:
+    one = (torch.arange(size) % 2).to(dtype)
+    assert checksum(one) == checksum(one.clone()) == checksum(one.reshape(1, -1))
+    if size:
+        other = one.clone()
+        other[size // 2] = one[size // 2] == 0
+        assert checksum(one) != checksum(other)
+    if size > 2:
+        assert checksum(one) != checksum(one.flip(0)) or torch.equal(one, one.flip(0))
+        assert checksum(one[1:]) == checksum(one[1:].clone())
+
+
+def test_a_sum_sees_what_cancels_out() -> None:
+    """Values that change places, signs of zero, and one up against one down."""
+    values = torch.ones(100_000)
+    for a, b, changed in ((3, 70_000, 2.0), (5, 5 + 2 * CHUNK, 4.0)):
+        one, other = values.clone(), values.clone()
+        one[a], other[b] = changed, changed
+        assert checksum(one) != checksum(other)
+    assert checksum(torch.zeros(8)) != checksum(-torch.zeros(8))
+    up_and_down = values.clone()
+    up_and_down[10], up_and_down[11] = 1 + 2**-23, 1 - 2**-23
+    assert checksum(values) != checksum(up_and_down)

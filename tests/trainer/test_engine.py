@@ -1,0 +1,309 @@
+"""Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo.coordinator.events import Outcome, SpecChanged
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, WorkerId
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.reference import train
+from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.transport.base import LinkUp
+from bamboo_trainer.transport.frames import Frame, FrameKind
+from memory_transport import MemoryTransport
+from training_job import Fault, Job
+
+STEPS = 4
+
+
+def manifest(
+    stages: int,
+    pipelines: int,
+    *,
+    standby: int = 0,
+    tied: bool = False,
+    mode: str = "LazyForward",
+    steps: int = STEPS,
+    elastic: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    least, most = elastic or (pipelines, pipelines)
+    config = {
+        "dModel": 16,
+        "heads": 2,
+        "blocks": 3,
+        "context": 8,
+        "dropout": 0.1,
+        "text": str(Path(__file__).parents[2] / "LICENSE"),
+        "tieEmbeddings": tied,
+    }
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            "standby": {"workers": standby},
+            "elastic": {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": 0},
+        },
+    }
+
+
+@functools.cache
+def undisturbed(stages: int, pipelines: int, steps: int = STEPS, mode: str = "LazyForward") -> Job:
+    return Job(manifest(stages, pipelines, steps=steps, mode=mode)).run()
+
+
+def assert_same(job: Job, stages: int, pipelines: int) -> None:
+    reference = undisturbed(stages, pipelines)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.state.losses == reference.state.losses
+    assert job.digests == reference.digests
+
+
+def owned_weights(job: Job) -> dict[str, torch.Tensor]:
+    held: dict[str, torch.Tensor] = {}
+    for node in job.nodes.values():
+        for holding in node.states.values():
+            if holding.stage and holding.owned:  # a replica may still be one step behind
+                held |= holding.stage.state_tensors()
+    return held
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("pipelines", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
+    """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step."""
+    job = Job(manifest(stages, pipelines, tied=tied)).run()
+    spec = job.spec
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
+    losses, weights = train(load_task(spec.task.entrypoint, spec.task.config), config, STEPS)
+    torch.testing.assert_close(list(job.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+    held = owned_weights(job)
+    for name, expected in weights.items():
+        torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_the_number_of_stages_does_not_change_the_bits(pipelines: int) -> None:
+    """Of a model without ties across stages, with as many pipelines; docs/operating.md promises no more."""
+    weights = [owned_weights(undisturbed(stages, pipelines)) for stages in (1, 2, 4)]
+    for others in weights[1:]:
+        torch.testing.assert_close(others, weights[0], rtol=0, atol=0)
+
+
+def instructions(stages: int, pipelines: int, step: int = 2, mode: str = "LazyForward") -> list[Fault]:
+    """Every point at which a worker can die in a step, as seen in the undisturbed run."""
+    executed = undisturbed(stages, pipelines, mode=mode).executed
+    return [f for f in dict.fromkeys(executed) if f.step == step]
+
+
+@pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
+def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
+    faults = instructions(stages, pipelines)
+    assert len({f.name for f in faults}) >= 6
+    for fault in faults:
+        job = Job(manifest(stages, pipelines), (fault,)).run()
+        assert not job.faults, f"{fault} did not strike"
+        assert_same(job, stages, pipelines)
+
+
+@pytest.mark.parametrize(
+    ("mode", "done"), [("EagerForward", "RedundantForward"), ("EagerBackward", "RedundantBackward")]
+)
+def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:
+    """In step 3, the first one in which there is redundant work: the two before it measure the bubbles."""
+    faults = instructions(4, 1, step=3, mode=mode)
+    assert any(f.name == done for f in faults)
+    reused = 0
+    for fault in faults:
+        job = Job(manifest(4, 1, mode=mode), (fault,)).run()
+        assert not job.faults, f"{fault} did not strike"
+        assert_same(job, 4, 1)
+        reused += sum(t.reused for t in job.state.takeovers)
+    assert reused > 0
+
+
+def test_replicas_in_host_memory_take_over_with_the_same_bits() -> None:
+    document = manifest(4, 1, mode="EagerForward", standby=1)
+    document["spec"]["redundancy"]["placement"] = "Host"
+    reused = 0
+    for fault in instructions(4, 1, step=3, mode="EagerForward"):
+        if fault.cell == Cell(0, 2):
+            job = Job(document, (fault,)).run()
+            assert_same(job, 4, 1)
+            reused += sum(t.reused for t in job.state.takeovers)
+    assert reused > 0
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_notice_drains_at_a_boundary(stage: int) -> None:
+    def decide(job: Job) -> None:
+        if job.state.step == 1 and not job.state.notices and job.state.plan:
+            job.notice(job.state.plan.at(Cell(0, stage)).owner)
+
+    job = Job(manifest(4, 1, standby=1), decide=decide).run()
+    assert_same(job, 4, 1)
+    assert any(e.reason == "PlannedTakeover" for e in job.story)
+
+
+def test_a_standby_heals_the_pipeline() -> None:
+    job = Job(manifest(4, 1, standby=1), (Fault("Backward", Cell(0, 2), 1, 1),)).run()
+    assert_same(job, 4, 1)
+    reasons = [e.reason for e in job.story]
+    assert "Takeover" in reasons
+    assert "Replicating" in reasons
+
+
+def test_a_replica_that_misses_commits_while_it_is_filled_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state takes some steps to come, and its link to the root breaks: the root then repeats the last commits."""
+    job = Job(manifest(4, 1, standby=1, steps=14), (Fault("Backward", Cell(0, 2), 1, 1),))
+    missed: list[int] = []
+    late: list[tuple[MemoryTransport, Frame]] = []
+    send = MemoryTransport.send
+
+    def lossy(self: MemoryTransport, peer: WorkerId, frame: Frame) -> None:
+        kind = frame.address.kind
+        if peer == "w4" and kind is FrameKind.STATE and len(missed) < 4:
+            late.append((self, frame))
+        elif peer == "w4" and kind is FrameKind.COMMIT and late and len(missed) < 4:
+            missed.append(frame.address.step)
+            if len(missed) == 4:
+                for giver, state in late:
+                    send(giver, "w4", state)
+                job.nodes["w4"].events.append(LinkUp(self.worker))
+                job.nodes[self.worker].events.append(LinkUp("w4"))
+        else:
+            send(self, peer, frame)
+
+    monkeypatch.setattr(MemoryTransport, "send", lossy)
+    job.run()
+    assert len(missed) == 4
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE
+    assert job.digests == undisturbed(4, 1, steps=14).digests
+    assert job.state.plan is not None
+    assert {job.state.plan.at(Cell(0, s)).owner for s in range(4)} == {"w0", "w1", "w3", "w4"}
+
+
+def pair(job: Job, cells: tuple[Cell, ...]) -> None:
+    if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+        for owner in {job.state.plan.at(c).owner for c in cells}:
+            job.kill(owner)
+
+
+def test_two_non_neighbours_at_once() -> None:
+    for first in range(2):
+        job = Job(manifest(4, 1), decide=lambda j, s=first: pair(j, (Cell(0, s), Cell(0, s + 2)))).run()  # type: ignore[misc]
+        assert_same(job, 4, 1)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_neighbour_pair_without_a_second_pipeline_is_not_recoverable(first: int) -> None:
+    job = Job(manifest(4, 1), decide=lambda j: pair(j, (Cell(0, first), Cell(0, (first + 1) % 4)))).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert "not recoverable without a checkpoint" in job.finish.message
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(first: int) -> None:
+    job = Job(manifest(3, 2), decide=lambda j: pair(j, (Cell(1, first), Cell(1, (first + 1) % 3)))).run()
+    assert_same(job, 3, 2)
+
+
+def test_without_redundancy_a_loss_ends_the_job() -> None:
+    job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE
+
+
+def assert_close(job: Job, stages: int, steps: int) -> None:
+    """As in one pipeline, but for the order of the pipelines' sums: a few ulps a step."""
+    reference = undisturbed(stages, 1, steps)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    losses, expected = list(job.state.losses.values()), list(reference.state.losses.values())
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_the_job_grows_when_workers_come(stages: int) -> None:
+    job = Job(manifest(stages, 1, steps=8, elastic=(1, 3))).run()
+    assert_close(job, stages, 8)
+    assert job.state.plan is not None
+    assert job.state.plan.target.pipelines == 3
+    assert len(job.state.plan.pipelines) == 3
+    assert [e.reason for e in job.story].count("Growing") == 1
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> None:
+    def decide(job: Job) -> None:
+        if job.state.step == 2 and not job.state.preemptions and job.state.plan:
+            job.capacity = 2 * stages - 1
+            job.kill(job.state.plan.at(Cell(0, stages - 1)).owner)
+        if job.state.step == 6:
+            job.capacity = 2 * stages
+
+    job = Job(manifest(stages, 2, steps=12, elastic=(1, 2)), decide=decide, capacity=2 * stages).run()
+    assert_close(job, stages, 12)
+    reasons = [e.reason for e in job.story]
+    assert "Shrinking" in reasons
+    assert "Growing" in reasons[reasons.index("Resized") :]
+    assert job.state.plan is not None
+    assert job.state.plan.target.pipelines == 2
+
+
+@pytest.mark.parametrize("victim", range(6))
+@pytest.mark.parametrize("change", ["Growing", "Shrinking"])
+def test_a_loss_while_the_grid_changes(change: str, victim: int) -> None:
+    """Whoever dies, and whenever: between the plan and the first step under the new layout."""
+    for delay in range(0, 40, 7):
+        assert_close(_resized(change, victim, delay), 3, 8)
+
+
+def _resized(change: str, victim: int, delay: int) -> Job:
+    def decide(job: Job) -> None:
+        if job.state.step == 1 and change == "Shrinking":
+            job.capacity = 5
+            if not job.state.preemptions:
+                job.kill("w5")
+        seen = [e.reason for e in job.story]
+        if change in seen and not struck:
+            since.append(job.turns)
+            if job.turns - since[0] >= delay:
+                struck.append(f"w{victim}")
+                job.kill(f"w{victim}")
+
+    struck: list[str] = []
+    since: list[int] = []
+    pipelines = 1 if change == "Growing" else 2
+    return Job(manifest(3, pipelines, steps=8, elastic=(1, 2)), decide=decide, capacity=6).run()
+
+
+def test_the_mode_is_switched_at_a_step_boundary() -> None:
+    """Every few turns another mode is asked for; a worker dies in between. The numbers do not change."""
+    modes = ["EagerForward", "None", "EagerBackward", "LazyForward"]
+
+    def decide(job: Job) -> None:
+        if job.turns % 40 == 0 and job.state.plan and job.state.step < 12:
+            document = manifest(3, 1, steps=14, mode=modes[job.turns // 40 % len(modes)])
+            job.inbox.append(SpecChanged(parse_manifest(document)))
+
+    job = Job(manifest(3, 1, steps=14), (Fault("Backward", Cell(0, 1), 13, 2),), decide=decide).run()
+    reference = undisturbed(3, 1, 14)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert not job.faults
+    assert job.digests == reference.digests
+    assert sum(e.reason == "ModeChanged" for e in job.story) >= 3

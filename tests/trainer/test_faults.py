@@ -1,0 +1,304 @@
+"""Real processes and sockets: workers killed or frozen at chosen instructions, and at random; weights bit-equal."""
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bamboo.coordinator.events import Outcome
+from processes import Processes, run, run_slowly, run_with_faults
+
+pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
+STEPS = 12
+SECONDS = 180.0  # for jobs with many workers
+
+
+TEXT = str(Path(__file__).parents[2] / "LICENSE")
+
+
+def manifest(
+    stages: int = 4, pipelines: int = 1, mixed: bool = False, standby: int = 1, mode: str = "LazyForward"
+) -> dict[str, Any]:
+    """mixed: bf16 products, and tied embeddings."""
+    blocks = max(3, stages - 2)
+    config = {"dModel": 32, "heads": 2, "blocks": blocks, "context": 16, "dropout": 0.1, "text": TEXT}
+    config["tieEmbeddings"] = mixed
+    precision = "bf16" if mixed else "fp32"
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
+            "training": {
+                "steps": STEPS,
+                "globalBatchSize": 16,
+                "microBatchSize": 2,
+                "maxGradientNorm": 1.0,
+                "precision": precision,
+            },
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            "standby": {"workers": standby},
+        },
+    }
+
+
+Shape = tuple[int, int, bool]
+KillOnce = Callable[[dict[str, Any], list[tuple[int, int]]], Processes]
+References = dict[Shape, Processes]
+SHAPES: list[Shape] = [(4, 1, False), (2, 2, False), (4, 1, True)]
+LARGE: list[Shape] = [(8, 1, False), (4, 2, False)]
+
+
+def undisturbed(shapes: list[Shape], factory: pytest.TempPathFactory) -> References:
+    return {shape: run(manifest(*shape), factory.mktemp("reference"), seconds=SECONDS) for shape in shapes}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return undisturbed(SHAPES, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return undisturbed(LARGE, tmp_path_factory)
+
+
+def assert_same(job: Processes, reference: Processes) -> None:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.state.losses == reference.state.losses
+    by_cell = dict(reference.state.finished)
+    assert dict(job.state.finished) == by_cell
+    assert not job.pool.alive
+
+
+POINTS = [
+    ("Forward", 0), ("Forward", 6), ("Backward", 3), ("Backward", 7),
+    ("SyncReplicas", 0), ("ReportReady", 0), ("OptimizerStep", 0),
+]  # fmt: skip
+
+
+def sweep() -> list[Any]:
+    """Every point in every stage; those that are not slow have every point and every stage.
+
+    tests/trainer/test_engine.py strikes at every instruction, without processes.
+    """
+    cases = []
+    for number, (name, microbatch) in enumerate(POINTS):
+        for stage in range(4):
+            marks = [] if (number + stage) % 4 == 1 else [pytest.mark.slow]
+            fault = (name, 0, stage, 5, microbatch, signal.SIGKILL)
+            cases.append(pytest.param(fault, marks=marks, id=f"{name}-{microbatch}-stage{stage}"))
+    return cases
+
+
+@pytest.mark.parametrize("fault", sweep())
+def test_sigkill_at_an_instruction(
+    fault: tuple[str, int, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
+    assert_same(job, references[4, 1, False])
+    assert job.state.preemptions == 1
+
+
+@pytest.mark.parametrize("name", ["ScatterGradients", "ReduceGradients", "GatherGradients"])
+def test_sigkill_during_the_reduction(
+    name: str, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (name, 1, 0, 5, 0, signal.SIGKILL))
+    assert_same(job, references[2, 2, False])
+
+
+def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(job: Processes) -> None:
+        if job.state.step >= 4 and not job.acted and job.state.plan:
+            job.signal(job.owner(0, 2), signal.SIGSTOP)
+        if job.state.takeovers and len(job.acted) == 1:
+            job.signal(job.acted[0], signal.SIGCONT)
+
+    job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=4, until=lambda job: len(job.acted) == 2)
+    assert_same(job, references[4, 1, False])
+    # If the machine itself stood still meanwhile, its channel may have been closed first.
+    silent = tuple(f"{job.acted[0]} is lost: {text}" for text in ("no heartbeat", "its control channel stays closed"))
+    assert any(e.reason == "WorkerLost" and e.message.startswith(silent) for e in job.story)
+
+
+def test_sigterm_is_a_notice(references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(job: Processes) -> None:
+        if job.state.step >= 3 and not job.acted and job.state.plan:
+            job.signal(job.owner(0, 1), signal.SIGTERM)
+
+    def heard(job: Processes) -> bool:
+        return any(e.reason == "PlannedTakeover" for e in job.story)
+
+    job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=3, until=heard)
+    assert_same(job, references[4, 1, False])
+    assert heard(job)
+    assert job.exits[job.acted[0]] == 0
+
+
+@pytest.fixture
+def run_and_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KillOnce:
+    """SIGKILL the owners of these cells, all in the same instant."""
+    step = 5
+
+    def run_it(document: dict[str, Any], cells: list[tuple[int, int]]) -> Processes:
+        def decide(job: Processes) -> None:
+            if job.state.step >= step and not job.acted and job.state.plan:
+                for worker in {job.owner(*cell) for cell in cells}:
+                    job.signal(worker)
+
+        return run_slowly(document, tmp_path, monkeypatch, decide, since=step, until=lambda job: bool(job.acted))
+
+    return run_it
+
+
+def test_two_non_neighbours_at_once(references: References, run_and_kill: KillOnce) -> None:
+    job = run_and_kill(manifest(), [(0, 1), (0, 3)])
+    assert_same(job, references[4, 1, False])
+    assert job.state.preemptions == 2
+
+
+def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_kill: KillOnce) -> None:
+    job = run_and_kill(manifest(), [(0, 1), (0, 2)])
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.UNRECOVERABLE
+    assert "stage 2 of pipeline 0" in job.finish.message
+    assert "not recoverable without a checkpoint" in job.finish.message
+    assert not job.pool.alive
+
+
+def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: References, run_and_kill: KillOnce) -> None:
+    job = run_and_kill(manifest(2, 2), [(1, 0), (1, 1)])
+    assert_same(job, references[2, 2, False])
+
+
+@pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
+def test_a_loss_during_healing(
+    healer: bool, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The healer dies while it is being filled; or its feeder, between the decision to move the stage and the move."""
+    owners: set[str] = set()
+
+    def decide(job: Processes) -> None:
+        plan = job.state.plan
+        if job.state.step >= 3 and not job.acted and plan:
+            owners.update(plan.at(c).owner for c in plan.cells())
+            job.signal(job.owner(0, 2))
+        if len(job.acted) != 1 or plan is None:
+            return
+        newcomers = {w for c in plan.cells() for w in plan.at(c).replicas} - owners
+        if healer and plan.reason == "Replicating" and newcomers:  # the standby worker may not have joined yet
+            job.signal(min(newcomers))
+        if not healer and plan.reason == "Healed":
+            feeders = [a.shadow for a in map(plan.at, plan.cells()) if a.owner not in owners]
+            job.signal(str(feeders[0]))
+
+    job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=3, until=lambda job: len(job.acted) == 2)
+    assert_same(job, references[4, 1, False])
+    assert len(job.acted) == 2
+
+
+def soak_seeds() -> list[int]:
+    return list(range(int(os.environ.get("BAMBOO_SOAK", "50"))))
+
+
+def survivable(job: Processes, victims: set[str]) -> bool:
+    """Does every cell keep a worker that holds its state? Nobody who was struck before counts, gone or not."""
+    plan, struck = job.state.plan, victims | set(job.acted)
+    assert plan is not None
+    return all(
+        {plan.at(c).owner, *(w for w in plan.at(c).replicas if (c, w) in job.state.synced)} - struck
+        for c in plan.cells()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Workers that are struck at once, at the first moment after that step, but for `later`, at which they may be.
+
+    struck: for each its place among the workers that are there, from 0 up to 1, and its signal.
+    """
+
+    step: float
+    later: int
+    struck: tuple[tuple[float, signal.Signals], ...]
+
+
+def burst(rng: random.Random, step: float, most: int) -> Burst:
+    kinds = [signal.SIGKILL] * 6 + [signal.SIGTERM] * 3 + [signal.SIGSTOP] * (most > 1)
+    later = next(n for n in itertools.count() if rng.random() < 0.3)
+    struck = tuple((rng.random(), rng.choice(kinds)) for _ in range(rng.randint(1, most)))
+    return Burst(step, later, struck)
+
+
+def victims(job: Processes, struck: tuple[tuple[float, signal.Signals], ...]) -> dict[str, signal.Signals]:
+    """Nobody without whom the job could not go on."""
+    there, found = sorted(set(job.state.workers) - set(job.acted)), dict[str, signal.Signals]()
+    for place, number in struck[: len(there)]:
+        worker = there.pop(int(place * len(there)))
+        if survivable(job, {*found, worker}):
+            found[worker] = number
+    return found
+
+
+def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -> None:
+    """Up to three bursts at random moments, each after the job is protected again, of up to `most` workers at once.
+
+    Every third one gets notice; where bursts are larger than one, some are frozen. All is drawn before the job begins,
+    so that a seed means the same whatever the machine's speed; which event comes when is still the machine's.
+    """
+    rng = random.Random(seed)
+    shape = rng.choice(list(references))
+    mode = rng.choice(["LazyForward", "EagerForward", "EagerBackward"])
+    standby = rng.randint(0, 2)
+    steps = sorted(rng.uniform(1, STEPS - 2) for _ in range(rng.randint(1, 3)))
+    left = [burst(rng, step, most) for step in steps]
+    print(f"seed {seed}: {shape=} {mode=} {standby=}", *left, sep="\n")  # shown if the test fails
+    passed = 0
+
+    def decide(job: Processes) -> None:
+        nonlocal passed
+        plan = job.state.plan
+        if plan is None or not left or job.state.step < left[0].step or job.state.phase != "Running":
+            return
+        covered = all(any((c, w) in job.state.synced for w in plan.at(c).replicas) for c in plan.cells())
+        if not covered or not plan.worker_ids() <= job.state.applied:
+            return
+        if passed < left[0].later:
+            passed += 1
+            return
+        passed = 0
+        for worker, number in sorted(victims(job, left.pop(0).struck).items()):
+            job.signal(worker, number)
+
+    document = manifest(*shape, standby=standby, mode=mode)
+    assert_same(run(document, folder, decide, seconds=SECONDS), references[shape])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_losses(seed: int, references: References, tmp_path: Path) -> None:
+    disturb(1000 + seed, references, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", soak_seeds())
+def test_soak(seed: int, references: References, tmp_path: Path) -> None:
+    disturb(seed, references, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", soak_seeds())
+def test_soak_of_bursts(seed: int, large_references: References, tmp_path: Path) -> None:
+    """8 workers, of which up to 3 go at once."""
+    disturb(seed, large_references, tmp_path, most=3)

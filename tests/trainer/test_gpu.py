@@ -1,0 +1,60 @@
+"""On a GPU, where there is one: the same promises. BAMBOO_TEST_DEVICE=cpu runs the same tests without one."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.stage.placement import use
+from training_job import Fault, Job
+from test_engine import manifest
+
+DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")
+pytestmark = pytest.mark.skipif(not DEVICE, reason="no GPU here")
+
+
+@pytest.fixture(autouse=True)
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    use(torch.device(DEVICE))
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def document(
+    precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False
+) -> dict[str, Any]:
+    made = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
+    made["spec"]["training"]["precision"] = precision
+    made["spec"]["redundancy"]["placement"] = placement
+    return made
+
+
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_trains_as_on_the_cpu(pipelines: int) -> None:
+    there = Job(document(pipelines=pipelines), device=DEVICE).run()
+    here = Job(document(pipelines=pipelines)).run()
+    assert there.finish is not None
+    assert there.finish.outcome is Outcome.COMPLETE
+    # Dropout draws other numbers on a GPU.
+    torch.testing.assert_close(list(there.state.losses.values()), list(here.state.losses.values()), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("placement", ["Device", "Host"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("pipelines", "tied"), [(1, False), (1, True), (2, False)])
+def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, tied: bool) -> None:
+    job = document(precision, pipelines, placement, tied)
+    calm = Job(job, device=DEVICE).run()
+    at = [f for f in dict.fromkeys(calm.executed) if f.step == 4 and f.cell == Cell(0, 1) and not f.after]
+    names = {"Forward", "Backward", "ReduceGradients", "SyncReplicas", "OptimizerStep"}
+    chosen = {f.name: f for f in at if f.name in names}
+    assert {"Forward", "Backward"} <= chosen.keys()
+    for fault in chosen.values():
+        disturbed = Job(job, (Fault(fault.name, fault.cell, fault.step, fault.microbatch),), device=DEVICE).run()
+        assert not disturbed.faults, f"{fault} did not strike"
+        assert disturbed.state.losses == calm.state.losses
+        assert disturbed.digests == calm.digests

@@ -1,0 +1,297 @@
+"""The account of a worker's memory: counted by hand, told, kept and shown."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bamboo.control.channel_events import Received
+from bamboo.control.memory import MOST, Memory
+from bamboo.control.protocol import Heartbeat, decode_from_worker, encode
+from bamboo.coordinator.job_status import status
+from bamboo.planning.plan import Cell
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.engine.components import Components
+from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from training_job import Fault, Job
+from stage_kit import CONFIG, small_gpt, small_task
+from world import World
+
+TENSOR = 2 * 4 * 4  # bytes of what travels: two samples of four floats
+MATRIX = 16 * 4
+WEIGHTS = 2 * 2 * MATRIX  # of a stage: two matrices, each with place for a mark, in multiples of 16 floats
+ADAM = 2 * (2 * MATRIX + 4)  # two tensors like each matrix, and a counter
+M = 4  # microbatches
+
+
+class Layer(nn.Module):
+    """Keeps its inputs and one tensor more for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (nn.Linear(4, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(x).tanh())
+        return out
+
+
+def build(config: dict[str, Any]) -> Task:
+    points = torch.arange(32.0).reshape(8, 4) / 32
+    return Task(
+        layers=(Layer, Layer),
+        loss=lambda outputs, targets: (outputs[0] * targets[0]).mean(),  # keeps the targets, and not the outputs
+        dataset=TensorDataset((points,), (points.flip(1),)),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01),
+        learning_rate=lambda step: 0.01,
+    )
+
+
+def manifest(stages: int = 2, pipelines: int = 1, mode: str = "LazyForward", steps: int = 5) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "test_memory_account:build"},
+            "training": {"steps": steps, "globalBatchSize": 2 * M * pipelines, "microBatchSize": 2},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            "elastic": {"minPipelines": 1, "maxPipelines": pipelines, "stabilizationSeconds": 0},
+        },
+    }
+
+
+def engines(job: Job) -> Iterator[Components]:
+    yield from (node.inside for node in job.nodes.values() if node.alive and node.engine.components)
+
+
+def replace_kinds(memory: Memory, **kinds: int) -> Memory:
+    return msgspec.structs.replace(memory, **kinds)
+
+
+Seen = dict[tuple[int, int, int], Memory]  # by stage, step and instructions done
+
+
+def watched() -> Seen:
+    """What each stage's owner says, when it has done so much of that step."""
+    seen: Seen = {}
+
+    def decide(job: Job) -> None:
+        for engine in engines(job):
+            for run in engine.executor.cells.values():
+                seen[run.cell.stage, run.step, run.done] = engine.memory()
+
+    Job(manifest(), decide=decide).run()
+    return seen
+
+
+STATE = Memory(parameters=WEIGHTS, optimizer=ADAM, replica=WEIGHTS + ADAM, gradients=WEIGHTS)
+
+
+def test_the_account_is_what_one_counts_by_hand() -> None:
+    """Stage 0 runs three forwards ahead. What the log holds counts there, and not with the activations."""
+    seen = watched()
+    assert seen[1, 0, 0] == STATE
+    ahead = 3
+    kept = replace_kinds(STATE, log=ahead * TENSOR, activations=ahead * 2 * TENSOR)  # the data, and one tensor more
+    assert replace_kinds(seen[0, 0, ahead], received=0) == kept
+    assert seen[0, 0, ahead].received in (0, TENSOR)
+    over = replace_kinds(STATE, log=M * TENSOR)
+    assert seen[0, 0, 2 * M] == over  # the backwards are done
+    log = 2 * M * TENSOR  # of two steps
+    assert seen[0, 2, 2 * M] == replace_kinds(STATE, log=log)
+
+
+def test_the_last_stage_keeps_the_targets_and_the_loss() -> None:
+    seen = watched()
+    inputs, kept, targets, loss = TENSOR, TENSOR, TENSOR, 4
+    mine = replace_kinds(seen[1, 0, 1], received=0)
+    assert mine == replace_kinds(STATE, activations=inputs + kept + targets + loss)
+
+
+def test_what_is_computed_in_advance_counts_as_redundant() -> None:
+    """The shadow of the last stage has its inputs in its own log, and makes the gradients of these."""
+    context, gradient = TENSOR + TENSOR + 4, TENSOR  # one tensor of the layer, the targets, the loss
+    counted: list[tuple[int, int]] = []
+
+    def decide(job: Job) -> None:
+        for engine in engines(job):
+            run = engine.executor.cells.get(Cell(0, 0))
+            while run and (run.step, run.done) == (3, 2 * M) and engine.redundant.turn(run):
+                shadow = engine.redundant.shadows[Cell(0, 1)]
+                counted.append((len(shadow.work.contexts), len(shadow.gradients)))
+                expected = WEIGHTS + counted[-1][0] * context + counted[-1][1] * gradient
+                assert engine.memory() == replace_kinds(STATE, log=2 * M * TENSOR, redundant=expected)
+
+    Job(manifest(mode="EagerBackward"), decide=decide).run()
+    assert counted[:3] == [(0, 1), (1, 1), (0, 2)]
+    assert counted[-1] == (0, M)
+
+
+def test_the_meter_keeps_the_highest_of_a_step_and_tells_it_once_a_second() -> None:
+    job = Job(manifest()).run()
+    assert len(job.nodes) == 2
+    for node in job.nodes.values():
+        engine = node.engine
+        latest = engine.meter.latest
+        assert latest is not None
+        assert (latest.parameters, latest.replica) == (WEIGHTS, WEIGHTS + ADAM)
+        assert latest.log == 2 * M * TENSOR
+        assert latest.activations > 0
+        told = [at for at in (10.0, 10.2, 10.9, 11.0, 11.1, 12.5) if engine.meter.due(at)]
+        assert told == [10.0, 11.0, 12.5]
+    assert MemoryMeter().due(1.0) is None
+
+
+def test_a_worker_that_runs_nothing_tells_what_it_keeps() -> None:
+    """One of four workers is lost, and with it the second pipeline; the other one of that is left with replicas."""
+
+    def decide(job: Job) -> None:
+        if job.state.step == 2:
+            job.capacity = 3
+            job.kill("w3")
+        if "w2" not in job.nodes or not (engine := job.nodes["w2"].engine).meter.latest:
+            return
+        if not job.nodes["w2"].inside.executor.cells:
+            told.append(engine.meter.latest)
+
+    told: list[Memory] = []
+    Job(manifest(pipelines=2, steps=12), decide=decide, capacity=4).run()
+    assert {m.replica for m in told} >= {2 * (WEIGHTS + ADAM), 0}
+    assert told[-1] == Memory()  # its replicas were dropped in the end
+
+
+@pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (2, 2)])
+def test_the_log_is_bounded_and_its_bytes_are_those_of_the_account(stages: int, pipelines: int) -> None:
+    """At every turn, with a takeover in between: two steps at most; every storage once, if it is no gradient."""
+
+    def decide(job: Job) -> None:
+        for engine in engines(job):
+            frames = [f for logged in engine.outbox.log._frames.values() for f in logged.values()]
+            assert {f.address.step for f in frames} <= {engine.step - 1, engine.step}
+            held = storages([t for f in frames for t in f.tensors])
+            assert engine.outbox.log.storages == held
+            cells = engine.executor.cells.values()
+            gradients = [run.work.gradient for run in cells if run.work]
+            gradients += [run.final for run in cells if run.final is not None]
+            gradients += [g for state in engine.states.by_stage.values() for g in state.final.values()]
+            elsewhere = storages(gradients)
+            assert engine.memory().log == sum(size for at, size in held.items() if at not in elsewhere)
+            most.append(engine.memory().log)
+
+    most: list[int] = []
+    fault = Fault("Backward", Cell(pipelines - 1, 1), 2, M * (pipelines - 1))
+    job = Job(manifest(stages, pipelines, steps=8), (fault,), decide).run()
+    assert not job.faults
+    both = 2 * 2 * M * TENSOR  # two steps of activations and gradients: of all stages, when a worker has taken over
+    assert 0 < max(most) <= both + (3 * WEIGHTS * 2 if pipelines > 1 else 0)
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+TENSORS = [torch.zeros(n) for n in (1, 8, 64)]
+actions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.lists(st.integers(0, 2), max_size=2)))
+
+
+@given(actions)
+def test_the_log_counts_a_shared_storage_once(what: list[tuple[int, int, list[int]]]) -> None:
+    log, kept = MessageLog(), dict[Address, list[int]]()
+    for step, place, parts in what:
+        if place == 2:
+            log.committed(step)
+            kept = {address: held for address, held in kept.items() if address.step >= step}
+            continue
+        address = Address(FrameKind.ACTIVATION, 0, place, step)
+        kept[address] = parts
+        log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
+    assert log.storages == storages([TENSORS[i] for held in kept.values() for i in held])
+
+
+def test_casts_of_parameters_count_once(tmp_path) -> None:
+    """In bf16 all microbatches share them; without a kept cast each has its own."""
+    config = replace(CONFIG, precision="bf16")
+    sizes = []
+    for tied in (False, True):  # where layers share a parameter, casts are not kept
+        stage = Stage(small_gpt(tmp_path, tieEmbeddings=tied), 0, [(0, 4)], config)
+        assert stage.context is None
+        stage.forward(stage.begin(), 0, 0, None)
+        assert stage.context is not None
+        sizes.append(stage.context)
+    shared, own = sizes
+    assert own.casts == 0
+    matrices = 2 * 12 * 16 * 16 + 256 * 16  # blocks and head
+    assert shared.casts == 2 * matrices
+    assert own.here == shared.here + shared.casts
+
+
+class Functional(nn.Linear):
+    """Cannot run under hooks for saved tensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda y: (y * y).sum())(x.detach())
+        return super().forward(x) + 0 * slope
+
+
+def test_a_layer_that_cannot_be_measured_still_runs() -> None:
+    stage = Stage(small_task(layers=(lambda: nn.Linear(2, 2), lambda: Functional(2, 2))), 0, [(0, 2)], CONFIG)
+    work = stage.begin()
+    stage.forward(work, 0, 0, None)
+    stage.backward(work, 0, 0, None)
+    assert work.gradient.any()
+    assert stage.context is not None
+    assert stage.context.here == 0
+
+
+def test_an_optimizer_that_starts_late_is_counted_once_it_has_started() -> None:
+    late = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, dampening=0.5))
+    stage, other = (Stage(late, 0, [(0, 3)], CONFIG) for _ in range(2))
+    assert stage.state_bytes()[1] == other.state_bytes()[1] == 0
+    stage.apply(torch.ones(stage.size), 1.0)
+    assert stage.state_bytes()[1] == 4 * (2 * 3 + 3 + 3 * 2 + 2)
+    other.restore(*stage.snapshot())
+    assert other.state_bytes() == stage.state_bytes()
+
+
+def test_memory_travels_with_the_heartbeat() -> None:
+    beat = Heartbeat(step=3, doing="training", memory=Memory(parameters=5, log=MOST))
+    assert decode_from_worker(encode(beat)) == beat
+    assert decode_from_worker('{"type":"Heartbeat","step":3}') == Heartbeat(step=3)
+
+
+@pytest.mark.parametrize("wrong", ['{"log":-1}', '{"log":1.5}', f'{{"log":{MOST + 1}}}', '{"lag":1}', "7"])
+def test_a_wrong_account_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="malformed message"):
+        decode_from_worker(f'{{"type":"Heartbeat","step":3,"memory":{wrong}}}')
+
+
+def test_the_coordinator_keeps_the_newest_of_each_worker_and_the_largest_of_all() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    for worker, size in (("w0", 9), ("w1", 7), ("w0", 3)):
+        world.tell(Received(worker, Heartbeat(step=1, memory=Memory(log=size, received=1))))
+        world.tell(Received(worker, Heartbeat(step=1)))
+    shown = status(world.state, world.now)
+    assert dict(shown.memory) == {"w0": Memory(log=3, received=1), "w1": Memory(log=7, received=1)}
+    assert shown.most_memory == ("w0", Memory(log=9, received=1))
+    world.lose("w0")
+    shown = status(world.state, world.now)
+    assert set(dict(shown.memory)) == {"w1"}
+    assert shown.most_memory == ("w0", Memory(log=9, received=1))
+
+
+def test_the_highest_is_taken_kind_by_kind() -> None:
+    highest = Memory(log=1, received=5).highest(Memory(log=3, gradients=2))
+    assert (highest, highest.total) == (Memory(log=3, received=5, gradients=2), 10)

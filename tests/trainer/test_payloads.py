@@ -1,0 +1,248 @@
+"""Frames whose form is wrong are refused: no peer brings a worker down, and what is refused changes nothing."""
+
+import logging
+import math
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.commit.commit_log import Commit, Ready
+from bamboo_trainer.transport import payloads
+from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.payloads import RefusedFrame
+from memory_transport import travelled
+from training_job import Job
+
+COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
+READY = {"cell": [0, 1], "norm_squared": 2.0, "losses": {0: 0.5}}
+ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
+STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
+FLAT = (torch.ones(3),)
+
+
+def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
+    return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, payload=payload)
+
+
+RIGHT = {
+    FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
+    FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
+    FrameKind.CONTRIBUTION: frame(FrameKind.CONTRIBUTION, None, FLAT),
+    FrameKind.RESULT: frame(FrameKind.RESULT, {"again": True}, FLAT),
+    FrameKind.TIED: frame(FrameKind.TIED, None, FLAT * 2),
+    FrameKind.READY: frame(FrameKind.READY, READY),
+    FrameKind.COMMIT: frame(FrameKind.COMMIT, COMMIT),
+    FrameKind.SYNC: frame(FrameKind.SYNC, [[2, COMMIT]], FLAT),
+    FrameKind.STATE: frame(FrameKind.STATE, STATE, FLAT),
+    FrameKind.ANNOUNCE: frame(FrameKind.ANNOUNCE, ANNOUNCE),
+    FrameKind.HEARD: frame(FrameKind.HEARD, []),
+    FrameKind.ASK: frame(FrameKind.ASK),
+    FrameKind.LOGGED: frame(FrameKind.LOGGED, [[[0, 1], 3]]),
+    FrameKind.LOGGED_BULK: frame(FrameKind.LOGGED_BULK, []),
+    FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
+    FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
+}
+MEANT = {
+    FrameKind.GRADIENT: Again(),
+    FrameKind.READY: Ready(cell=Cell(0, 1), norm_squared=2.0, losses={0: 0.5}),
+    FrameKind.COMMIT: Commit(**COMMIT),
+    FrameKind.SYNC: [(2, Commit(**COMMIT))],
+    FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
+    FrameKind.LOGGED: [((0, 1), 3)],
+    FrameKind.CHECK: payloads.Check(sums=b"12345678"),
+}
+
+
+@pytest.mark.parametrize("kind", FrameKind)
+def test_a_frame_of_each_kind_is_read(kind: FrameKind) -> None:
+    read = payloads.read(RIGHT[kind])
+    assert read.payload == MEANT.get(kind, read.payload)
+    assert payloads.read(read) is read or payloads.read(read) == read
+    assert payloads.read(travelled(read)).payload == read.payload
+
+
+WRONG = {
+    "no activation": frame(FrameKind.ACTIVATION),
+    "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
+    "two contributions": frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
+    "a square contribution": frame(FrameKind.RESULT, None, (torch.ones(2, 2),)),
+    "a gradient of integers": frame(FrameKind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
+    "an empty sync": frame(FrameKind.SYNC, []),
+    "a sync without commits": frame(FrameKind.SYNC, None, FLAT),
+    "a tied nothing": frame(FrameKind.TIED),
+    "a ready text": frame(FrameKind.READY, {**READY, "norm_squared": "2"}),
+    "more than ready": frame(FrameKind.READY, {**READY, "more": 1}),
+    "ready with a tensor": frame(FrameKind.READY, READY, FLAT),
+    "half a commit": frame(FrameKind.COMMIT, {"norm": 1.0}),
+    "a commit of a truth": frame(FrameKind.COMMIT, {**COMMIT, "epoch": True}),
+    "no announcement": frame(FrameKind.ANNOUNCE),
+    "half an announcement": frame(FrameKind.ANNOUNCE, {"version": 1}),
+    "no sums": frame(FrameKind.CHECK, {}),
+    "half a sum": frame(FrameKind.CHECK, {"sums": b"1234567"}),
+    "heard nothing": frame(FrameKind.HEARD),
+    "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
+    "asked for more": frame(FrameKind.ASK, "more"),
+    "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),
+    "a state without a meta": frame(FrameKind.STATE, None, FLAT),
+    "a state of another version": frame(FrameKind.STATE, {**STATE, "state": {"version": 2}}, FLAT),
+    "a state of no version": frame(FrameKind.STATE, {**STATE, "state": {}}, FLAT),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_frame_in_a_wrong_form_is_refused(name: str) -> None:
+    with pytest.raises(RefusedFrame, match=r"."):
+        payloads.read(WRONG[name])
+
+
+NUMBERS = st.integers(-3, 6) | st.sampled_from([-(2**31), 2**31 - 1])
+FLOATS = st.floats(-1e3, 1e3) | st.sampled_from([math.inf, math.nan])
+COMMITTED = st.fixed_dictionaries(
+    {"norm": FLOATS, "loss": FLOATS, "microbatches": NUMBERS, "generation": NUMBERS, "epoch": NUMBERS}
+)
+COMMITS = st.lists(st.tuples(NUMBERS, COMMITTED), max_size=2)
+SCALARS = st.none() | st.booleans() | NUMBERS | FLOATS | st.text(max_size=4)
+NAMES = st.sampled_from(["parameter:0.linear.weight", "parameter:0.linear.bias", "x"]) | st.integers(0, 1)
+SNAPSHOTS = st.fixed_dictionaries(
+    {
+        "format": st.just(1) | SCALARS,
+        "version": NUMBERS,
+        "names": st.lists(NAMES, max_size=3),
+        "scalars": st.dictionaries(NAMES, SCALARS, max_size=2) | SCALARS,
+    }
+)
+ANY = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
+)
+METAS = st.one_of(
+    ANY,
+    COMMITTED,
+    COMMITS,
+    st.lists(st.tuples(st.tuples(NUMBERS, NUMBERS), NUMBERS), max_size=2),
+    st.fixed_dictionaries({"norm_squared": FLOATS, "losses": st.dictionaries(NUMBERS, FLOATS, max_size=2)}),
+    st.fixed_dictionaries({"version": NUMBERS, "secured": NUMBERS, "digest": st.text(max_size=3)}),
+    st.fixed_dictionaries({"state": SNAPSHOTS, "generation": NUMBERS, "commits": COMMITS}),
+)
+TENSORS = st.builds(
+    torch.zeros,
+    st.sampled_from([(), (0,), (3,), (16, 2), (48,)]),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.int64, torch.bool]),
+)
+ADDRESSES = st.builds(
+    Address, st.sampled_from(FrameKind), st.integers(-1, 1), st.integers(-1, 2), NUMBERS, st.integers(-1, 4), NUMBERS
+)
+FRAMES = st.builds(
+    Frame,
+    address=ADDRESSES,
+    epoch=st.integers(0, 2) | NUMBERS,
+    tensors=st.lists(TENSORS, max_size=2).map(tuple),
+    payload=METAS,
+)
+
+
+class Paused(Exception):
+    """The job has reached the step, for now."""
+
+
+def job(until: int) -> Job:
+    """A small job, stopped at a step, in the middle of its work."""
+    paused: list[int] = []
+
+    def decide(job: Job) -> None:
+        if job.state.step == until and not paused:
+            paused.append(job.turns)
+            raise Paused
+
+    document = {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "told"},
+        "spec": {
+            "task": {
+                "entrypoint": "bamboo_trainer.models.mlp:build",
+                "config": {"width": 16, "blocks": 1, "samples": 8},
+            },
+            "training": {"steps": 3, "globalBatchSize": 4, "microBatchSize": 2},
+            "topology": {"stages": 2},
+            "redundancy": {"mode": "EagerBackward"},
+        },
+    }
+    made = Job(document, decide=decide)
+    with suppress(Paused):
+        made.run()
+    return made
+
+
+def readable(frame: Frame) -> bool:
+    try:
+        payloads.read(frame)
+    except RefusedFrame:
+        return False
+    return True
+
+
+SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@SLOW
+@given(st.lists(FRAMES, max_size=12))
+def test_no_frame_brings_an_engine_down(said: list[Frame]) -> None:
+    """Also one in the right form, however wrong it is."""
+    told = job(until=1)
+    for name, node in told.nodes.items():
+        peer = next(other for other in told.nodes if other != name)
+        for frame in said:
+            node.engine.handle(Arrived(peer, frame))
+
+
+@SLOW
+@given(st.lists(FRAMES.filter(lambda frame: not readable(frame)), min_size=1, max_size=12))
+def test_what_is_refused_changes_nothing(said: list[Frame]) -> None:
+    undisturbed, told = job(until=-1), job(until=1)
+    for name, node in told.nodes.items():
+        peer = next(other for other in told.nodes if other != name)
+        for frame in said:
+            node.engine.handle(Arrived(peer, frame))
+    told.run()
+    assert told.finish is not None
+    assert told.finish.outcome is Outcome.COMPLETE
+    assert told.digests == undisturbed.digests
+    assert told.state.losses == undisturbed.state.losses
+
+
+def test_what_is_refused_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    told = job(until=1)
+    engine = told.nodes["w0"].engine
+    with caplog.at_level(logging.WARNING):
+        engine.handle(Arrived("w1", WRONG["half a commit"]))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("refused a COMMIT of w1: payload: Object missing required field `loss`")
+    assert engine.step == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda job, size: frame(FrameKind.SYNC, [], (torch.zeros(size + 1),)), "a gradient of .* elements, expected"),
+        (lambda job, size: frame(FrameKind.STATE, STATE, FLAT), "unknown snapshot format None"),
+    ],
+)
+def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    """w0 holds a replica of stage 1."""
+    told = job(until=1)
+    holding = told.nodes["w0"].states[1]
+    assert holding.stage is not None
+    digest = holding.stage.digest()
+    with caplog.at_level(logging.WARNING):
+        told.nodes["w0"].engine.handle(Arrived("w1", wrong(told, holding.stage.size)))
+    assert message.split(" .*")[0] in caplog.records[0].getMessage()
+    assert holding.stage.digest() == digest
+    told.run()
+    assert told.digests == job(until=-1).digests

@@ -1,0 +1,193 @@
+"""What a step does not use is not trained by it: idle experts, skipped layers, ignored outputs. As in plain PyTorch."""
+
+import functools
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+from processes import run_with_faults
+from training_job import Fault, Job
+from sparse_tasks import OPTIMIZERS, build
+from stage_kit import chain, one_step, state_of
+
+STEPS = 7
+CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=1)
+SPLITS = ([(0, 6)], [(0, 1), (1, 6)], [(0, 3), (3, 6)], [(s, s + 1) for s in range(6)])
+
+
+def plainly(optimizer: str, config: TrainingConfig = CONFIG) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Final parameters by name, and how many steps used each."""
+    task = build({"optimizer": optimizer})
+    layers = nn.ModuleList(build_layer(task, config.seed, i) for i in range(len(task.layers)))
+    layers[5].tied = layers[0].tied
+    named = {name: p for name, p in layers.named_parameters() if p.requires_grad}
+    trainer, used = task.optimizer(named.items()), dict.fromkeys(named, 0)
+    for group in trainer.param_groups:
+        group["lr"] = 0.05
+    for step in range(STEPS):
+        trainer.zero_grad()
+        for microbatch in range(config.microbatches):
+            parts, targets = task.dataset.batch(config.samples(step, microbatch, len(task.dataset)))
+            for layer in layers:
+                parts = layer(parts)
+            (task.loss((parts,), targets) / config.microbatches).backward()
+        for name, parameter in named.items():
+            used[name] += parameter.grad is not None
+        if config.max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(named.values(), config.max_gradient_norm)
+        trainer.step()
+    return {f"layers.{name}": p.detach() for name, p in layers.state_dict().items()}, used
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_stages_train_what_plain_pytorch_trains(optimizer: str) -> None:
+    expected, used = plainly(optimizer)
+    assert {0, STEPS} < set(used.values())
+    assert used["0.never"] == 0
+    assert used["0.tied"] < used["5.main.weight"] == STEPS
+    task = build({"optimizer": optimizer})
+    torch.testing.assert_close(reference.train(task, CONFIG, STEPS)[1], expected, rtol=0, atol=0)
+    for split in SPLITS:
+        stages = chain(task, split, CONFIG)
+        for step in range(STEPS):
+            one_step(stages, step, CONFIG)
+        torch.testing.assert_close(state_of(stages), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_state_in_which_some_parameters_were_never_used_is_handed_over(optimizer: str) -> None:
+    """After each step, also over a state that remembers more, in host memory, and with other parameters used next."""
+    task = build({"optimizer": optimizer})
+    one, other, later = (Stage(task, 0, SPLITS[0], CONFIG) for _ in range(3))
+    other.park(True)
+    for step in range(STEPS):
+        one_step([later], step, CONFIG)
+    for step in range(STEPS):
+        one_step([one], step, CONFIG)
+        for holder in (other, later):
+            holder.restore(*one.snapshot())
+            assert holder.digest() == one.digest()
+            assert holder.state_bytes() == one.state_bytes()
+        if step + 1 < STEPS:
+            for holder in (other, later):
+                one_step([holder], step + 1, CONFIG)
+            assert other.digest() == later.digest() != one.digest()
+
+
+def test_bf16_trains_the_same_parameters() -> None:
+    config = replace(CONFIG, precision="bf16", max_gradient_norm=1.0)
+    task = build({})
+    _, expected = reference.train(task, config, STEPS)
+    for split in SPLITS:
+        stages = chain(task, split, config)
+        for step in range(STEPS):
+            one_step(stages, step, config)
+        torch.testing.assert_close(state_of(stages), expected, rtol=1e-3, atol=1e-4)
+
+
+def manifest(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str = "LazyForward") -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "test"},
+        "spec": {
+            "task": {"entrypoint": "sparse_tasks:build", "config": {"optimizer": optimizer}},
+            "training": {"steps": STEPS, "globalBatchSize": 4, "microBatchSize": 1, "maxGradientNorm": 1.0},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode, "placement": "Host"},
+        },
+    }
+
+
+@functools.cache
+def undisturbed(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str = "LazyForward") -> Job:
+    return Job(manifest(stages, pipelines, optimizer, mode)).run()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "momentum", "NAdam"])
+@pytest.mark.parametrize(("stages", "pipelines"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (2, 4)])
+def test_jobs_train_what_plain_pytorch_trains(stages: int, pipelines: int, optimizer: str) -> None:
+    """In one pipeline the gradients are those of plain training; of several, the sums have another order."""
+    expected, _ = plainly(optimizer, replace(CONFIG, max_gradient_norm=1.0))
+    job = undisturbed(stages, pipelines, optimizer)
+    for node in job.nodes.values():
+        for holding in node.states.values():
+            if holding.stage and holding.owned:
+                for name, tensor in holding.stage.state_tensors().items():
+                    torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "optimizer", "mode"),
+    [(4, 1, "AdamW", "EagerBackward"), (4, 1, "NAdam", "LazyForward"), (2, 2, "momentum", "LazyForward")],
+)
+def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
+    stages: int, pipelines: int, optimizer: str, mode: str
+) -> None:
+    reference = undisturbed(stages, pipelines, optimizer, mode)
+    executed = [f for f in dict.fromkeys(reference.executed) if f.step == 3 and f.after]
+    by_kind: dict[str, list[Fault]] = {}
+    for fault in executed:
+        by_kind.setdefault(fault.name, []).append(fault)
+    assert len(by_kind) >= 6
+    for number, faults in enumerate(by_kind.values()):
+        fault = faults[number * 5 % len(faults)]
+        job = Job(manifest(stages, pipelines, optimizer, mode), (fault,)).run()
+        assert not job.faults, f"{fault} did not strike"
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.story
+        assert job.state.losses == reference.state.losses
+        assert job.digests == reference.digests, fault
+
+
+def test_a_standby_is_filled_with_a_state_that_lacks_what_was_never_used() -> None:
+    reference = undisturbed(4, 1, "NAdam")
+    document = manifest(4, 1, "NAdam")
+    document["spec"]["standby"] = {"workers": 1}
+    for stage in range(4):
+        job = Job(document, (Fault("Backward", Cell(0, stage), 1, 1),)).run()
+        assert "Replicating" in [e.reason for e in job.story]
+        assert job.digests == reference.digests
+
+
+def test_owners_and_replicas_end_with_the_same_bits() -> None:
+    job = undisturbed(4, 1)
+    versions: dict[tuple[int, int], set[str]] = {}
+    for node in job.nodes.values():
+        for index, holding in node.states.items():
+            assert holding.stage is not None
+            versions.setdefault((index, holding.version), set()).add(holding.stage.digest())
+    assert all(len(digests) == 1 for digests in versions.values())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "fault"),
+    [
+        (4, 1, ("SyncReplicas", 0, 2, 3, 0, signal.SIGKILL)),
+        (2, 2, ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)),
+    ],
+)
+def test_processes_that_are_killed_leave_the_unused_alone(
+    stages: int,
+    pipelines: int,
+    fault: tuple[str, int, int, int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = run_with_faults(manifest(stages, pipelines), tmp_path, monkeypatch, fault)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.state.preemptions == 1
+    assert dict(job.state.finished) == dict(undisturbed(stages, pipelines).state.finished)
