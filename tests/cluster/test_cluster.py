@@ -1,6 +1,5 @@
 """The test cluster itself: pods run, end and vanish as on a real one."""
 
-from folders import SUPPORT
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from cluster.children import is_alive
 from cluster.client import ApiError, Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import CAPACITY_TYPE, GPU, ZONE, on_demand
+from folders import SUPPORT
 
 pytest_plugins = ["cluster_kit"]
 pytestmark = pytest.mark.cluster
@@ -378,9 +378,7 @@ def test_the_build_is_shared_and_survives_interruption(tmp_path: Path, monkeypat
     argv = [sys.executable, "-c", code, str(recipe)]
 
     def start() -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            argv, cwd=SUPPORT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        return subprocess.Popen(argv, cwd=SUPPORT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
     builds = tmp_path / "cache" / "bamboo" / "builds"
     killed = start()

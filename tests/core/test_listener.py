@@ -1,6 +1,5 @@
 """Callers who have not proved who they are: how many connections they get, for how long, and that others come in."""
 
-from folders import SUPPORT
 import asyncio
 import base64
 import contextlib
@@ -27,6 +26,7 @@ from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.process import RESERVED, WATCHES
 from certificates import issue, trusting
 from flooded_operator import JOB, OWN
+from folders import SUPPORT
 
 PATIENCE = 60.0
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from test_metrics import exposed
 
 from bamboo.coordinator.events import Tick
 from bamboo.metrics.exposition import Exporter, MetricsPage
@@ -20,7 +21,6 @@ from bamboo_operator.jobs.training import add_cost
 from bamboo_operator.status.document import job_status
 from operator_kit import job, said
 from prometheus_kit import promtool
-from test_metrics import exposed
 
 PER_HOUR, MINUTES, RESTART = 60, 60, 40
 SPEC = {

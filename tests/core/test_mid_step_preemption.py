@@ -1,6 +1,5 @@
 """Preemptions in the middle of a step: whose turn it is, and that a worker waits until it may go on."""
 
-from folders import TASK_PATH
 import asyncio
 import errno
 import os
@@ -18,6 +17,7 @@ from bamboo.preemption.scheduling import Preemption, parse, steps_of
 from bamboo_trainer.worker.launcher import Launcher
 from bamboo_trainer.worker.strike_gate import StrikeGate
 from bamboo_trainer.worker.trace import Silent
+from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something
 AIM = MidStepPreemption(worker="w1", action=Preemption(pick=0.0, step=5), step=5, after=2)

@@ -1,6 +1,5 @@
 """The fork server and the pool of workers that it forks."""
 
-from folders import TASK_PATH
 import asyncio
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from bamboo.local.pool import Pool, PoolError, exit_detail
+from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something
 LONG = 600.0

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from test_metrics import values
 
 from bamboo.coordinator.events import WorkerState
 from bamboo.coordinator.protection import protection
@@ -19,7 +20,6 @@ from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said
-from test_metrics import values
 
 BARE = ((("w0", False), ("w1", True)),)
 OFF = {"redundancy": {"mode": "None"}}

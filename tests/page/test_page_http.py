@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from rich.console import Console
+from test_page import Time
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
@@ -37,7 +38,6 @@ from bamboo_operator.kube.client import ApiError
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said
-from test_page import Time
 
 TEAM = ("team", "tiny")
 

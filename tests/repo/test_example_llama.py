@@ -1,6 +1,5 @@
 """examples/llama.py and its two tools: a published folder is read, trained pipelined, and written again."""
 
-from folders import TASK_PATH
 import json
 import os
 import subprocess
@@ -28,6 +27,7 @@ from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
+from folders import TASK_PATH
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS, CONTEXT, WIDTH, INNER, VOCABULARY, BLOCKS = 3, 8, 16, 24, 61, 3

@@ -1,6 +1,5 @@
 """Small jobs for the operator's tests, and what becomes of them if nothing happens."""
 
-from folders import ROOT, TASK_PATH
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ import yaml
 
 import paced
 from cluster.client import Json
+from folders import ROOT, TASK_PATH
 
 TEXT = str(ROOT / "LICENSE")
 TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]

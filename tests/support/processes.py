@@ -1,6 +1,5 @@
 """Run a job with real worker processes from a test, with faults inside the workers or signals from outside."""
 
-from folders import TASK_PATH
 import asyncio
 import json
 import secrets
@@ -17,6 +16,7 @@ from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.local.pool import Pool
+from folders import TASK_PATH
 
 TICK_SECONDS = 0.05
 Decide = Callable[["Processes"], None]

@@ -17,8 +17,8 @@ from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from bamboo_trainer.tasks.task_errors import TaskError
-from training_job import Fault, Job
 from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task
+from training_job import Fault, Job
 
 BF16 = replace(CONFIG, precision="bf16")
 

@@ -1,6 +1,5 @@
 """The clouds' metadata endpoints: what they say, how they are asked, and that a notice reaches the coordinator."""
 
-from folders import TASK_PATH
 import asyncio
 import contextlib
 import json
@@ -39,6 +38,7 @@ from cloud_kit import (
     GcpEndpoint,
     event,
 )
+from folders import TASK_PATH
 from operator_kit import render, trainer
 from processes import Processes
 

@@ -11,6 +11,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from test_engine import manifest
 from torch import nn
 
 from bamboo_trainer import reference
@@ -21,9 +22,8 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
-from training_job import Job
 from stage_kit import CONFIG, chain, microbatch, one_step, small_gpt, small_task
-from test_engine import manifest
+from training_job import Job
 
 WHOLE = [(0, 3)]
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from test_engine import manifest
 
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.placement import use
 from training_job import Fault, Job
-from test_engine import manifest
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")
 pytestmark = pytest.mark.skipif(not DEVICE, reason="no GPU here")

@@ -23,8 +23,8 @@ from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from training_job import Fault, Job
 from stage_kit import CONFIG, small_gpt, small_task
+from training_job import Fault, Job
 from world import World
 
 TENSOR = 2 * 4 * 4  # bytes of what travels: two samples of four floats

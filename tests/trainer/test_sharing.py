@@ -19,8 +19,8 @@ from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
-from training_job import Fault, Job
 from stage_kit import one_step, small_task, state_of
+from training_job import Fault, Job
 
 STEPS = 5
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=3)

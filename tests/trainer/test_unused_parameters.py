@@ -17,9 +17,9 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from processes import run_with_faults
-from training_job import Fault, Job
 from sparse_tasks import OPTIMIZERS, build
 from stage_kit import chain, one_step, state_of
+from training_job import Fault, Job
 
 STEPS = 7
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=1)
