@@ -134,7 +134,7 @@ def test_a_jobs_life_on_the_command_line(installed: Cluster, namespace: str, ope
     before = job.wait(_whole)["preemptions"]
     told = shell.type("preempt", "story", "--random", "--kill", "--yes")
     assert "without notice: its pod is deleted by force" in told
-    assert re.search(r"took stage \d of pipeline 0 over", told), told
+    assert re.search(r"took over stage \d of pipeline 0", told), told
     assert job.wait(_whole)["preemptions"] > before
     told = shell.type("preempt", "story", "--stage", "0", "--node", "--yes")
     assert "gets notice (taint aws-node-termination-handler/spot-itn)" in told
