@@ -346,8 +346,8 @@ def test_nothing_remains(cluster: Cluster, end: str, tmp_path: Path) -> None:
     """Whether it is stopped, or the process that started it dies."""
     mark = f"{end}-{os.getpid()}"
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, mark, end], cwd=SUPPORT, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-c", OWNER, mark, end], cwd=Path(__file__).parent, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": str(SUPPORT)},
     ) as owner:  # fmt: skip
         try:
             assert owner.stdout is not None
