@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from bamboo.coordinator.events import Emit, Status  # noqa: E402
 from bamboo.job.manifest import parse_manifest  # noqa: E402
