@@ -6,6 +6,7 @@ Layers, data, loss and optimizer come from the same task, and the split of layer
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,7 @@ def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: i
     torch.set_num_threads(1)
     spec = parse_manifest(manifest)
     training, world, place = spec.training, spec.topology.stages, Path(folder)
-    config = TrainingConfig(
-        seed=training.seed,
-        precision=training.precision.value,
-        max_gradient_norm=None,
-        microbatches=training.microbatches,
-        micro_batch_size=training.micro_batch_size,
-    )
+    config = replace(TrainingConfig.of(training), max_gradient_norm=None)
     progress = (place / f"progress-{attempt}-{rank}").open("a", buffering=1)
     tell(progress, "pid", os.getpid())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -16,6 +16,7 @@ from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
+from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
@@ -154,14 +155,16 @@ class Workers:
 
     def build_engine(self, node: Node) -> Engine:
         return Engine(
-            worker=node.name,
-            steps=self.oracle.arithmetic.steps,
-            build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
-            transport=node.transport,
-            tell=node.channel.say,
-            observer=node,
-            clock=lambda: self.clock.now,
-            lookahead=1,
+            Ports(
+                worker=node.name,
+                steps=self.oracle.arithmetic.steps,
+                build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+                transport=node.transport,
+                tell=node.channel.say,
+                observer=node,
+                clock=lambda: self.clock.now,
+                lookahead=1,
+            )
         )
 
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:

@@ -19,6 +19,7 @@ from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, 
 from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
+from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_checks import Checks, Verdict, judge, waiting
@@ -256,14 +257,16 @@ class Simulation:
             node.channel.say(message)
 
         return Engine(
-            worker=node.name,
-            steps=self.scenario.arithmetic.steps,
-            build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
-            transport=node.transport,
-            tell=tell,
-            observer=node,
-            clock=lambda: self.clock.now,
-            lookahead=self.scenario.lookahead,
+            Ports(
+                worker=node.name,
+                steps=self.scenario.arithmetic.steps,
+                build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+                transport=node.transport,
+                tell=tell,
+                observer=node,
+                clock=lambda: self.clock.now,
+                lookahead=self.scenario.lookahead,
+            )
         )
 
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:

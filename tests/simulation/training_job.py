@@ -17,7 +17,7 @@ from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell
-from bamboo_trainer.engine.components import Components
+from bamboo_trainer.engine.components import Components, Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
@@ -217,28 +217,24 @@ class Job:
         name = f"w{self.started}"
         self.started += 1
         training = self.spec.training
-        config = TrainingConfig(
-            seed=training.seed,
-            precision=training.precision.value,
-            max_gradient_norm=training.max_gradient_norm,
-            microbatches=training.microbatches,
-            micro_batch_size=training.micro_batch_size,
-        )
+        config = TrainingConfig.of(training)
         events: deque[Any] = deque()
 
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
         engine = Engine(
-            worker=name,
-            steps=training.steps,
-            build=lambda stage, stages: Stage(self.task, stage, stages, config, self.device),
-            transport=self.network.attach(name, events.append),
-            tell=tell,
-            observer=Watch(self),
-            clock=lambda: self.now,
-            lookahead=self.spec.topology.lookahead,
-            on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
+            Ports(
+                worker=name,
+                steps=training.steps,
+                build=lambda stage, stages: Stage(self.task, stage, stages, config, self.device),
+                transport=self.network.attach(name, events.append),
+                tell=tell,
+                observer=Watch(self),
+                clock=lambda: self.now,
+                lookahead=self.spec.topology.lookahead,
+                on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
+            )
         )
         self.nodes[name] = Node(name, engine, events)
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bamboo.control.protocol import Message, Report
+from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.worker.trace import Silent
 
@@ -11,9 +12,9 @@ def test_a_worker_without_a_plan_answers_too() -> None:
     """Its first plan may have been lost with a channel; who asks waits for everybody."""
     said: list[Message] = []
     nowhere: Any = None
-    engine = Engine(
+    engine = Engine(Ports(
         worker="w", steps=1, build=nowhere, transport=nowhere, tell=said.append, observer=Silent(), clock=lambda: 0.0,
         lookahead=1,
-    )  # fmt: skip
+    ))  # fmt: skip
     engine.report()
     assert said == [Report(committed=-1, held={})]

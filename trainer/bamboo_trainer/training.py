@@ -1,7 +1,9 @@
 """What the numbers of a training depend on, beside the task."""
 
 from dataclasses import dataclass
+from typing import Self
 
+from bamboo.job.spec import TrainingSpec
 from bamboo_trainer.data import microbatch_samples
 
 
@@ -22,6 +24,17 @@ class TrainingConfig:
             raise ValueError("microbatches and micro_batch_size must be at least 1")
         if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
             raise ValueError(f"max_gradient_norm must be positive, got {self.max_gradient_norm}")
+
+    @classmethod
+    def of(cls, training: TrainingSpec) -> Self:
+        """What a manifest says of it."""
+        return cls(
+            seed=training.seed,
+            precision=training.precision.value,
+            max_gradient_norm=training.max_gradient_norm,
+            microbatches=training.microbatches,
+            micro_batch_size=training.micro_batch_size,
+        )
 
     @property
     def global_batch(self) -> int:

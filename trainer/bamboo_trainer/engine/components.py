@@ -44,7 +44,7 @@ class Ports:
     observer: Observer
     clock: Callable[[], float]
     lookahead: int
-    on_host: bool
+    on_host: bool = False
 
 
 class Components:
@@ -125,7 +125,7 @@ class Components:
     # on a frame
 
     def on_frame(self, sender: WorkerId, frame: Frame) -> None:
-        """One that its kind allows; for a part that this worker does not have yet it waits. Raises Refused."""
+        """One that its kind allows; for a part that this worker does not have yet it waits. Raises RefusedFrame."""
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         match kind:

@@ -7,17 +7,14 @@ raises because of a peer: the protocol simulator drives the very same class.
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
-from bamboo.control.protocol import Message, PeerUp, Report
+from bamboo.control.protocol import PeerUp, Report
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import Plan, WorkerId
+from bamboo.planning.plan import Plan
 from bamboo_trainer.engine.components import Components, Ports, Received
 from bamboo_trainer.engine.memory_account import MemoryMeter
-from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import Build
-from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp, Transport
+from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 
 logger = logging.getLogger(__name__)
@@ -26,22 +23,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """One worker's part in the job. meter: of its memory."""
 
-    def __init__(
-        self,
-        worker: WorkerId,
-        steps: int,
-        build: Build,
-        transport: Transport,
-        tell: Callable[[Message], None],
-        observer: Observer,
-        clock: Callable[[], float],
-        lookahead: int,
-        on_host: bool = False,
-    ) -> None:
-        self._ports = Ports(
-            worker=worker, steps=steps, build=build, transport=transport, tell=tell, observer=observer, clock=clock,
-            lookahead=lookahead, on_host=on_host,
-        )  # fmt: skip
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
         self.meter = MemoryMeter()
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too

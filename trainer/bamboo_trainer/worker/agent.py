@@ -39,6 +39,7 @@ from bamboo.control.protocol import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
+from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
@@ -231,28 +232,24 @@ class WorkerAgent:
         spec = self.spec = parse_manifest(manifest)
         training = spec.training
         task = self.task = settled(load_task(spec.task.entrypoint, spec.task.config), training.seed)
-        config = TrainingConfig(
-            seed=training.seed,
-            precision=training.precision.value,
-            max_gradient_norm=training.max_gradient_norm,
-            microbatches=training.microbatches,
-            micro_batch_size=training.micro_batch_size,
-        )
+        config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
         use(device)
         self.device = str(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         self.engine = Engine(
-            worker=self.worker,
-            steps=training.steps,
-            build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
-            transport=self.transport,
-            tell=self.control.send,
-            observer=self.inside,
-            clock=time.monotonic,
-            lookahead=spec.topology.lookahead,
-            on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
+            Ports(
+                worker=self.worker,
+                steps=training.steps,
+                build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
+                transport=self.transport,
+                tell=self.control.send,
+                observer=self.inside,
+                clock=time.monotonic,
+                lookahead=spec.topology.lookahead,
+                on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
+            )
         )
         self.control.send(WorkerReady())
 
