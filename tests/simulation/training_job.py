@@ -5,7 +5,7 @@ Everything is deterministic: a job is a function of its manifest and its faults.
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -91,8 +91,7 @@ class Watch:
 
     def _strike(self, fault: Fault) -> None:
         self.job.executed.append(fault)
-        if fault in self.job.faults:
-            self.job.faults.remove(fault)
+        if self.job.strikes(fault):
             raise Killed
 
 
@@ -142,6 +141,17 @@ class Job:
             for node in list(self.nodes.values()):
                 self._turn(node)
         return self
+
+    def strikes(self, fault: Fault) -> bool:
+        """Does who starts or has just ended that instruction die now?"""
+        if fault not in self.faults:
+            return False
+        self.faults.remove(fault)
+        return True
+
+    def stage(self, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        """In its first state, for one worker."""
+        return Stage(self.task, stage, stages, config, self.device)
 
     def where(self) -> str:
         lines = [
@@ -227,7 +237,7 @@ class Job:
             Ports(
                 worker=name,
                 steps=training.steps,
-                build=lambda stage, stages: Stage(self.task, stage, stages, config, self.device),
+                build=lambda stage, stages: self.stage(stage, stages, config),
                 transport=self.network.attach(name, events.append),
                 tell=tell,
                 observer=Watch(self),

@@ -1,6 +1,7 @@
 """Training in one process with the real coordinator and engines: losses, weights, and every kill bit-equal."""
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
 from bamboo_trainer.transport.frames import Frame, FrameKind
+from kill_sweep import kill_at_each
 from memory_transport import MemoryTransport
 from training_job import Fault, Job
 
@@ -101,20 +103,27 @@ def test_the_number_of_stages_does_not_change_the_bits(pipelines: int) -> None:
         torch.testing.assert_close(others, weights[0], rtol=0, atol=0)
 
 
-def instructions(stages: int, pipelines: int, step: int = 2, mode: str = "LazyForward") -> list[Fault]:
-    """Every point at which a worker can die in a step, as seen in the undisturbed run."""
-    executed = undisturbed(stages, pipelines, mode=mode).executed
-    return [f for f in dict.fromkeys(executed) if f.step == step]
+def killed_in_step(
+    document: dict[str, Any], step: int, like: tuple[int, int], cell: Cell | None = None
+) -> dict[Fault, int]:
+    """Kill whoever executes it at every instruction of that step (and cell), one job each: the same bits in the end.
+
+    like: stages and pipelines of the undisturbed run. Returns how many passes on a replica were reused after each kill.
+    """
+    undisturbed(*like)
+
+    def judge(job: Job) -> int:
+        assert_same(job, *like)
+        return sum(t.reused for t in job.state.takeovers)
+
+    return kill_at_each(document, lambda f: f.step == step and cell in (None, f.cell), judge)
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
 def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
-    faults = instructions(stages, pipelines)
-    assert len({f.name for f in faults}) >= 6
-    for fault in faults:
-        job = Job(manifest(stages, pipelines), (fault,)).run()
-        assert not job.faults, f"{fault} did not strike"
-        assert_same(job, stages, pipelines)
+    killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines))
+    assert {f.cell for f in killed} == {Cell(p, s) for p in range(pipelines) for s in range(stages)}
+    assert len({f.name for f in killed}) >= 6
 
 
 @pytest.mark.parametrize(
@@ -122,27 +131,28 @@ def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
 )
 def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:
     """In step 3, the first one in which there is redundant work: the two before it measure the bubbles."""
-    faults = instructions(4, 1, step=3, mode=mode)
-    assert any(f.name == done for f in faults)
-    reused = 0
-    for fault in faults:
-        job = Job(manifest(4, 1, mode=mode), (fault,)).run()
-        assert not job.faults, f"{fault} did not strike"
-        assert_same(job, 4, 1)
-        reused += sum(t.reused for t in job.state.takeovers)
-    assert reused > 0
+    killed = killed_in_step(manifest(4, 1, mode=mode), 3, (4, 1))
+    assert done in {f.name for f in killed}
+    assert sum(killed.values()) > 0
 
 
 def test_replicas_in_host_memory_take_over_with_the_same_bits() -> None:
     document = manifest(4, 1, mode="EagerForward", standby=1)
     document["spec"]["redundancy"]["placement"] = "Host"
-    reused = 0
-    for fault in instructions(4, 1, step=3, mode="EagerForward"):
-        if fault.cell == Cell(0, 2):
-            job = Job(document, (fault,)).run()
-            assert_same(job, 4, 1)
-            reused += sum(t.reused for t in job.state.takeovers)
-    assert reused > 0
+    killed = killed_in_step(document, 3, (4, 1), Cell(0, 2))
+    assert sum(killed.values()) > 0
+
+
+def test_what_a_kill_does_wrong_is_told() -> None:
+    """Each of these jobs is run in a process of its own."""
+
+    def judge(job: Job) -> None:
+        assert job.state.preemptions == 0, "a worker was lost"
+
+    with pytest.raises(AssertionError, match="a worker was lost"):
+        kill_at_each(manifest(2, 1), lambda f: f.name == "Backward", judge)
+    with pytest.raises(AssertionError, match="no end of its own"):
+        kill_at_each(manifest(2, 1), lambda f: f.name == "Backward", lambda job: os._exit(1))
 
 
 @pytest.mark.parametrize("stage", range(4))
