@@ -19,7 +19,7 @@ COUNTED = {  # (file, function) -> what a call of it is
     ("coordinator.py", "step"): "events of a coordinator",
     ("planner.py", "replan"): "looks for a better plan",
     ("document.py", "job_status"): "statuses made",
-    ("client.py", "_call"): "calls of the API",
+    ("connection.py", "call"): "calls of the API",
 }
 
 

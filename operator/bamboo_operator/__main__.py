@@ -13,6 +13,7 @@ import kopf
 import typer
 
 from bamboo.job.fields import ManifestError
+from bamboo.kube.errors import RemoteError
 from bamboo.names import EXIT_FAILED, EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.cluster.node_marks import NodeMark, read_marks
@@ -123,7 +124,7 @@ def command(
     )  # fmt: skip
     try:
         asyncio.run(_until_signal(options))
-    except (kopf.LoginError, LeaseLost, OSError) as error:
+    except (RemoteError, kopf.LoginError, LeaseLost, OSError) as error:
         typer.echo(f"bamboo-operator: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bamboo.control.descriptors import DescriptorShares, raise_limit
 from bamboo.control.listener import ConnectionBounds
+from bamboo.kube.connection import Connection
 from bamboo.metrics.exposition import Exporter, MetricsPageCollector
 from bamboo_operator.auth import page_access
 from bamboo_operator.auth.pod_tokens import REVIEWS_AT_ONCE, TokenReviewer
@@ -28,9 +29,9 @@ from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.certificate_authority import ClusterAuthority
-from bamboo_operator.kube.client import API_ERRORS, ApiClient
-from bamboo_operator.kube.credentials import AUTHORITY_FILE, credentials
-from bamboo_operator.kube.lease import CONNECTIONS, Lease, LeaseLost, LeaseName
+from bamboo_operator.kube.client import API_CONNECTIONS, API_ERRORS, ApiClient, connect, described
+from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operator_access
+from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.status.job_view import JobView
@@ -74,17 +75,15 @@ class _Operator:
     def __init__(self, options: OperatorOptions, stop: asyncio.Event) -> None:
         self._options, self._stop = options, stop
         self._settings = kopf_settings()
-        info = credentials(self._settings)
+        self._access, self._connections = operator_access(), list[Connection]()
         self._calls, self._series = ApiCallCounts(), CollectorRegistry()
-        self._api, self._reviewer = ApiClient(info, calls=self._calls), ApiClient(info, REVIEWS_AT_ONCE, self._calls)
-        self._page_reviewer = ApiClient(
-            info, page_access.AT_ONCE, self._calls
-        )  # of its own, so that readers of pages hold up nothing else
-        self._renewer = ApiClient(info, CONNECTIONS, self._calls)  # likewise
-        self._lease = Lease(self._renewer, options.lease, options.identity) if options.lease else None
+        self._api, self._reviewer = self._client(API_CONNECTIONS), self._client(REVIEWS_AT_ONCE)
+        page_reviewer = self._client(page_access.AT_ONCE)  # of its own, so that readers of pages hold up nothing else
+        renewer = self._client(LEASE_CONNECTIONS)  # likewise
+        self._lease = Lease(renewer, options.lease, options.identity) if options.lease else None
         self._active: ActiveLabel | None = None
         if options.lease and options.label_active:
-            self._active = ActiveLabel(self._renewer, options.lease, options.identity)
+            self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._jobs: JobController | None = None
         self._works = False
@@ -95,10 +94,16 @@ class _Operator:
         logger.info("%d file descriptors: enough for %d workers", limit, self._shares.workers)
         bounds = ConnectionBounds(unauthenticated=self._shares.visitors)
         self._web = WebServer(self._problem, self._not_ready, self._series, bounds)
-        job_pages.JobPages(self._view, self._page_reviewer).add_to(self._web.app)
+        job_pages.JobPages(self._view, page_reviewer).add_to(self._web.app)
+
+    def _client(self, connections: int) -> ApiClient:
+        self._connections.append(connect(self._access, self._calls, connections))
+        return ApiClient(self._connections[-1])
 
     async def run(self) -> None:
         try:
+            for connection in self._connections:
+                await connection.open()
             await self._web.start(*self._options.web_listen)
             self._begin(self._end_with_authority(ClusterAuthority(AUTHORITY_FILE)))
             if self._active:
@@ -177,7 +182,7 @@ class _Operator:
 
         @kopf.on.login(id="login", registry=handlers)
         async def login(**_: object) -> kopf.ConnectionInfo:
-            return credentials(self._settings)
+            return kopf_login(self._settings, self._access)
 
         logger.info("listening on %s:%d; workers connect to %s", options.listen[0], bound, shared.url)
         return handlers
@@ -221,10 +226,10 @@ class _Operator:
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self._lease.release()
             except API_ERRORS as error:
-                logger.warning("cannot release the lease: %s", str(error) or type(error).__name__)
+                logger.warning("cannot release the lease: %s", described(error))
         await self._web.stop()
-        for api in (self._api, self._reviewer, self._page_reviewer, self._renewer):
-            await api.close()
+        for connection in self._connections:
+            await connection.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))

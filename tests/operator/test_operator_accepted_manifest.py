@@ -7,8 +7,8 @@ import pytest
 
 from bamboo.job.edits import task_digest
 from bamboo.job.manifest import parse_manifest
+from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
-from bamboo_operator.kube.client import ApiError
 from manifest_kit import minimal
 
 KEY = ("default", "tiny")

@@ -6,6 +6,7 @@ import pytest
 
 from bamboo.coordinator.events import Emit
 from bamboo.job.spec import Capacity, NodePool
+from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,
     LAST_RETRY,
@@ -13,7 +14,6 @@ from bamboo_operator.jobs.reconcile_schedule import (
     ReconcileOutcome,
     ReconcileSchedule,
 )
-from bamboo_operator.kube.client import ApiError
 from bamboo_operator.manifests.event import event
 from bamboo_operator.pods.scale_down import ScaleDown, WorkersByPool, scale_down
 from bamboo_operator.status.event_queue import may_be_posted_later

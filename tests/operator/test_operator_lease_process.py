@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
-from bamboo.names import EXIT_USAGE
+from bamboo.names import EXIT_FAILED, EXIT_USAGE
 from bamboo_operator.__main__ import command
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.lease import lease_held_by
@@ -123,6 +123,16 @@ def test_a_label_without_a_lease_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--label-active"])
     assert result.exit_code == EXIT_USAGE
     assert "--label-active: expected --lease with it" in result.output
+
+
+def test_an_operator_without_a_cluster_ends_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key")])
+    assert result.exit_code == EXIT_FAILED
+    assert f"bamboo-operator: no cluster: there is no kubeconfig ({tmp_path / 'none'}); set KUBECONFIG" in result.output
 
 
 def test_a_wrong_lease_is_named(tmp_path: Path) -> None:

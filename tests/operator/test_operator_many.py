@@ -17,10 +17,11 @@ from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import LONGEST_SECONDS, turn
+from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
 from opsim_loop import VirtualLoop, virtual_time
-from opsim_server import Client, Object, Server, Watch
+from opsim_server import Object, Server, Watch
 
 JOBS, WORKERS = 30, 8
 SLOWNESS = 60.0  # a call takes 0.8 s on average
@@ -44,7 +45,7 @@ def manifest(name: str) -> Object:
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
 
 
-def shared_for(cluster: ClusterCache, api: Client) -> SharedResources:
+def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:
     return SharedResources(
         cluster=cluster, gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://operator",
         settings=WorkerPodSettings(coordinator_url="", image="trainer"),
@@ -71,7 +72,7 @@ class Town:
         self._server = Server(loop, rng, watches, self._changed)
         self._server.slowness = SLOWNESS
         self._cluster = ClusterCache()
-        self._controller = JobController(shared_for(self._cluster, Client(self._server)))
+        self._controller = JobController(shared_for(self._cluster, ApiClient(self._server)))
 
     async def live(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True

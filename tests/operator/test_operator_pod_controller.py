@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo_operator.kube.client import ApiError
+from bamboo.kube.errors import ApiError
 from operator_kit import job
 from pod_controller_kit import Job, Place
 

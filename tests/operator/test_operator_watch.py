@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
 
+from bamboo.kube.errors import ApiError
+from bamboo.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster import resync
@@ -17,7 +18,8 @@ from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube import client as api_module
-from bamboo_operator.kube.client import ApiClient, ApiError
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.client import ApiClient, connect
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from manifest_kit import minimal
 
@@ -63,7 +65,9 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    api = ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
+    api = ApiClient(connection)
     shared = SharedResources(
         cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://127.0.0.1:1",
         settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
@@ -73,7 +77,7 @@ async def managed(server: Server) -> AsyncIterator[JobController]:
         yield jobs
     finally:
         await jobs.stop()
-        await api.close()
+        await connection.close()
         await runner.cleanup()
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
 from bamboo.coordinator.events import Emit, Finish, Outcome
+from bamboo.kube.errors import ApiError
 from bamboo.local.page_view import PageView
 from bamboo.local.summary import summarize
 from bamboo.names import PAGE_AUDIENCE
@@ -34,7 +35,6 @@ from bamboo_operator.auth.page_access import (
     PageAccess,
 )
 from bamboo_operator.http.job_pages import JobPages
-from bamboo_operator.kube.client import ApiError
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from operator_kit import NOW, job, said

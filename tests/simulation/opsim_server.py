@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from bamboo.kube.connection import JSON
+from bamboo.kube.errors import ApiError
 from bamboo.names import LABEL_JOB_UID, TOKEN_AUDIENCE
 from bamboo_operator.auth.pod_tokens import POD_NAME, POD_UID
-from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.client import ApiClient, ApiError
 from opsim_loop import VirtualLoop
 
 Object = dict[str, Any]
@@ -89,7 +89,11 @@ class Server:
 
     # for clients
 
-    async def call(self, method: str, place: str, body: Object | None, query: Mapping[str, str] | None) -> Object:
+    async def call(
+        self, method: str, place: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> Object:  # fmt: skip
+        """As a connection to it has it."""
         await asyncio.sleep(self.slowness * 10 ** self._rng.uniform(-3.5, -1.5))
         fails = self._rng.random() < self.trouble
         if fails and self._rng.random() < 0.6:
@@ -211,26 +215,6 @@ class Server:
     def _tell(self, kind: str, change: str, thing: Object) -> None:
         self._watches[kind].changed(change, thing)
         self._changed(f"{kind} {change}", thing)
-
-
-class Client(ApiClient):
-    """The operator's own client; only what it says goes to that server."""
-
-    def __init__(self, server: Server) -> None:
-        self.calls, self._to = ApiCallCounts(), server
-
-    async def close(self) -> None:
-        """Has nothing open."""
-
-    async def _call(
-        self,
-        method: str,
-        place: str,
-        body: Object | None = None,
-        query: Mapping[str, str] | None = None,
-        kind: str = "application/json",
-    ) -> Object:
-        return await self._to.call(method, place, body, query)
 
 
 def token_of(pod: Object) -> str:

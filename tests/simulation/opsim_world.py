@@ -21,11 +21,12 @@ from bamboo_operator.jobs import coordinator_runner, late_workers
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from opsim_acts import JOB, SPAN_SECONDS, Story
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
-from opsim_server import Client, Object, Server, Watch
+from opsim_server import Object, Server, Watch
 from opsim_user import User
 from opsim_workers import SimChannels, Workers
 from sim_stage import Oracle
@@ -218,7 +219,7 @@ class World:
     def start_operator(self) -> None:
         """As kopf does it: pods and nodes are known before the first job."""
         self.log("the operator starts")
-        api, gateway = Client(self.server), WorkerGateway()
+        api, gateway = ApiClient(self.server), WorkerGateway()
         settings = WorkerPodSettings(coordinator_url="", image="trainer")
         self._cluster = ClusterCache()
         shared = SharedResources(

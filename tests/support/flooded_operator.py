@@ -9,7 +9,6 @@ import resource
 import sys
 from pathlib import Path
 
-import kopf
 from prometheus_client import CollectorRegistry
 
 from bamboo.control.channel_events import ChannelEvent, Received
@@ -17,11 +16,13 @@ from bamboo.control.descriptors import DescriptorShares, raise_limit
 from bamboo.control.listener import ConnectionBounds
 from bamboo.control.protocol import Stop
 from bamboo.control.server import Channels
+from bamboo.kube.kubeconfig import Access, ClusterServer, User
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.serving_certificate import ServingCertificate
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.http.server import WebServer
-from bamboo_operator.kube.client import ApiClient
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.client import ApiClient, connect
 
 JOB = ("team", "job")
 OWN = 64  # descriptors that this process needs itself
@@ -29,7 +30,8 @@ OWN = 64  # descriptors that this process needs itself
 
 async def main(server: str, folder: Path) -> None:
     shares = DescriptorShares.of(raise_limit(), OWN)
-    api = ApiClient(kopf.ConnectionInfo(server=server), 4)
+    access = Access(context="test", server=ClusterServer(url=server), user=User())
+    api = ApiClient(connect(access, ApiCallCounts(), 4))
     gateway, web = (
         WorkerGateway(),
         WebServer(lambda: None, lambda: None, CollectorRegistry(), ConnectionBounds(unauthenticated=shares.visitors)),

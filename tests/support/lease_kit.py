@@ -8,7 +8,8 @@ from copy import deepcopy
 from itertools import count
 from typing import Any
 
-from bamboo_operator.kube.client import TIMEOUT_SECONDS, ApiError
+from bamboo.kube.errors import ApiError
+from bamboo_operator.kube.client import TIMEOUT_SECONDS
 from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
 
 PLACE = LeaseName("system", "operator")

@@ -10,6 +10,7 @@ from typing import Any
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
 from bamboo.job.spec import JobSpec
+from bamboo.kube.errors import ApiError
 from bamboo.names import TRAINER_CONTAINER
 from bamboo.planning.plan import Plan
 from bamboo_operator.auth.pod_tokens import TokenReviewer
@@ -17,7 +18,6 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
-from bamboo_operator.kube.client import ApiError
 from bamboo_operator.manifests.worker_pod import worker_pool
 from bamboo_operator.pods.controller import PodController
 from operator_kit import META, SETTINGS

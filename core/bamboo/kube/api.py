@@ -1,64 +1,61 @@
-"""What the command line asks of the API server: plain objects over HTTPS, each call with a time limit."""
+"""What the command line asks of the API server, in its words: plain objects, and sentences for what is refused."""
 
 import asyncio
 import contextlib
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import quote
+from typing import Self
 
 import aiohttp
 
-from bamboo.kube.credentials import Credentials
+from bamboo.kube.connection import JSON, Connection, ConnectionOptions
 from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo.kube.kubeconfig import Access
+from bamboo.kube.request_parts import (
+    APPLY,
+    MERGE,
+    Object,
+    delete_options,
+    job_path,
+    jobs_path,
+    node_path,
+    pod_path,
+    pods_path,
+)
 from bamboo.names import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 
-Object = dict[str, Any]
-
-TIMEOUT_SECONDS = 30.0
-CONNECT_SECONDS = 10.0
+OPTIONS = ConnectionOptions(agent="bamboo-cli", total_seconds=30.0, connect_seconds=10.0, connections=100, tries=6)
 SILENCE_SECONDS = 3600.0  # of a worker whose log is followed
-BUSY_TRIES, BUSY_SECONDS, MOST_BUSY_SECONDS = 6, 0.5, 5.0  # a pause if the server names none, and at most
 PAGE = 500  # objects in one answer to a list
 LARGEST_LINE = 1 << 20  # of a log; a longer one is cut into several
 MANAGER = "bamboo"  # of the fields that are applied
-MERGE = "application/merge-patch+json"
-APPLY = "application/apply-patch+yaml"
 
 
 class KubeApi:
     """Every method may raise a RemoteError whose text is meant for the user."""
 
     def __init__(self, access: Access) -> None:
-        self.access = access
-        self._credentials = Credentials(access)
-        self._session: aiohttp.ClientSession | None = None
-        self._left: list[aiohttp.ClientSession] = []
+        self._connection = Connection(access, OPTIONS)
+
+    @property
+    def access(self) -> Access:
+        return self._connection.access
 
     async def __aenter__(self) -> Self:
-        await self._credentials.renew()
-        self._session = self._connect()
+        await self._connection.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for session in [*self._left, *([self._session] if self._session else [])]:
-            await session.close()
-
-    def _connect(self) -> aiohttp.ClientSession:
-        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-        connector = aiohttp.TCPConnector(ssl=self._credentials.tls(), limit=100)
-        return aiohttp.ClientSession(connector=connector, timeout=limits)
+        await self._connection.close()
 
     # jobs
 
     async def job(self, namespace: str, name: str) -> Object:
         try:
-            return await self.call("GET", jobs_path(namespace, name))
+            return await self.call("GET", job_path(namespace, name))
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
@@ -74,24 +71,20 @@ class KubeApi:
         name = document["metadata"]["name"]
         query = {"fieldManager": MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
         try:
-            return await self.call("PATCH", jobs_path(namespace, name), document, query, APPLY)
+            return await self.call("PATCH", job_path(namespace, name), document, query, APPLY)
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
     async def patch_job(self, namespace: str, name: str, body: Object) -> Object:
         try:
-            return await self.call("PATCH", jobs_path(namespace, name), body, {"fieldManager": MANAGER}, MERGE)
+            return await self.call("PATCH", job_path(namespace, name), body, {"fieldManager": MANAGER}, MERGE)
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
-        body = {
-            "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid},
-            "propagationPolicy": "Background",
-        }  # fmt: skip
         try:
-            await self.call("DELETE", jobs_path(namespace, name), body)
+            await self.call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
         except ApiError as error:
             raise await self._explained(error, namespace, name) from None
 
@@ -113,7 +106,7 @@ class KubeApi:
     # pods, nodes, events
 
     async def pods(self, namespace: str, job: str) -> list[Object]:
-        return await self.listed(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{LABEL_JOB_NAME}={job}"})
+        return await self.listed(pods_path(namespace), {"labelSelector": f"{LABEL_JOB_NAME}={job}"})
 
     async def nodes(self, names: set[str]) -> dict[str, Object]:
         """Those that are there; none if the user may not look at nodes."""
@@ -122,7 +115,7 @@ class KubeApi:
 
     async def _node(self, name: str) -> Object | None:
         try:
-            return await self.call("GET", f"/api/v1/nodes/{name}")
+            return await self.call("GET", node_path(name))
         except ApiError as error:
             if error.status in (403, 404):
                 return None
@@ -135,13 +128,10 @@ class KubeApi:
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> None:
         """That very pod. grace_seconds: the pod's own if None; at 0 its object is gone at once."""
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        if grace_seconds is not None:
-            body["gracePeriodSeconds"] = grace_seconds
-        await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+        await self.call("DELETE", pod_path(namespace, name), delete_options(uid, grace_seconds))
 
     async def node(self, name: str) -> Object:
-        return await self.call("GET", f"/api/v1/nodes/{name}")
+        return await self.call("GET", node_path(name))
 
     async def workers_on(self, node: str) -> list[Object]:
         """Pods of all jobs' workers on that node."""
@@ -152,7 +142,7 @@ class KubeApi:
         """Unless the node has been changed since it was read, which is an ApiError of status 409."""
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
         body = {"metadata": version, "spec": {"taints": taints}}
-        return await self.call("PATCH", f"/api/v1/nodes/{node['metadata']['name']}", body, kind=MERGE)
+        return await self.call("PATCH", node_path(node["metadata"]["name"]), body, kind=MERGE)
 
     async def token(self, namespace: str, account: str, audience: str, seconds: int) -> Object:
         """The status of a TokenRequest."""
@@ -188,132 +178,70 @@ class KubeApi:
 
     async def call(
         self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
-        kind: str = "application/json",
+        kind: str = JSON,
     ) -> Object:  # fmt: skip
         """Again for a while if the server has too much to do (429); so it also answers for a CRD that is new."""
-        data = None if body is None else json.dumps(body).encode()
-        for left in reversed(range(BUSY_TRIES)):
-            async with self._request(method, path, query, data=data, kind=kind) as answer:
-                found = await _json(answer)
-                if answer.status < 400:
-                    return found
-                if answer.status != 429 or not left:
-                    raise _refusal(answer, found)
-                pause = _retry_after(answer)
-            await asyncio.sleep(pause)
-        raise AssertionError("unreachable")
+        with self._refused(), self._unanswered():
+            return await self._connection.call(method, path, body, query, kind)
 
     async def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
         """Its lines, as they come."""
-        limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
-        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        async with self._request("GET", path, query, limits=limits) as answer:
-            if answer.status >= 400:
-                raise _refusal(answer, await _json(answer))
-            rest = b""
-            async for chunk in answer.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > LARGEST_LINE:
-                    lines, rest = [*lines, rest], b""
-                for line in lines:
-                    yield line.decode(errors="replace")
-            if rest:
-                yield rest.decode(errors="replace")
+        path = f"{pod_path(namespace, pod)}/log"
+        with self._refused(), self._unanswered():
+            async with self._connection.stream(path, query, SILENCE_SECONDS) as content:
+                rest = b""
+                async for chunk in content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > LARGEST_LINE:
+                        lines, rest = [*lines, rest], b""
+                    for line in lines:
+                        yield line.decode(errors="replace")
+                if rest:
+                    yield rest.decode(errors="replace")
 
     @contextlib.asynccontextmanager
-    async def socket(self, path: str, query: Mapping[str, str], protocol: str) -> AsyncIterator[Any]:
+    async def socket(
+        self, path: str, query: Mapping[str, str], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """A WebSocket through the API server."""
-        await self._renewed()
-        assert self._session is not None
-        try:
-            async with self._session.ws_connect(
-                self._url(path), params=query, protocols=[protocol], headers=self._headers(),
-                timeout=aiohttp.ClientWSTimeout(ws_close=2.0), max_msg_size=0, **self._options(),
-            ) as socket:  # fmt: skip
+        with self._unanswered():
+            async with self._connection.socket(path, query, protocol) as socket:
                 yield socket
-        except aiohttp.WSServerHandshakeError as error:
-            raise ApiError(error.status, "", f"the API server refuses {path}: {error.status} {error.message}") from None
+
+    @contextlib.contextmanager
+    def _refused(self) -> Iterator[None]:
+        """What the API server refuses, as one sentence for the user."""
+        try:
+            yield
+        except ApiError as error:
+            raise _worded(error) from None
+
+    @contextlib.contextmanager
+    def _unanswered(self) -> Iterator[None]:
+        """What keeps the API server from answering, as one sentence for the user."""
+        try:
+            yield
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._unreachable(error) from None
-
-    @contextlib.asynccontextmanager
-    async def _request(
-        self, method: str, path: str, query: Mapping[str, str] | None, *, data: bytes | None = None,
-        kind: str = "application/json", limits: aiohttp.ClientTimeout | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
-        """Once more with new credentials if a plugin's are refused."""
-        await self._renewed()
-        for last in (False, True):
-            assert self._session is not None
-            headers = self._headers(kind if data is not None else None)
-            options: dict[str, Any] = {"timeout": limits, **self._options()} if limits else self._options()
-            try:
-                async with self._session.request(
-                    method, self._url(path), params=query, data=data, headers=headers, **options
-                ) as answer:
-                    if answer.status == 401 and not last and await self._renewed(refused=True):
-                        continue
-                    yield answer
-                    return
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise self._unreachable(error) from None
-
-    async def _renewed(self, *, refused: bool = False) -> bool:
-        before = self._credentials.certificate
-        renewed = await self._credentials.renew(refused=refused)
-        if self._session is not None and self._credentials.certificate != before:
-            self._left.append(self._session)  # not closed, a log may be streamed over it
-            self._session = self._connect()
-        return renewed
-
-    def _headers(self, kind: str | None = None) -> list[tuple[str, str]]:
-        headers = [("Accept", "application/json"), ("User-Agent", "bamboo-cli"), *self._credentials.headers()]
-        return [*headers, ("Content-Type", kind)] if kind else headers
-
-    def _options(self) -> dict[str, Any]:
-        server = self.access.server
-        return {"proxy": server.proxy, "server_hostname": server.tls_name}
-
-    def _url(self, path: str) -> str:
-        return self.access.server.url + quote(path)
-
-    def _unreachable(self, error: BaseException) -> ClusterUnreachable:
-        where = f"the cluster at {self.access.server.url} (context {self.access.context})"
-        if isinstance(error, aiohttp.ClientConnectorCertificateError):
-            return ClusterUnreachable(f"{where} is not trusted: {_certificate_problem(error)}")
-        if isinstance(error, aiohttp.ServerTimeoutError | TimeoutError):
-            return ClusterUnreachable(f"{where} does not answer in time")
-        return ClusterUnreachable(f"{where} cannot be reached: {_short(error)}")
+            raise _unreachable(error, self._connection.access) from None
 
 
-def jobs_path(namespace: str | None, name: str | None = None) -> str:
-    prefix = f"/apis/{GROUP}/{VERSION}" + (f"/namespaces/{namespace}" if namespace else "")
-    return f"{prefix}/{PLURAL}" + (f"/{name}" if name else "")
-
-
-async def _json(answer: aiohttp.ClientResponse) -> Object:
-    """What came, if it is an object; a proxy in between may answer anything."""
-    try:
-        found = json.loads(await answer.read())
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _refusal(answer: aiohttp.ClientResponse, found: Object) -> ApiError:
+def _worded(error: ApiError) -> ApiError:
     """Kubernetes' own sentence names verb, resource and user, and every field that is wrong."""
-    message, reason = str(found.get("message") or ""), str(found.get("reason") or answer.reason or "")
-    if answer.status == 401:
+    message = error.message
+    if error.status == 401:
         message = "the cluster does not accept the credentials of the kubeconfig; log in again"
-    if answer.status == 403:
+    if error.status == 403:
         message = f"permission denied: {message or 'the API server forbids it'}"
-    return ApiError(answer.status, reason, " ".join(message.split()))
+    return ApiError(error.status, error.reason, " ".join(message.split()))
 
 
-def _retry_after(answer: aiohttp.ClientResponse) -> float:
-    """In how many seconds the server wants to be asked again; an HTTP date, which is allowed, too, names none."""
-    named = answer.headers.get("Retry-After", "")
-    return min(float(named), MOST_BUSY_SECONDS) if re.fullmatch(r"\d{1,9}", named) else BUSY_SECONDS
+def _unreachable(error: BaseException, access: Access) -> ClusterUnreachable:
+    where = f"the cluster at {access.server.url} (context {access.context})"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return ClusterUnreachable(f"{where} is not trusted: {_certificate_problem(error)}")
+    if isinstance(error, aiohttp.ServerTimeoutError | TimeoutError):
+        return ClusterUnreachable(f"{where} does not answer in time")
+    return ClusterUnreachable(f"{where} cannot be reached: {_short(error)}")
 
 
 def _certificate_problem(error: aiohttp.ClientConnectorCertificateError) -> str:

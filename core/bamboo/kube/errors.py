@@ -1,4 +1,4 @@
-"""What the user is told when something on the way to the cluster, or there, is not as it has to be."""
+"""What is wrong on the way to the cluster, or there: each as one sentence for the user of the command line."""
 
 from bamboo.names import EXIT_FAILED, EXIT_USAGE
 
@@ -26,11 +26,14 @@ class ClusterUnreachable(RemoteError):
 
 
 class ApiError(RemoteError):
-    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound."""
+    """The API server refused. status: the HTTP code; reason: Kubernetes' word for it, such as NotFound.
+
+    message: Kubernetes' sentence; may be "", and then the text is one of ours.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message or f"the API server answered {status} {reason}".rstrip())
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.message = status, reason, message
 
     @property
     def may_pass(self) -> bool:

@@ -7,6 +7,7 @@ import aiohttp
 
 from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, RemoteError
+from bamboo.kube.request_parts import pod_path
 from bamboo.text import printable
 
 PROTOCOL = "v4.channel.k8s.io"  # what the kubelet speaks to a port that is forwarded over a WebSocket
@@ -18,7 +19,7 @@ class PortForward:
     """A port of this machine, loopback only, that leads to a pod's. One WebSocket for each connection."""
 
     def __init__(self, api: KubeApi, namespace: str, pod: str, port: int) -> None:
-        self._api, self._path, self._port = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward", port
+        self._api, self._path, self._port = api, f"{pod_path(namespace, pod)}/portforward", port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._broken = asyncio.Event()

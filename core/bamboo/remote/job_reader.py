@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Awaitable
 
-from bamboo.kube.api import KubeApi, Object
+from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError
+from bamboo.kube.request_parts import Object
 from bamboo.remote.objects import JobEvent, RemoteJob, events_of, job_of, workers_of
 from bamboo.remote.render import JobSnapshot
 

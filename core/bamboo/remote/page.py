@@ -10,9 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bamboo.kube.api import KubeApi, Object
+from bamboo.kube.api import KubeApi
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.kube.port_forward import PortForward
+from bamboo.kube.request_parts import Object, pods_path
 from bamboo.names import PAGE_AUDIENCE, WEB_PORT
 from bamboo.remote.objects import job_of
 from bamboo.remote.session import Session, Target
@@ -80,7 +81,7 @@ async def _open(session: Session, url: str) -> None:
 
 async def _operator(api: KubeApi, namespace: str | None, watching: str) -> Object:
     """The running pod of the operator, in that namespace if one is given, that looks after the other one's jobs."""
-    place = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    place = pods_path(namespace) if namespace else "/api/v1/pods"
     try:
         pods = await api.listed(place, {"labelSelector": OPERATOR})
     except ApiError as error:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from bamboo.control.rate_limit import TokenBucket
 from bamboo.names import GROUP, PAGE_AUDIENCE, PLURAL
-from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class PageAccess:
             async with self._reviewing:
                 found = await self._review(token, key[1])
         except API_ERRORS as error:
-            logger.warning("cannot check who may see %s/%s: %s", *key[1], error or type(error).__name__)
+            logger.warning("cannot check who may see %s/%s: %s", *key[1], described(error))
             return PageRefusal(503, "The API server cannot check your token at the moment.", retry=2)
         finally:
             self._waiting -= 1

@@ -13,7 +13,7 @@ from bamboo.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo.job.spec import DNS_LABEL, DNS_NAME
 from bamboo.names import TOKEN_AUDIENCE
 from bamboo.planning.plan import WorkerId
-from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -97,7 +97,7 @@ class TokenReviewer:
             async with self._turns:
                 return await self._api.review_token(token, TOKEN_AUDIENCE)
         except API_ERRORS as error:
-            raise Unavailable(str(error) or type(error).__name__) from error
+            raise Unavailable(described(error)) from error
         finally:
             self._waiting -= 1
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.client import API_ERRORS, described
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Resync(Generic[K]):
             try:
                 there = await self._uid_of(key)
             except API_ERRORS as error:
-                logger.warning("cannot ask for %s, which was not listed: %s", key, error or type(error).__name__)
+                logger.warning("cannot ask for %s, which was not listed: %s", key, described(error))
                 self._check_later()
                 return
             if there == uid:

@@ -15,8 +15,9 @@ from typing import Any
 from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest
 from bamboo.job.manifest import ManifestError, parse_manifest
 from bamboo.job.spec import JobSpec
+from bamboo.kube.errors import ApiError
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
-from bamboo_operator.kube.client import ApiClient, ApiError
+from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import owner
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from bamboo.job.spec import DEFAULT_MANAGER
+from bamboo.kube.request_parts import job_path, node_path, pod_path
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.cluster.signals import is_deleted
 from bamboo_operator.jobs.late_workers import DeletedJobs
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import JobGone
-from bamboo_operator.kube.objects import JobKey, job_path, node_path, owner_uid, pod_path
+from bamboo_operator.kube.objects import JobKey, owner_uid
 from bamboo_operator.status.job_view import JobView
 
 logger = logging.getLogger(__name__)

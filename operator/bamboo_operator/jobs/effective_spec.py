@@ -8,6 +8,7 @@ from bamboo.coordinator.events import Emit
 from bamboo.job.edits import task_digest
 from bamboo.job.manifest import ManifestError, parse_manifest
 from bamboo.job.spec import JobSpec
+from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
     manifest_of,
@@ -15,7 +16,7 @@ from bamboo_operator.jobs.accepted_manifest import (
     problems_of,
     refusal_in,
 )
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, ApiError, JobGone
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, JobGone
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
@@ -152,7 +153,7 @@ class EffectiveSpec:
                 if error.status == 404:
                     raise JobGone(str(error)) from None  # with its namespace
                 if error.status in (400, 422):
-                    return refusal(template, error.message)
+                    return refusal(template, str(error))
                 if error.status in (403, 409):  # such as a quota: that may pass, and is reported when it matters
                     return ()
                 self._log_failure("check the pod template", error)

@@ -19,7 +19,7 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, seconds_over, worker_exit
-from bamboo_operator.kube.client import API_ERRORS
+from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.objects import JobKey, job_of, owner_uid, utc_now
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class DeletedJobs:
             try:
                 there = await self._uid_of(job[0])
             except API_ERRORS as error:
-                logger.warning("%s/%s: cannot ask for the job: %s", *job[0], error or type(error).__name__)
+                logger.warning("%s/%s: cannot ask for the job: %s", *job[0], described(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_RETRY)
             else:

@@ -12,12 +12,13 @@ from datetime import timedelta
 from typing import Any
 
 from bamboo.coordinator.events import Emit, Outcome
+from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.meter import JobMeter
 from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, ReconcileOutcome, ReconcileSchedule
 from bamboo_operator.jobs.shared import SharedResources
-from bamboo_operator.kube.client import API_ERRORS, ApiError, PodRefused
+from bamboo_operator.kube.client import API_ERRORS, PodRefused
 from bamboo_operator.kube.objects import utc_now
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.pools import cost_of, price_per_hour
@@ -40,9 +41,9 @@ class RefusalReports:
         """Refused pods are left out: they are among the startup problems."""
         if isinstance(error, PodRefused) or not isinstance(error, ApiError) or error.status not in (403, 422):
             return
-        if error.message != self._last:
-            self._last = error.message
-            record(Emit("ClusterRefuses", error.message, True))
+        if str(error) != self._last:
+            self._last = str(error)
+            record(Emit("ClusterRefuses", self._last, True))
 
 
 class Training:

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from bamboo.kube.errors import ApiError
 from bamboo.names import LABEL_ACTIVE
-from bamboo_operator.kube.client import API_ERRORS, ApiError
+from bamboo_operator.kube.client import API_ERRORS, described
 from bamboo_operator.kube.lease import LeaseName
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,12 @@ class ActiveLabel:
         except ApiError as error:
             if error.status == 404:
                 return True
-            logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, error)
+            self._log_failure(name, error)
         except API_ERRORS as error:
-            logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, error or type(error).__name__)
+            self._log_failure(name, error)
         else:
             return True
         return False
+
+    def _log_failure(self, name: str, error: BaseException) -> None:
+        logger.warning("cannot label pod %s with %s: %s", name, LABEL_ACTIVE, described(error))

@@ -1,29 +1,20 @@
 """What the operator asks of the API server: a few calls, each with a time limit, on plain objects."""
 
-import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
-import kopf
 
+from bamboo.kube.connection import JSON, Connection, ConnectionOptions
+from bamboo.kube.errors import ApiError, RemoteError
+from bamboo.kube.kubeconfig import Access
+from bamboo.kube.request_parts import APPLY, MERGE, Object, delete_options, job_path, pod_path, pods_path
 from bamboo_operator.kube.api_calls import ApiCallCounts
-from bamboo_operator.kube.credentials import TOKEN_FILE, tls_context
-from bamboo_operator.kube.objects import Object, job_path, pod_path
 
 TIMEOUT_SECONDS = 10.0
 CONNECT_SECONDS = 3.0
-CONNECTIONS = 32
+API_CONNECTIONS = 32
 FIELD_MANAGER = "bamboo-operator"
-TOKEN_SECONDS = 60.0  # a ServiceAccount's token is read again after that long: it is rotated
-
-
-class ApiError(Exception):
-    """The API server refused. status: the HTTP code; reason: a CamelCase word such as AlreadyExists."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{message} ({reason}, {status})")
-        self.status, self.reason, self.message = status, reason, message
 
 
 class PodRefused(ApiError):
@@ -37,29 +28,43 @@ class PodRefused(ApiError):
         return None
 
 
-API_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+API_ERRORS = (RemoteError, aiohttp.ClientError, OSError, TimeoutError)  # RemoteError: an ApiError, or no credentials
+
+
+def described(error: BaseException) -> str:
+    """What is in API_ERRORS, for the log."""
+    if isinstance(error, ApiError):
+        return f"{error} ({error.reason}, {error.status})"
+    return str(error) or type(error).__name__
 
 
 class JobGone(Exception):
     """The BambooJob is deleted, or another one has its name."""
 
 
+def connect(access: Access, calls: ApiCallCounts, connections: int) -> Connection:
+    """calls: counts those made. connections: open at the same time, at most. A busy API server is not asked again by
+    itself: the one who asked does so, after a pause of its own."""
+    options = ConnectionOptions(
+        agent="bamboo-operator", total_seconds=TIMEOUT_SECONDS, connect_seconds=CONNECT_SECONDS, connections=connections
+    )
+    return Connection(access, options, calls.ended)
+
+
+class Calls(Protocol):
+    """Of a connection to an API server."""
+
+    async def call(
+        self, method: str, path: str, body: Object | None = None, query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> Object: ...  # fmt: skip
+
+
 class ApiClient:
-    """Every method may raise what is in API_ERRORS. connections: open at the same time, at most."""
+    """Every method may raise what is in API_ERRORS. connection: closed by who opened it."""
 
-    def __init__(
-        self, info: kopf.ConnectionInfo, connections: int = CONNECTIONS, calls: ApiCallCounts | None = None
-    ) -> None:
-        self._server, self._info = info.server.rstrip("/"), info
-        self._token, self._token_read = info.token, time.monotonic()
-        auth = aiohttp.BasicAuth(info.username, info.password or "") if info.username else None
-        connector = aiohttp.TCPConnector(ssl=tls_context(info), limit=connections)
-        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=limits, auth=auth)
-        self.calls = calls or ApiCallCounts()
-
-    async def close(self) -> None:
-        await self._session.close()
+    def __init__(self, connection: Calls) -> None:
+        self._call = connection.call
 
     async def create_pod(self, pod: Object) -> Object:
         return await self._call("POST", _pods(pod), pod)
@@ -78,11 +83,8 @@ class ApiClient:
 
     async def delete_pod(self, namespace: str, name: str, uid: str, grace_seconds: int | None = None) -> bool:
         """That very pod. False if it was gone already."""
-        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        if grace_seconds is not None:
-            body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self._call("DELETE", pod_path(namespace, name), body)
+            await self._call("DELETE", pod_path(namespace, name), delete_options(uid, grace_seconds))
         except ApiError as error:
             if error.status == 409 and await self.uid_of(pod_path(namespace, name)) == uid:
                 raise  # so may an admission webhook answer
@@ -96,7 +98,7 @@ class ApiClient:
         path = f"{job_path(namespace, name)}/status"
         body = {"metadata": {"uid": uid}, "status": dict(status)}
         try:
-            await self._call("PATCH", path, body, kind="application/merge-patch+json")
+            await self._call("PATCH", path, body, kind=MERGE)
         except ApiError as error:
             if error.status == 404 or (error.status == 409 and await self.uid_of(job_path(namespace, name)) != uid):
                 raise JobGone(str(error)) from None
@@ -114,8 +116,8 @@ class ApiClient:
     async def apply_disruption_budget(self, budget: Object) -> None:
         """Makes it, or makes it what it is to be."""
         metadata = budget["metadata"]
-        path, kind = f"{_budgets(metadata['namespace'])}/{metadata['name']}", "application/apply-patch+yaml"
-        await self._call("PATCH", path, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, kind)
+        path = f"{_budgets(metadata['namespace'])}/{metadata['name']}"
+        await self._call("PATCH", path, budget, {"fieldManager": FIELD_MANAGER, "force": "true"}, APPLY)
 
     async def delete_disruption_budget(self, namespace: str, name: str) -> None:
         """Unless there is none."""
@@ -136,13 +138,7 @@ class ApiClient:
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
         """That very job, and in the background all that it owns."""
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "preconditions": {"uid": uid},
-            "propagationPolicy": "Background",
-        }
-        await self._call("DELETE", job_path(namespace, name), body)
+        await self._call("DELETE", job_path(namespace, name), delete_options(uid, propagation="Background"))
 
     async def review_token(self, token: str, audience: str) -> Object:
         """The status of a TokenReview."""
@@ -187,7 +183,7 @@ class ApiClient:
     async def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
         """value: None removes the label."""
         body = {"metadata": {"labels": {label: value}}}
-        await self._call("PATCH", pod_path(namespace, name), body, kind="application/merge-patch+json")
+        await self._call("PATCH", pod_path(namespace, name), body, kind=MERGE)
 
     async def create_event(self, event: Object) -> None:
         await self._call("POST", f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
@@ -209,44 +205,9 @@ class ApiClient:
                 return None
             raise
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Object | None = None,
-        query: Mapping[str, str] | None = None,
-        kind: str = "application/json",
-    ) -> Object:
-        headers = {"Accept": "application/json", "User-Agent": "bamboo-operator"}
-        if token := self._fresh_token():
-            headers["Authorization"] = f"{self._info.scheme or 'Bearer'} {token}"
-        if body is not None:
-            headers["Content-Type"] = kind
-        data = None if body is None else aiohttp.JsonPayload(body, content_type=kind)
-        begun, code = time.monotonic(), "error"
-        try:
-            async with self._session.request(
-                method, self._server + path, data=data, params=query, headers=headers
-            ) as answer:
-                found = await _object(answer)
-                code = str(answer.status)
-        finally:
-            self.calls.ended(method, path, code, time.monotonic() - begun)
-        if not isinstance(found, dict):
-            found = {}
-        if answer.status >= 400:
-            raise ApiError(answer.status, str(found.get("reason")), str(found.get("message") or answer.reason))
-        return found
-
-    def _fresh_token(self) -> str | None:
-        now = time.monotonic()
-        if now - self._token_read > TOKEN_SECONDS and self._info.certificate_path is None and TOKEN_FILE.exists():
-            self._token, self._token_read = TOKEN_FILE.read_text().strip(), now
-        return self._token
-
 
 def _pods(pod: Object) -> str:
-    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+    return pods_path(pod["metadata"]["namespace"])
 
 
 def _budgets(namespace: str) -> str:
@@ -259,13 +220,3 @@ def _revisions(namespace: str) -> str:
 
 def _leases(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-
-
-async def _object(answer: aiohttp.ClientResponse) -> Any:
-    """Proxies, and an API server with too much to do, answer in plain text."""
-    try:
-        return await answer.json(content_type=None)
-    except ValueError:
-        if answer.status >= 400:
-            return None
-        raise ApiError(answer.status, "NotJson", "an answer that is not JSON") from None

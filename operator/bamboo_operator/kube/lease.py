@@ -19,8 +19,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from bamboo.job.spec import DNS_LABEL, DNS_NAME
-from bamboo_operator.kube.client import API_ERRORS, TIMEOUT_SECONDS, ApiError
-from bamboo_operator.kube.objects import Object, utc_now
+from bamboo.kube.errors import ApiError
+from bamboo.kube.request_parts import Object
+from bamboo_operator.kube.client import API_ERRORS, TIMEOUT_SECONDS, described
+from bamboo_operator.kube.objects import utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ DURATION_SECONDS = 30  # without a renewal, until another may take it
 POLL_SECONDS = 2.0  # between two looks of one that waits, or that could not renew
 NOTICE_SECONDS = RENEW_SECONDS + TIMEOUT_SECONDS  # in which a holder notices that it is one no more
 LOG_AGAIN_SECONDS = 60.0
-CONNECTIONS = 2
+LEASE_CONNECTIONS = 2
 OVER = ("Failed", "Succeeded")  # a pod's phases
 BEFORE = "bamboo.dev/holders-before"  # an annotation of the Lease
 
@@ -321,4 +323,4 @@ class Lease:
         now = self._clock()
         if self._logged_failure is None or now - self._logged_failure >= LOG_AGAIN_SECONDS:
             self._logged_failure = now
-            logger.warning("%s the lease %s: %s", what, self._place, str(error) or type(error).__name__)
+            logger.warning("%s the lease %s: %s", what, self._place, described(error))

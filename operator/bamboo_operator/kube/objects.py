@@ -1,12 +1,11 @@
-"""Kubernetes objects as plain mappings: whose they are, where they are, and how times are written."""
+"""Kubernetes objects as plain mappings: whose they are, and how times are written."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from bamboo.names import GROUP, KIND, LABEL_JOB_NAME, PLURAL, VERSION
+from bamboo.names import KIND, LABEL_JOB_NAME
 
-Object = dict[str, Any]
 JobKey = tuple[str, str]  # namespace and name
 
 
@@ -20,19 +19,6 @@ def job_of(pod: Mapping[str, Any]) -> JobKey | None:
     """Namespace and name of the job whose worker's pod it is, by its labels."""
     name = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
     return (pod["metadata"]["namespace"], name) if name else None
-
-
-def job_path(namespace: str, name: str) -> str:
-    """The path of a BambooJob at the API server."""
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
-
-
-def pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/pods/{name}"
-
-
-def node_path(name: str) -> str:
-    return f"/api/v1/nodes/{name}"
 
 
 def utc_now() -> datetime:

@@ -3,8 +3,9 @@
 from datetime import datetime
 
 from bamboo.coordinator.events import Emit
+from bamboo.kube.request_parts import Object
 from bamboo.names import API_VERSION, KIND
-from bamboo_operator.kube.objects import JobKey, Object, api_time
+from bamboo_operator.kube.objects import JobKey, api_time
 
 COMPONENT = "bamboo-operator"
 

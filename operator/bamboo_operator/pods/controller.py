@@ -12,12 +12,14 @@ from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.coordinator.membership import surplus_requests
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, NodePool, wanted_workers
+from bamboo.kube.errors import ApiError
+from bamboo.kube.request_parts import pod_path
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import is_deleted, lives, worker_exit
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, ApiError, PodRefused
-from bamboo_operator.kube.objects import JobKey, owner_uid, pod_path, utc_now
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
+from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
@@ -149,7 +151,7 @@ class PodController:
             message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
             found = (StartupProblem("PoolsFull", message), *found)
         if self.adding and self._refusal:
-            message = f"{self.adding} worker(s) have no pod, which the API server refuses: {self._refusal.message}"
+            message = f"{self.adding} worker(s) have no pod, which the API server refuses: {self._refusal}"
             found = (StartupProblem("PodsRefused", message[:LONGEST_REFUSAL]), *found)
         if self.adding and self._backoff.holds(time.monotonic()):
             message = f"workers end before they have joined ({self._backoff.detail}); the next ones are requested"

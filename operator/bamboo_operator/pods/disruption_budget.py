@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.coordinator.protection import protection
 from bamboo.job.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_workers
+from bamboo.kube.errors import ApiError
 from bamboo.names import LABEL_JOB_UID
-from bamboo_operator.kube.client import ApiError
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers
 
 REFUSED = (403, 404, 405, 422)  # by the operator's own rights, or by a server that has no such thing
@@ -98,7 +98,7 @@ class DisruptionBudgetWriter:
             if error.status not in REFUSED:
                 raise
             if not self._refused:
-                message = f"no PodDisruptionBudget for the workers: {error.message}"
+                message = f"no PodDisruptionBudget for the workers: {error}"
                 self._record(Emit("ClusterRefuses", message, True))
             self._refused, self._known, self._retry_at = True, False, time.monotonic() + RETRY_SECONDS
         else:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from bamboo.job.spec import CleanPodPolicy
+from bamboo.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
-from bamboo_operator.kube.client import API_ERRORS, ApiClient, ApiError
+from bamboo_operator.kube.client import API_ERRORS, ApiClient, described
 from bamboo_operator.kube.objects import JobKey
 
 logger = logging.getLogger(__name__)
@@ -74,4 +75,4 @@ class PodRemoval:
             pause = min(2 * pause, LAST_RETRY)
 
     def log_failure(self, what: str, error: BaseException) -> None:
-        logger.warning("%s/%s: cannot %s: %s", *self._key, what, error or type(error).__name__)
+        logger.warning("%s/%s: cannot %s: %s", *self._key, what, described(error))

@@ -3,8 +3,9 @@
 from collections import deque
 
 from bamboo.coordinator.events import Emit
+from bamboo.kube.errors import ApiError
 from bamboo.page.history import JobHistory
-from bamboo_operator.kube.client import ApiClient, ApiError
+from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobKey, utc_now
 from bamboo_operator.manifests.event import event
 
