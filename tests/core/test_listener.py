@@ -133,7 +133,7 @@ class Port:
         self.go, self.waiting = asyncio.Event(), 0
         app.router.add_get("/", self._answer)
         app.router.add_get("/wait", self._wait)
-        self.runner, self.number = web.AppRunner(app, access_log=None, shutdown_timeout=0.1), 0
+        self.number = 0
 
     async def _answer(self, request: web.Request) -> web.Response:
         return web.Response(text="here")
@@ -150,14 +150,12 @@ class Port:
 @contextlib.asynccontextmanager
 async def port(tls: ssl.SSLContext | None = None, **bounds: Any) -> AsyncIterator[Port]:
     made = Port(ConnectionBounds(**{"unauthenticated": 4, "request": PATIENCE, "idle": PATIENCE, **bounds}))
-    await made.runner.setup()
-    made.number = await made.listener.start(made.runner, "127.0.0.1", 0, tls)
+    made.number = await made.listener.start("127.0.0.1", 0, tls)
     try:
         yield made
     finally:
         made.go.set()
         await made.listener.stop()
-        await made.runner.cleanup()
 
 
 async def until(done: Any) -> None:
@@ -236,6 +234,19 @@ async def test_connections_that_break_in_the_middle_of_a_handshake_leave_nothing
             await until(lambda: place.listener.unauthenticated)
             writer.close()
             await until(lambda: place.listener.unauthenticated == 0)
+
+
+async def test_stopping_closes_what_stands_and_may_come_twice_or_without_a_start() -> None:
+    async with port() as place:
+        reader, writer = await place.connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"here")
+        await place.listener.stop()
+        assert await ended(reader) == b""
+        writer.close()
+        with pytest.raises(OSError, match=r"[Cc]onnect"):
+            await place.connect()
+    await BoundedListener(web.Application(), ConnectionBounds(unauthenticated=1)).stop()
 
 
 async def _get(session: aiohttp.ClientSession, place: Port, what: str) -> str:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 REQUEST_SECONDS = 10.0  # for the TLS handshake and a request's headers, together
 IDLE_SECONDS = 75.0  # for an answer to be read, and until the next request
 SHUTDOWN_SECONDS = 2.0  # of TLS
+REQUESTS_END_SECONDS = 1.0  # for requests that are being answered when the listener stops
 BACKLOG = 1024
 PAUSE_SECONDS = 0.1  # after the system refused a connection
 QUIET_SECONDS = 60.0  # between two warnings of the same kind
@@ -40,7 +41,7 @@ class ConnectionBounds:
 
 
 class BoundedListener:
-    """app: to which a middleware is added, so before it is run. bounds: may be set anew until start().
+    """Runs app, to which a middleware is added, from start() to stop(). bounds: may be set anew until start().
 
     turned_away: called with TooSlow or TooManyCallers for each connection that is closed for it.
     """
@@ -56,14 +57,18 @@ class BoundedListener:
         self._known: set[_Connection] = set()
         self._by_handler: dict[Any, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._app = app
+        self._runner: web.AppRunner | None = None
         self._sockets: list[socket.socket] = []
         self._warned: dict[str, float] = {}
         app[LISTENER] = self
         app.middlewares.append(self._serve)
 
-    async def start(self, runner: web.AppRunner, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listens; returns the port. The runner has been set up. Raises OSError."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listens; returns the port. Raises OSError, and then wants to be stopped all the same."""
         loop = asyncio.get_running_loop()
+        self._runner = runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=REQUESTS_END_SECONDS)
+        await runner.setup()
         self._unauthenticated.room = self.bounds.unauthenticated
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
@@ -75,13 +80,16 @@ class BoundedListener:
         return bound
 
     async def stop(self) -> None:
-        """No connection is accepted any more; those that stand are the runner's to close."""
+        """Accepts no connection any more, and closes those that stand. May be called again, or without a start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listening in self._sockets:
             listening.close()
         self._sockets.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
 
     @property
     def unauthenticated(self) -> int:

@@ -217,7 +217,6 @@ class Channels:
 class ControlServer(Channels):
     """The channels of the one job of this process, with a port of their own."""
 
-    _runner: web.AppRunner | None = None
     _listener: BoundedListener | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -225,9 +224,7 @@ class ControlServer(Channels):
         app = web.Application()
         app.router.add_get(PATH, self.handle)
         self._listener = BoundedListener(app, ConnectionBounds(unauthenticated=MOST_UNAUTHENTICATED))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        bound = await self._listener.start(self._runner, host, port)
+        bound = await self._listener.start(host, port)
         return f"ws://{host}:{bound}{PATH}"
 
     async def stop(self) -> None:
@@ -236,6 +233,3 @@ class ControlServer(Channels):
         if self._listener is not None:
             await self._listener.stop()
             self._listener = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None

@@ -24,7 +24,6 @@ class WorkerGateway:
     def __init__(self) -> None:
         self._open: dict[JobKey, Channels] = {}
         self.refusals: Counter[str] = Counter()  # by reason
-        self._runner: web.AppRunner | None = None
         self._listener: BoundedListener | None = None
 
     async def start(
@@ -34,9 +33,7 @@ class WorkerGateway:
         app = web.Application()
         app.router.add_get("/v1/jobs/{namespace}/{name}/workers", self._connect)
         self._listener = BoundedListener(app, bounds, self._closed)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        return await self._listener.start(self._runner, host, port, tls)
+        return await self._listener.start(host, port, tls)
 
     def _closed(self, reason: str) -> None:
         self.refusals[reason] += 1
@@ -47,9 +44,6 @@ class WorkerGateway:
         if self._listener is not None:
             await self._listener.stop()
             self._listener = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
 
     @property
     def connected(self) -> int:

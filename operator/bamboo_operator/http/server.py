@@ -30,7 +30,6 @@ class WebServer:
         self._healthy, self._ready, self._registry = healthy, ready, registry
         self._scraping = asyncio.Lock()
         self._scraped, self._scraped_at = b"", 0.0
-        self._runner: web.AppRunner | None = None
         self.app = web.Application()
         self._listener = BoundedListener(self.app, bounds)
         self.app.router.add_get("/healthz", self._health)
@@ -39,15 +38,10 @@ class WebServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port."""
-        self._runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        return await self._listener.start(self._runner, host, port)
+        return await self._listener.start(host, port)
 
     async def stop(self) -> None:
         await self._listener.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
 
     async def _health(self, _: web.Request) -> web.Response:
         problem = self._healthy()
