@@ -22,6 +22,7 @@ from bamboo.names import (
     GRACE_SECONDS,
 )
 from bamboo_trainer.worker.cloud_notices import wanted
+from bamboo_trainer.worker.imports import lasting_imports
 
 HELP = f"""usage: python -m bamboo_trainer
 
@@ -57,8 +58,11 @@ def main() -> int:
     except ValueError as error:
         print(f"bamboo_trainer: {error} (see python -m bamboo_trainer --help)", file=sys.stderr)
         return EXIT_USAGE
-    from bamboo_trainer.worker.agent import WorkerSettings  # torch takes seconds: not for --help
-    from bamboo_trainer.worker.agent import main as run
+    with lasting_imports():  # torch takes seconds: not for --help
+        import torch._dynamo  # noqa: F401  # the first optimizer imports it in any case, in the middle of the first step
+
+        from bamboo_trainer.worker.agent import WorkerSettings
+        from bamboo_trainer.worker.agent import main as run
 
     settings = WorkerSettings(
         host=os.environ.get(ENV_HOST) or "127.0.0.1",

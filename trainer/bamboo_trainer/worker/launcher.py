@@ -20,7 +20,6 @@ Children belong to the launcher's process group and die with the launcher, even 
 import argparse
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -33,6 +32,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from bamboo_trainer.worker.imports import lasting_imports
 
 MODULES = (
     "torch",
@@ -298,15 +299,14 @@ class Launcher:
 
 def _preload(modules: Sequence[str]) -> None:
     """Imports what every worker needs. A module that fails is left to the worker, which says so by name."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
+    with lasting_imports():
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                print(f"launcher: cannot import {module}: {error!r}", file=sys.stderr)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # a thread pool would not survive the fork
-    gc.collect()
-    gc.freeze()
 
 
 def _own_channel() -> tuple[int, int]:
