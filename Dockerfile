@@ -24,10 +24,14 @@ ENV PIP_NO_CACHE_DIR=1 \
 WORKDIR /src
 RUN python -m venv --without-pip /opt/bamboo
 COPY constraints.txt .
-# What the distributions depend on, one requirement a line, without the distributions themselves.
+# What the distributions depend on, one requirement a line, without the distributions themselves. --extras: also what
+# brings object stores.
 RUN printf '%s\n' 'import sys, tomllib' \
-    'for path in sys.argv[1:]:' \
-    '    for line in tomllib.load(open(path, "rb"))["project"]["dependencies"]:' \
+    'extras = sys.argv[1] == "--extras"' \
+    'for path in sys.argv[1 + extras:]:' \
+    '    project = tomllib.load(open(path, "rb"))["project"]' \
+    '    more = project.get("optional-dependencies", {}).values() if extras else ()' \
+    '    for line in sum(more, project["dependencies"]):' \
     '        if not line.startswith("bamboo"):' \
     '            print(line)' >requirements.py
 
@@ -55,7 +59,7 @@ COPY core/pyproject.toml core/
 COPY trainer/pyproject.toml trainer/
 # torch alone, so that TORCH_ARGS may name an index that has nothing else; then off with what only tests are made of.
 RUN --mount=type=bind,from=wheels,target=/wheels \
-    python requirements.py core/pyproject.toml trainer/pyproject.toml >requirements.txt \
+    python requirements.py --extras core/pyproject.toml trainer/pyproject.toml >requirements.txt \
  && pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS $TORCH_ARGS --no-deps torch \
  && pip --python /opt/bamboo install --find-links /wheels $PIP_ARGS -r requirements.txt \
  && cd /opt/bamboo/lib/python3.11/site-packages \

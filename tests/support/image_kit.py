@@ -156,7 +156,8 @@ def _wheels(store: Store) -> Path:
     wanted = {"setuptools"}
     for path in recipes[1:]:
         project = tomllib.loads(path.read_text())["project"]
-        wanted.update(line for line in project["dependencies"] if not line.startswith("bamboo"))
+        lines = sum(project.get("optional-dependencies", {}).values(), project["dependencies"])
+        wanted.update(line for line in lines if not line.startswith("bamboo"))
     for old in folder.glob("wheels-*"):
         shutil.rmtree(old)
     unfinished = folder / "wheels-unfinished"

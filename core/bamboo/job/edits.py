@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -56,6 +56,16 @@ def task_digest(spec: JobSpec) -> str:
     """Of what the model is made from, as its user wrote it: no default is in it, which another version could change."""
     task = [spec.task.entrypoint, dict(spec.task.config)]
     return sha256(json.dumps(task, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def numbers_digest(spec: JobSpec) -> str:
+    """Of all that a training's numbers depend on: its task and its training section, but for how long it goes on.
+
+    The same on every grid. A checkpoint goes on only in a job with the same one.
+    """
+    training = {name: value for name, value in asdict(spec.training).items() if name != "steps"}
+    numbers = [task_digest(spec), training]
+    return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _differences(one: Any, other: Any, path: str) -> Iterator[str]:

@@ -1,0 +1,121 @@
+"""Calls to a store that always return: each has a time limit from outside, and is tried again a few times at most.
+
+A client's own timeouts do not suffice: a network file system that hangs answers no read, write or open at all.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from bamboo.checkpoint.errors import CheckpointError, StoreUnavailable
+from bamboo.checkpoint.failures import Failure, explain
+
+T = TypeVar("T")
+MOST_HANGING: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLimits:
+    """How long a call may take, and how often it is tried.
+
+    seconds: of a call that moves next to nothing. slowest: bytes a second; what a call moves gives it more time.
+    pause: seconds before the second try, twice as long before each further one.
+    """
+
+    seconds: float = 60.0
+    slowest: float = float(2 << 20)
+    tries: int = 4
+    pause: float = 0.5
+
+    def of(self, moved: int) -> float:
+        """Seconds for a call that moves so many bytes."""
+        return self.seconds + moved / self.slowest
+
+
+class MissingFile(Exception):
+    """What was to be read is not in the store."""
+
+
+class BoundedCalls:
+    """May be used by several threads at once. `call` runs the function in a thread of its own.
+
+    One that does not return in time is left to itself: it ends when the store answers, or with the process. With
+    MOST_HANGING of them, calls fail at once.
+    """
+
+    def __init__(self, limits: StoreLimits, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._limits, self._sleep = limits, sleep
+        self._lock = threading.Lock()
+        self._hanging = 0
+
+    def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
+        """what: "cannot read s3://...", the beginning of the sentence if it fails.
+
+        moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and CheckpointError of
+        the function as they are.
+        """
+        pause = self._limits.pause
+        for number in range(1, self._limits.tries + 1):
+            outcome = self._once(function, self._limits.of(moved))
+            if not isinstance(outcome.error, BaseException):
+                return outcome.value  # type: ignore[no-any-return]
+            if isinstance(outcome.error, FileExistsError | CheckpointError):
+                raise outcome.error
+            failure = _explained(outcome.error)
+            if failure.missing:
+                raise MissingFile(failure.reason)
+            if not failure.transient or number == self._limits.tries:
+                tried = f", tried {number} times" if number > 1 else ""
+                raise StoreUnavailable(f"{what}: {failure.reason}{tried}")
+            self._sleep(pause)
+            pause *= 2
+        raise AssertionError("at least one try")
+
+    def _once(self, function: Callable[[], Any], seconds: float) -> "_Outcome":
+        with self._lock:
+            if self._hanging >= MOST_HANGING:
+                return _Outcome(error=_Hangs(f"{self._hanging} calls to the store have not returned"))
+        outcome = _Outcome()
+        done = threading.Event()
+        thread = threading.Thread(target=self._run, args=(function, outcome, done), name="store", daemon=True)
+        thread.start()
+        if done.wait(seconds):
+            return outcome
+        with self._lock:
+            if done.is_set():
+                return outcome
+            outcome.abandoned = True
+            self._hanging += 1
+        return _Outcome(error=TimeoutError(f"nothing within {seconds:.0f} s"))
+
+    def _run(self, function: Callable[[], Any], outcome: "_Outcome", done: threading.Event) -> None:
+        try:
+            outcome.value = function()
+        except BaseException as error:
+            outcome.error = error
+        with self._lock:
+            done.set()
+            if outcome.abandoned:
+                self._hanging -= 1
+
+
+class _Hangs(Exception):
+    """Too many calls hang."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    value: Any = None
+    error: BaseException | None = None
+    abandoned: bool = False
+
+
+def _explained(error: BaseException) -> Failure:
+    """What is no failure of a store, such as an interrupt, goes on its way."""
+    if not isinstance(error, Exception):
+        raise error
+    if isinstance(error, _Hangs):
+        return Failure(reason=str(error))
+    return explain(error)

@@ -1,0 +1,45 @@
+"""What is in a store, as `CheckpointStore.list` finds it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.manifest import Manifest
+
+
+class State(StrEnum):
+    """Of a folder in a store.
+
+    Complete: the manifest is sound, and every file is there with its size; what is in them is only known by reading.
+    Damaged: it was complete once. Unreadable: the store did not tell this time. Unfinished: it has no manifest.
+    """
+
+    COMPLETE = "Complete"
+    DAMAGED = "Damaged"
+    UNREADABLE = "Unreadable"
+    UNFINISHED = "Unfinished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One attempt's folder. manifest: if it is sound. reason: why it is not Complete.
+
+    modified: when the newest of its files was written, seconds since 1970; None if the store does not say.
+    """
+
+    attempt: Attempt
+    state: State
+    manifest: Manifest | None = None
+    reason: str = ""
+    bytes: int = 0
+    modified: float | None = None
+
+    @property
+    def written(self) -> float | None:
+        """When it was committed, or a file of it was last written: seconds since 1970, by the clock of whoever did."""
+        return self.manifest.created.timestamp() if self.manifest else self.modified
+
+
+def newest_first(found: Found) -> tuple[int, float, str]:
+    """A sort key: by step; of the same step the one written last comes first."""
+    return (-found.attempt.step, -(found.written or 0.0), found.attempt.id)

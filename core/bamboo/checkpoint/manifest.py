@@ -1,0 +1,130 @@
+"""A checkpoint's manifest: what belongs to it, and what it is a state of. It is written last, and makes the checkpoint.
+
+The file is JSON, {"format": 1, "sha256": of the manifest's bytes, "manifest": {...}}, so that a torn or changed one is
+found. No byte of it is trusted.
+"""
+
+import hashlib
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from bamboo.checkpoint.errors import CheckpointDamaged
+from bamboo.checkpoint.layout import ID_PATTERN, LARGEST_STEP, MOST_LAYERS, Attempt, part_name
+
+FORMAT: Final = 1
+MOST_BYTES: Final = 32 << 20  # of a manifest; 100,000 layers take less
+LARGEST_PART: Final = 1 << 44
+
+_Step = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_STEP)]
+_Text = Annotated[str, msgspec.Meta(max_length=253)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of one layer."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, lt=MOST_LAYERS)]
+    file: _Text
+    bytes: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_PART)]
+    sha256: Sha256
+
+
+class DataPosition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the training had come: optimizer steps that were applied, and samples they consumed."""
+
+    step: _Step
+    samples: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of the code that wrote it. Bit-equality is promised within one minor version of torch."""
+
+    bamboo: _Text
+    torch: _Text
+    python: _Text
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid."""
+
+    job: _Text
+    step: _Step
+    attempt: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
+    layers: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
+    data: DataPosition
+    seed: int
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
+    versions: Versions
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
+
+    @property
+    def place(self) -> Attempt:
+        """Its folder."""
+        return Attempt(self.step, self.attempt)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.layers)
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: int
+    sha256: Sha256
+    manifest: msgspec.Raw
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """All that is known of a file of any format."""
+
+    format: int
+
+
+_FORMAT_DECODER: Final = msgspec.json.Decoder(_Format)
+_ENVELOPE_DECODER: Final = msgspec.json.Decoder(_Envelope)
+_DECODER: Final = msgspec.json.Decoder(Manifest)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The file's bytes. ValueError if they could not be read back, such as for a layer that is missing."""
+    inner = msgspec.json.encode(manifest)
+    digest = hashlib.sha256(inner).hexdigest()
+    data = msgspec.json.encode(_Envelope(format=FORMAT, sha256=digest, manifest=msgspec.Raw(inner)))
+    try:
+        assert decode(data) == manifest
+    except CheckpointDamaged as error:
+        raise ValueError(f"no such manifest can be written: {error}") from None
+    return data
+
+
+def decode(data: bytes) -> Manifest:
+    """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
+    if len(data) > MOST_BYTES:
+        raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
+    try:
+        form = _FORMAT_DECODER.decode(data).format
+        if form > FORMAT:
+            raise CheckpointDamaged(f"the manifest has format {form}, and this version of Bamboo reads {FORMAT}")
+        envelope = _ENVELOPE_DECODER.decode(data)
+        if hashlib.sha256(bytes(envelope.manifest)).hexdigest() != envelope.sha256:
+            raise CheckpointDamaged("the manifest was changed: its checksum is another one")
+        manifest = _DECODER.decode(envelope.manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointDamaged(f"the manifest cannot be read ({error})") from None
+    if problem := _problem(manifest, form):
+        raise CheckpointDamaged(f"the manifest {problem}")
+    return manifest
+
+
+def _problem(manifest: Manifest, form: int) -> str:
+    if form != FORMAT:
+        return f"has format {form}, which never was"
+    for number, part in enumerate(manifest.layers):
+        if part.layer != number:
+            return f"names layer {part.layer} where layer {number} belongs"
+        if part.file != part_name(number):
+            return f"gives layer {number} a foreign file"
+    if manifest.data.step != manifest.step:
+        return f"is of step {manifest.step}, but its data are of step {manifest.data.step}"
+    return ""

@@ -1,0 +1,149 @@
+"""Files in an object store, by fsspec. An object appears as a whole with its last byte, or not at all."""
+
+import contextlib
+import importlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from bamboo.checkpoint.errors import CheckpointError
+from bamboo.checkpoint.files import Buffer, Entry, total
+from bamboo.checkpoint.url import StoreUrl
+
+CONNECT_SECONDS: Final = 10
+READ_SECONDS: Final = 60
+CHUNK: Final = 64 << 20  # bytes that are read at a time; several are under way at once
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}  # by their extra
+# A private client, which remembers no listing, and the timeouts that it knows itself.
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": READ_SECONDS,
+            "retries": {"max_attempts": 2, "mode": "standard"},
+        },
+    },
+    "gs": {"requests_timeout": READ_SECONDS},
+    "az": {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS},
+}
+_MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+def open_store(url: StoreUrl) -> "ObjectFiles":
+    """Raises CheckpointError if a package is missing, or the client cannot be made."""
+    package = _PACKAGES.get(url.extra)
+    try:
+        if package is not None:
+            importlib.import_module(package)
+        import fsspec
+    except ImportError as error:
+        extra = f"bamboo[{url.extra}]" if url.extra else "bamboo"
+        raise CheckpointError(
+            f"{url.shown} needs the package {package or 'fsspec'}, which cannot be imported here "
+            f"({type(error).__name__}): pip install '{extra}'"
+        ) from None
+    options = dict(_OPTIONS.get(url.extra, {}))
+    filesystem, path = fsspec.core.url_to_fs(url.path, skip_instance_cache=True, use_listings_cache=False, **options)
+    return ObjectFiles(filesystem, path)
+
+
+class ObjectFiles:
+    """filesystem: of fsspec. root: a path of it."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs, self._root = filesystem, root.rstrip("/")
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        size = total(chunks)
+        data = b"".join(chunks)
+        self._fs.pipe_file(self._path(path), data)
+        self._check(path, size)
+
+    def create(self, path: str, data: bytes) -> None:
+        where = self._path(path)
+        try:
+            self._fs.pipe_file(where, data, mode="create")
+        except (OSError, NotImplementedError, ValueError) as error:
+            if isinstance(error, PermissionError | FileNotFoundError | ConnectionError | TimeoutError):
+                raise
+            if self._exists(path):
+                raise FileExistsError(where) from None
+            self._fs.pipe_file(where, data)  # a store that knows no conditional writes
+        self._check(path, len(data))
+
+    def read(self, path: str, start: int, end: int) -> bytes:
+        """In pieces if it is large: a store serves one request slower than a client can read."""
+        where = self._path(path)
+        size = self._size(path)
+        end = min(end, size)
+        if end <= start:
+            return b""
+        if end - start <= CHUNK:
+            return bytes(self._fs.cat_file(where, start=start, end=end))
+        starts = list(range(start, end, CHUNK))
+        ends = [min(one + CHUNK, end) for one in starts]
+        return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
+
+    def list(self, folder: str) -> Sequence[Entry]:
+        self._fs.invalidate_cache()
+        where = self._path(folder)
+        try:
+            found = self._fs.ls(where, detail=True)
+        except FileNotFoundError:
+            self._check_bucket()
+            return ()
+        return tuple(_entry(one) for one in found if one["name"].rstrip("/") != where)
+
+    def delete(self, path: str) -> None:
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(self._path(path), recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _size(self, path: str) -> int:
+        self._fs.invalidate_cache()
+        return int(self._fs.size(self._path(path)) or 0)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._size(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _check(self, path: str, size: int) -> None:
+        """Has what was written arrived?"""
+        try:
+            there = self._size(path)
+        except FileNotFoundError:
+            raise ConnectionError("the store has forgotten a file that was written") from None
+        if there != size:
+            raise ConnectionError(f"the store has {there} bytes of a file of {size} bytes")
+
+    def _check_bucket(self) -> None:
+        """An empty folder is not there; a bucket has to be. FileNotFoundError."""
+        bucket = self._root.lstrip("/").partition("/")[0]
+        if bucket and self._fs.protocol not in ("memory", ("memory",)) and not self._fs.exists(bucket):
+            raise FileNotFoundError(f"there is no bucket {bucket}")
+
+
+def _entry(found: Mapping[str, Any]) -> Entry:
+    name = str(found["name"]).rstrip("/").rpartition("/")[2]
+    if found["type"] == "directory":
+        return Entry(name=name, size=None, modified=None)
+    return Entry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
+
+
+def _modified(found: Mapping[str, Any]) -> float | None:
+    for name in _MODIFIED:
+        value = found.get(name)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

@@ -1,0 +1,47 @@
+"""From which checkpoint a job goes on. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """manifest: None if there is none to go on from. passed: newer ones that were not taken, and why, newest first."""
+
+    manifest: Manifest | None
+    passed: tuple[tuple[Attempt, str], ...] = ()
+
+
+def choose(found: Iterable[Found], digest: str, *, layers: int | None = None, bad: Collection[Attempt] = ()) -> Choice:
+    """The newest one of this job that is complete.
+
+    digest: of what the job's numbers depend on. layers: of the job's model, if it is known. bad: those that turned out
+    to be damaged when they were read. An unfinished one newer than the choice is passed over without a word: nobody
+    was ever told that it exists.
+    """
+    passed: list[tuple[Attempt, str]] = []
+    for one in sorted(found, key=newest_first):
+        if one.state is State.UNFINISHED:
+            continue
+        reason = _unfit(one, digest, layers, bad)
+        if not reason:
+            return Choice(manifest=one.manifest, passed=tuple(passed))
+        passed.append((one.attempt, reason))
+    return Choice(manifest=None, passed=tuple(passed))
+
+
+def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]) -> str:
+    """Why it cannot be used, or nothing."""
+    if one.manifest is None or one.state is not State.COMPLETE:
+        return one.reason
+    if one.attempt in bad:
+        return "a file of it is damaged"
+    if one.manifest.digest != digest:
+        return f"it is of another training (job {one.manifest.job}): its task or its training section differs"
+    if layers is not None and len(one.manifest.layers) != layers:
+        return f"it has {len(one.manifest.layers)} layers, and the task has {layers}"
+    return ""

@@ -1,0 +1,67 @@
+"""Which checkpoints and which remains of interrupted writes are removed. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.layout import Attempt
+
+DEAD_AFTER_SECONDS: Final = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    attempt: Attempt
+    reason: str
+    bytes: int
+
+
+def removable(
+    found: Iterable[Found], keep: int, *, now: float, digest: str | None = None, writing: Collection[Attempt] = (),
+    dead_after: float = DEAD_AFTER_SECONDS,
+) -> tuple[Removal, ...]:  # fmt: skip
+    """Oldest first.
+
+    keep: so many complete ones stay, and at least the newest one, and the one that was written last. digest: only
+    checkpoints of this training are counted and removed; None: all are. writing: attempts in progress, which stay. now:
+    seconds since 1970. dead_after: seconds after its last write from which any other unfinished one counts as dead;
+    it does so earlier if a checkpoint of its step or a later one was written since.
+    """
+    everything = sorted(found, key=newest_first)
+    complete = [one for one in everything if one.state is State.COMPLETE and _ours(one, digest)]
+    kept = {one.attempt for one in complete[: max(1, keep)]}
+    if complete:
+        kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
+    removals = []
+    for one in reversed(everything):
+        if one.attempt in kept or one.attempt in writing:
+            continue
+        if reason := _reason(one, complete, digest, now - dead_after):
+            removals.append(Removal(attempt=one.attempt, reason=reason, bytes=one.bytes))
+    return tuple(removals)
+
+
+def _reason(one: Found, complete: list[Found], digest: str | None, dead: float) -> str:
+    """Why it is removed, or nothing."""
+    match one.state:
+        case State.COMPLETE if _ours(one, digest):
+            return "there are newer ones"
+        case State.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and _ours(one, digest):
+            return f"damaged: {one.reason}"
+        case State.UNFINISHED if one.modified is not None:
+            if one.modified < dead or any(_overtook(other, one) for other in complete):
+                return "the write was interrupted"
+    return ""
+
+
+def _overtook(complete: Found, unfinished: Found) -> bool:
+    """Whoever was at a step has given up what it wrote if the step was written again, or a later one."""
+    assert unfinished.modified is not None
+    written = complete.written
+    return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
+
+
+def _ours(one: Found, digest: str | None) -> bool:
+    """A damaged manifest does not say whose it is; in a store of one's own it is one's own."""
+    return digest is None or one.manifest is None or one.manifest.digest == digest

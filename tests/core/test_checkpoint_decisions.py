@@ -1,0 +1,138 @@
+"""From which checkpoint a job goes on, and which ones are removed."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.checkpoint.found import Found, State
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.resume import choose
+from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, removable
+from bamboo.job.edits import numbers_digest
+from bamboo.job.manifest import parse_manifest
+from checkpoint_kit import DIGEST, EPOCH, complete
+from manifest_kit import WHOLE
+
+OTHER = "f" * 16
+NOW = EPOCH + 1000.0
+
+
+def unfinished(step, id="u", modified=EPOCH):
+    return Found(attempt=Attempt(step, id), state=State.UNFINISHED, modified=modified, reason="it was never committed")
+
+
+def damaged(step, id="d", **options):
+    return replace(complete(step, id, **options), state=State.DAMAGED, reason="layer-00001.safetensors is missing")
+
+
+def torn(step, id="t"):
+    return Found(attempt=Attempt(step, id), state=State.DAMAGED, reason="the manifest cannot be read", modified=EPOCH)
+
+
+def unreadable(step, id="r"):
+    return Found(attempt=Attempt(step, id), state=State.UNREADABLE, reason="permission denied")
+
+
+def removed(found, keep, **options):
+    return [f"{r.attempt.step}{r.attempt.id}" for r in removable(found, keep, now=NOW, **options)]
+
+
+def test_the_newest_sound_one_of_this_training_is_taken():
+    found = [complete(100), complete(200), unfinished(600), torn(500), damaged(400), unreadable(450)]
+    found.append(complete(300, "o", digest=OTHER))
+    choice = choose(found, DIGEST)
+    assert choice.manifest is not None
+    assert choice.manifest.step == 200
+    assert [(attempt.step, reason) for attempt, reason in choice.passed] == [
+        (500, "the manifest cannot be read"),
+        (450, "permission denied"),
+        (400, "layer-00001.safetensors is missing"),
+        (300, "it is of another training (job small): its task or its training section differs"),
+    ]
+
+
+def test_one_that_turned_out_to_be_damaged_is_passed_over():
+    found = [complete(100), complete(200), complete(200, "b", created=NOW)]
+    assert choose(found, DIGEST).manifest.attempt == "b"
+    choice = choose(found, DIGEST, bad=[Attempt(200, "b")])
+    assert (choice.manifest.step, choice.manifest.attempt) == (200, "a")
+    assert choice.passed == ((Attempt(200, "b"), "a file of it is damaged"),)
+    none = choose(found, DIGEST, layers=3)
+    assert none.manifest is None
+    assert none.passed[0][1] == "it has 2 layers, and the task has 3"
+    assert choose([], DIGEST).manifest is None
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "options", "expected"),
+    [
+        ([complete(s) for s in (100, 200, 300, 400)], 3, {}, ["100a"]),
+        ([complete(s) for s in (100, 200, 300)], 0, {}, ["100a", "200a"]),
+        ([complete(100), damaged(200)], 3, {}, []),  # nothing newer is complete
+        ([damaged(100), torn(150), complete(200)], 3, {}, ["100d", "150t"]),
+        ([unreadable(100), complete(200)], 1, {}, []),
+        ([complete(100, "o", digest=OTHER), complete(200), complete(300)], 1, {"digest": DIGEST}, ["200a"]),
+        ([damaged(100, digest=OTHER), complete(300)], 1, {"digest": DIGEST}, []),
+        ([complete(100, "o", digest=OTHER), complete(200)], 1, {}, ["100o"]),
+        # Started anew at step 0 beside what an earlier run left: what was written last stays, too.
+        ([complete(20, "n", created=NOW), complete(900), complete(800)], 1, {}, ["800a"]),
+        ([unfinished(100, modified=EPOCH + 150), complete(200)], 3, {}, ["100u"]),
+        ([unfinished(200, modified=EPOCH + 150), complete(200)], 3, {}, ["200u"]),
+        ([unfinished(300, modified=EPOCH + 150), complete(200)], 3, {}, []),
+        ([unfinished(100, modified=EPOCH + 250), complete(200)], 3, {}, []),  # somebody writes it now
+        ([unfinished(100, modified=EPOCH + 150), complete(200)], 3, {"writing": [Attempt(100, "u")]}, []),
+        ([unfinished(100)], 3, {"dead_after": 999.0}, ["100u"]),
+        ([unfinished(100)], 3, {"dead_after": 1001.0}, []),
+        ([unfinished(100, modified=None), complete(200)], 3, {}, []),
+        ([complete(100), complete(200)], 1, {"writing": [Attempt(100, "a")]}, []),
+    ],
+)
+def test_what_is_removed(found, keep, options, expected):
+    assert removed(found, keep, **options) == expected
+
+
+_FOUND = st.lists(
+    st.builds(
+        lambda kind, step, id, age: kind(step, id) if kind is not unfinished else unfinished(step, id, NOW - age),
+        st.sampled_from([complete, damaged, torn, unreadable, unfinished]),
+        st.integers(0, 6), st.sampled_from("abc"), st.floats(0, 2 * DEAD_AFTER_SECONDS),
+    ),
+    max_size=12, unique_by=lambda one: one.attempt,
+)  # fmt: skip
+
+
+@given(_FOUND, st.integers(-1, 4), st.sets(st.builds(Attempt, st.integers(0, 6), st.sampled_from("abc"))))
+def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep, writing):
+    gone = {removal.attempt for removal in removable(found, keep, now=NOW, writing=writing)}
+    before, after = choose(found, DIGEST), choose([one for one in found if one.attempt not in gone], DIGEST)
+    assert after.manifest == before.manifest
+    sound = sum(one.state is State.COMPLETE for one in found)
+    left = sum(one.state is State.COMPLETE and one.attempt not in gone for one in found)
+    assert left >= min(sound, max(1, keep))
+    assert not gone & writing
+    assert not any(one.state is State.UNREADABLE for one in found if one.attempt in gone)
+    assert removable([one for one in found if one.attempt not in gone], keep, now=NOW, writing=writing) == ()
+
+
+def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
+    document = yaml.safe_load(WHOLE)
+    digest = numbers_digest(parse_manifest(document))
+    spec = document["spec"]
+
+    def changed(section, **values):
+        return numbers_digest(parse_manifest({**document, "spec": {**spec, section: {**spec[section], **values}}}))
+
+    assert changed("topology", pipelines=1, lookahead=1) == changed("training", steps=200) == digest
+    others = [
+        changed("task", config={"rate": 0.5}),
+        changed("task", entrypoint="other:build"),
+        changed("training", seed=8),
+        changed("training", precision="fp32"),
+        changed("training", maxGradientNorm=2),
+        changed("training", globalBatchSize=512),
+        changed("training", microBatchSize=4),
+    ]
+    assert len({digest, *others}) == len(others) + 1

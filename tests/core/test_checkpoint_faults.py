@@ -1,0 +1,251 @@
+"""A store that is slow, fails, forgets, tears, runs full, returns wrong bytes, hangs; and writers killed anywhere."""
+
+import os
+import threading
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from bamboo.checkpoint.bounded import MOST_HANGING, BoundedCalls, StoreLimits
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, StoreUnavailable
+from bamboo.checkpoint.found import State
+from bamboo.checkpoint.resume import choose
+from bamboo.checkpoint.retention import removable
+from bamboo.checkpoint.store import CheckpointStore
+from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save
+
+FOREVER = 1e12  # a time at which everything that was interrupted is dead
+
+
+def states(store):
+    return [(one.attempt.step, one.state.value) for one in store.list()]
+
+
+@pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
+def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
+    """At each operation once: the checkpoint is there and right, or the writer was told that it is not."""
+    for number in count():
+        filesystem = FaultyFileSystem({})
+        store = faulty_store(filesystem)
+        before = save(store, 20)
+        filesystem.operations.clear()
+        filesystem.faults = {number: fault}
+        problem = None
+        try:
+            written = save(store, 40)
+        except CheckpointError as error:
+            problem = error
+        happened = number < len(filesystem.operations)
+        filesystem.faults = {}
+        if fault in ("fails", "answer lost", "forgets", "tears"):
+            assert problem is None, (number, problem)  # it was tried again
+        if problem is None and fault != "wrong bytes":
+            assert [p for _, p in store.verify(written)] == ["", ""]
+        usable = [
+            one.manifest for one in store.list() if one.manifest and not any(p for _, p in store.verify(one.manifest))
+        ]
+        assert before in usable
+        if not happened:
+            return
+
+
+def test_wrong_bytes_are_found_by_whoever_reads_them_and_the_one_before_is_used():
+    filesystem = FaultyFileSystem()
+    store = faulty_store(filesystem)
+    save(store, 20)
+    filesystem.faults = {len(filesystem.operations): "wrong bytes"}
+    written = save(store, 40)
+    assert states(store) == [(40, "Complete"), (20, "Complete")]
+    with pytest.raises(CheckpointDamaged, match="other contents than were written"):
+        store.read_part(written, 0)
+    assert choose(store.list(), DIGEST, bad=[written.place]).manifest.step == 20
+    healthy = save(store, 40)  # the step is written again, beside the damaged one
+    assert choose(store.list(), DIGEST, bad=[written.place]).manifest == healthy
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "tried"),
+    [
+        ("fails", r"the store cannot be reached \(reset by https://store/?\), tried 3 times", 3),
+        ("denies", r"permission denied \(AccessDenied: token=\)", 1),
+        ("full", "no space left in the store", 1),
+        ("forgets", "the store has forgotten a file that was written.*tried 3 times", 3),
+        ("tears", "the store has 170 bytes of a file of 340 bytes.*tried 3 times", 3),
+    ],
+)
+def test_a_fault_that_stays_is_one_sentence_about_the_file(fault, message, tried):
+    filesystem = FaultyFileSystem(lambda number, operation: fault if operation == "write" else None)
+    store = faulty_store(filesystem)
+    with pytest.raises(
+        StoreUnavailable, match=rf"^cannot write memory://run/step-.*/layer-00000.safetensors: .*{message}"
+    ) as e:
+        save(store, 20)
+    assert filesystem.operations.count("write") == tried
+    assert not {"hunter2secret", "abcdef123"} & set(str(e.value).replace("/", " ").split())
+    assert "secret" not in str(e.value)
+    assert e.value.__cause__ is None
+    assert e.value.__context__ is None or "secret" not in str(e.value.__context__)
+    filesystem.faults = {}
+    assert all(one.state is State.UNFINISHED for one in store.list())
+
+
+def test_a_store_that_cannot_be_read_now_loses_nothing():
+    filesystem = FaultyFileSystem()
+    store = faulty_store(filesystem)
+    manifest = save(store, 20)
+    filesystem.faults = lambda number, operation: "denies" if operation in ("read", "size") else None
+    (found,) = store.list()
+    assert found.state is State.UNREADABLE
+    assert found.reason.startswith(f"cannot read memory://run/{manifest.place.manifest}: permission denied")
+    assert removable([found], 1, now=FOREVER) == ()
+    with pytest.raises(StoreUnavailable):
+        list(store.verify(manifest))
+    filesystem.faults = lambda number, operation: "denies"
+    with pytest.raises(StoreUnavailable, match=r"^cannot list memory://run: permission denied"):
+        store.list()
+
+
+def test_a_store_that_hangs_is_left_after_a_while():
+    filesystem = FaultyFileSystem(lambda number, operation: "hangs")
+    store = faulty_store(filesystem, StoreLimits(seconds=0.05, tries=2, pause=0.0))
+    for _ in range(MOST_HANGING // 2):
+        with pytest.raises(StoreUnavailable, match=r"cannot list .*: the store did not answer in time .*tried 2 times"):
+            store.list()
+    with pytest.raises(StoreUnavailable, match=f": {MOST_HANGING} calls to the store have not returned"):
+        store.list()
+    assert len(filesystem.operations) == MOST_HANGING  # nothing more is started
+    filesystem.faults = {}
+    filesystem.answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "store":
+            thread.join(60)
+    patient = faulty_store(filesystem)
+    save(patient, 20)
+    store._calls._limits = IMPATIENT
+    assert states(store) == [(20, "Complete")]
+
+
+def test_more_time_is_given_for_more_bytes_and_pauses_grow():
+    limits = StoreLimits(seconds=10.0, slowest=100.0, tries=4, pause=0.5)
+    assert (limits.of(0), limits.of(500)) == (10.0, 15.0)
+    pauses, calls = [], []
+
+    def fail():
+        calls.append(1)
+        raise ConnectionError("no")
+
+    with pytest.raises(StoreUnavailable, match="tried 4 times"):
+        BoundedCalls(limits, pauses.append).call("cannot do it", fail)
+    assert pauses == [0.5, 1.0, 2.0]
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("fault", ["killed before", "killed within", "killed after"])
+def test_a_writer_killed_at_any_operation_leaves_no_torn_checkpoint(fault):
+    for number in count():
+        filesystem = FaultyFileSystem()
+        store = faulty_store(filesystem)
+        save(store, 20)
+        filesystem.operations.clear()
+        filesystem.faults = {number: fault}
+        try:
+            save(store, 40)
+            killed = False
+        except Killed:
+            killed = True
+        happened = len(filesystem.operations) > number
+        filesystem.faults = {}
+        check_after_kill(faulty_store(filesystem))
+        if not happened:
+            assert not killed
+            assert number > 6
+            return
+
+
+def check_after_kill(store: CheckpointStore) -> None:
+    """After whatever happened to the writer of step 40, with 20 committed before it."""
+    choice = choose(store.list(), DIGEST)
+    assert choice.manifest is not None
+    assert choice.manifest.step in (20, 40)
+    assert [store.read_part(choice.manifest, layer) for layer in range(2)] == [
+        layer_bytes(choice.manifest.step, layer) for layer in range(2)
+    ]
+    repeated = save(store, 40)
+    assert choose(store.list(), DIGEST).manifest.step == 40
+    for removal in removable(store.list(), 1, now=FOREVER):
+        store.delete(removal.attempt)
+    left = store.list()
+    assert {one.attempt for one in left} <= {repeated.place, choice.manifest.place}
+    assert all(one.state is State.COMPLETE for one in left)
+    assert [problem for _, problem in store.verify(left[0].manifest)] == ["", ""]
+
+
+@pytest.mark.parametrize("fault", ["killed before", "killed after"])
+def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
+    for number in count():
+        filesystem = FaultyFileSystem()
+        store = faulty_store(filesystem)
+        old = save(store, 20)
+        save(store, 40)
+        filesystem.operations.clear()
+        filesystem.faults = {number: fault}
+        killed = False
+        try:
+            store.delete(old.place)
+        except Killed:
+            killed = True
+        filesystem.faults = {}
+        for one in store.list():
+            assert one.attempt.step == 40 or one.state in (State.COMPLETE, State.UNFINISHED)
+            if one.state is State.COMPLETE:
+                assert [problem for _, problem in store.verify(one.manifest)] == ["", ""]
+        for removal in removable(store.list(), 1, now=FOREVER):
+            store.delete(removal.attempt)
+        assert states(store) == [(40, "Complete")]
+        if not killed:
+            assert number > 1
+            return
+
+
+def test_a_process_killed_at_any_system_call_leaves_no_torn_checkpoint(tmp_path):
+    """A real process ends at the nth of all that it asks of the file system."""
+    for number in count():
+        folder = tmp_path / str(number)
+        save(CheckpointStore(str(folder), IMPATIENT), 20)
+        ended = run_and_end_at(number, folder)
+        check_after_kill(CheckpointStore(str(folder), IMPATIENT))
+        assert not list(folder.glob("*/.*.partial"))
+        if not ended:
+            assert number > 20
+            return
+
+
+def run_and_end_at(number: int, folder: Path) -> bool:
+    """Writes the checkpoint of step 40 in a child, which ends at that call; did it?"""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            end_at(number, folder)
+            save(CheckpointStore(str(folder), IMPATIENT), 40)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+def end_at(number: int, folder: Path) -> None:
+    calls = count()
+    for name in ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "close"):
+        setattr(os, name, _ending(getattr(os, name), number, calls))
+
+
+def _ending(real, number, calls):
+    def called(*arguments, **options):
+        if next(calls) == number:
+            os._exit(9)
+        return real(*arguments, **options)
+
+    return called

@@ -1,0 +1,93 @@
+"""Manifests of checkpoints: what was written is read, and nothing else is."""
+
+import hashlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.checkpoint.errors import CheckpointDamaged
+from bamboo.checkpoint.layout import Attempt, attempt_of, new_attempt
+from bamboo.checkpoint.manifest import MOST_BYTES, decode, encode
+from checkpoint_kit import made_up_parts, make_manifest
+
+MANIFEST = make_manifest(Attempt(200, "5f0c"))
+
+
+def sealed(document: dict, form: int = 1) -> bytes:
+    """With the right checksum, whatever it says."""
+    inner = json.dumps(document).encode()
+    head = json.dumps({"format": form, "sha256": hashlib.sha256(inner).hexdigest()})
+    return head[:-1].encode() + b', "manifest": ' + inner + b"}"
+
+
+def document(**changes) -> dict:
+    return {**json.loads(msgspec.json.encode(MANIFEST)), **changes}
+
+
+def test_a_manifest_survives_its_file():
+    assert decode(encode(MANIFEST)) == MANIFEST == decode(sealed(document()))
+    assert MANIFEST.place.folder == "step-000000200-5f0c"
+    assert MANIFEST.bytes == sum(part.bytes for part in made_up_parts(200))
+
+
+def test_every_torn_or_changed_manifest_is_found():
+    data = encode(MANIFEST)
+    for length in range(len(data)):
+        with pytest.raises(CheckpointDamaged):
+            decode(data[:length])
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        with pytest.raises(CheckpointDamaged):
+            decode(bytes(changed))
+
+
+@given(st.one_of(st.binary(max_size=200), st.recursive(
+    st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["format", "sha256", "manifest", "layers"]), inner, max_size=4), max_leaves=8,
+).map(lambda value: json.dumps(value).encode())))  # fmt: skip
+def test_anything_else_is_damaged_and_nothing_worse(data):
+    with pytest.raises(CheckpointDamaged):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (sealed(document(), form=2), "format 2, and this version of Bamboo reads 1"),
+        (sealed(document(), form=0), "format 0, which never was"),
+        (sealed(document(layers=document()["layers"][::-1])), "names layer 1 where layer 0 belongs"),
+        (sealed(document(layers=[])), "cannot be read"),
+        (sealed(document(layers=[{**document()["layers"][0], "file": "../../etc/passwd"}])), "a foreign file"),
+        (sealed(document(layers=[{**document()["layers"][0], "bytes": -1}])), "cannot be read"),
+        (sealed(document(attempt="../x")), "cannot be read"),
+        (sealed(document(data={"step": 199, "samples": 1})), "of step 200, but its data are of step 199"),
+        (sealed(document(created="2026-01-01T00:00:00")), "cannot be read"),
+        (sealed(document(more=1)), "unknown field `more`"),
+        (b"[" * 100_000, "cannot be read"),
+        (b" " * (MOST_BYTES + 1), "more than 32 MiB"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused(data, message):
+    with pytest.raises(CheckpointDamaged, match=message):
+        decode(data)
+
+
+def test_a_manifest_that_could_not_be_read_is_not_written():
+    with pytest.raises(ValueError, match="names layer 1 where layer 0 belongs"):
+        encode(make_manifest(Attempt(1, "a"), made_up_parts(1)[1:]))
+
+
+def test_a_folder_is_that_of_one_attempt():
+    for attempt in (Attempt(0, "a"), Attempt(200, "5f0c2a9b71d4"), Attempt(10**12, "z" * 32), new_attempt(7)):
+        assert attempt_of(attempt.folder) == attempt
+    for name in ("step-200-a", "step-000000200", "step-000000200-A", "step-0000000200-a", "xstep-000000200-a",
+                 "step-000000200-a/b", f"step-000000200-{'a' * 33}", "step-9999999999999-a"):  # fmt: skip
+        assert attempt_of(name) is None
+    for step, id in ((-1, "a"), (1, ""), (1, "A"), (1, "a/b"), (10**12 + 1, "a")):
+        with pytest.raises(ValueError, match="expected"):
+            Attempt(step, id)
+    assert len({new_attempt(1) for _ in range(100)}) == 100

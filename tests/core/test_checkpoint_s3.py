@@ -1,0 +1,164 @@
+"""Checkpoints in an S3 server: a real one of the protocol, on the loopback interface, asked by the real client."""
+
+import logging
+import threading
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from bamboo.checkpoint.bounded import StoreLimits
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists, StoreUnavailable
+from bamboo.checkpoint.found import State
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.object_store import open_store
+from bamboo.checkpoint.resume import choose
+from bamboo.checkpoint.retention import removable
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.checkpoint.url import parse_url
+from checkpoint_kit import DIGEST, layer_bytes, make_manifest, save
+
+LIMITS = StoreLimits(tries=2, pause=0.0)
+SECRET = "hunter2hunter2"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def client(endpoint, monkeypatch, tmp_path):
+    """Of an empty server. What this machine knows of AWS is not used."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint, "AWS_CONFIG_FILE": str(tmp_path / "no"), "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    for found in client.list_objects_v2(Bucket="bucket").get("Contents", []):
+        client.delete_object(Bucket="bucket", Key=found["Key"])
+    client.delete_bucket(Bucket="bucket")
+    client.close()
+
+
+def keys(client):
+    return [found["Key"] for found in client.list_objects_v2(Bucket="bucket").get("Contents", [])]
+
+
+def test_a_checkpoint_goes_to_s3_and_back(client):
+    store = CheckpointStore("s3://bucket/run/1", LIMITS)
+    assert store.list() == ()
+    store.probe()
+    assert keys(client) == []
+    manifests = [save(store, step) for step in (20, 40, 60)]
+    found = store.list()
+    assert [one.manifest for one in found] == manifests[::-1]
+    assert all(abs(datetime.now(UTC).timestamp() - one.modified) < 3600 for one in found)
+    assert CheckpointStore("s3a://bucket/run/1/", LIMITS).list() == found
+    assert [store.read_part(manifests[0], layer) for layer in range(2)] == [
+        layer_bytes(20, layer) for layer in range(2)
+    ]
+    assert store.read_start(manifests[0], 0, 6) == b"step 2"
+    assert CheckpointStore("s3://bucket/run", LIMITS).list() == ()
+    for removal in removable(found, 1, now=0.0):
+        store.delete(removal.attempt)
+        store.delete(removal.attempt)
+    assert [one.manifest for one in store.list()] == manifests[2:]
+    assert keys(client) == sorted(
+        f"run/1/{manifests[2].place.folder}/{name}"
+        for name in ("layer-00000.safetensors", "layer-00001.safetensors", "manifest.json")
+    )
+
+
+@pytest.mark.slow
+def test_a_large_part_goes_in_pieces(client, monkeypatch):
+    monkeypatch.setattr("bamboo.checkpoint.object_store.CHUNK", 16 << 20)
+    store = CheckpointStore("s3://bucket/run", LIMITS)
+    data = bytes(range(256)) * (110 << 12)  # 110 MiB: several parts of an upload
+    attempt = Attempt(20, "a")
+    part = store.write_part(attempt, 0, [data[: 1 << 20], memoryview(data)[1 << 20 :]])
+    assert client.head_object(Bucket="bucket", Key=f"run/{attempt.part(0)}")["ContentLength"] == len(data)
+    manifest = make_manifest(attempt, [part])
+    store.commit(manifest)
+    assert store.read_part(manifest, 0) == data
+
+
+def test_a_commit_to_s3_may_be_repeated_but_not_changed(client):
+    store = CheckpointStore("s3://bucket/run", LIMITS)
+    manifest = save(store, 20)
+    store.commit(manifest)
+    changed = make_manifest(manifest.place, manifest.layers, digest="e" * 16)
+    winners = []
+
+    def commit():
+        try:
+            store.commit(changed)
+            winners.append(1)
+        except CheckpointExists:
+            pass
+
+    threads = [threading.Thread(target=commit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert winners == []
+    assert store.list()[0].manifest == manifest
+
+
+def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
+    store = CheckpointStore("s3://bucket/run", LIMITS)
+    save(store, 20)
+    store.write_part(Attempt(40, "a"), 0, [layer_bytes(40, 0)])
+    torn = save(store, 60)
+    client.put_object(Bucket="bucket", Key=f"run/{torn.place.part(1)}", Body=b"half")
+    found = store.list()
+    assert [(one.attempt.step, one.state) for one in found] == [
+        (60, State.DAMAGED), (40, State.UNFINISHED), (20, State.COMPLETE),
+    ]  # fmt: skip
+    with pytest.raises(CheckpointDamaged, match=rf"s3://bucket/run/{torn.place.part(1)} has 4 of 340 bytes"):
+        store.read_part(torn, 1)
+    assert choose(found, DIGEST).manifest.step == 20
+    save(store, 80)
+    for removal in removable(store.list(), 2, now=1e12):
+        store.delete(removal.attempt)
+    assert [one.attempt.step for one in store.list()] == [80, 20]
+
+
+def test_what_s3_refuses_is_told_in_a_sentence_without_the_secret(client, monkeypatch, endpoint):
+    nowhere = CheckpointStore("s3://nobucket/run", LIMITS)
+    for act in (nowhere.list, nowhere.probe, lambda: save(nowhere, 1)):
+        with pytest.raises(StoreUnavailable, match=r"^cannot .* s3://nobucket/run.*: it is not there .*bucket"):
+            act()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    gone = CheckpointStore("s3://bucket/run", StoreLimits(tries=1))
+    with pytest.raises(CheckpointError, match=r"^cannot list s3://bucket/run: the store cannot be reached") as caught:
+        gone.list()
+    assert SECRET not in str(caught.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(CheckpointError, match=r"no valid credentials in the environment"):
+        CheckpointStore("s3://bucket/run", StoreLimits(tries=1)).list()
+
+
+def test_clients_of_all_clouds_have_timeouts_and_the_environments_credentials(monkeypatch, client):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    connection = "AccountName=a;AccountKey=aGFsbG8=;BlobEndpoint=http://127.0.0.1:9/a;DefaultEndpointsProtocol=http"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+    s3, gs, az = (open_store(parse_url(f"{name}://bucket/run"))._fs for name in ("s3", "gs", "az"))
+    assert (s3.config_kwargs["connect_timeout"], s3.config_kwargs["read_timeout"]) == (10, 60)
+    assert gs.requests_timeout == 60
+    assert az._timeout_kwargs == {"connection_timeout": 10, "read_timeout": 60}
+    assert az.connection_string == connection
+    assert not any(filesystem.dircache.use_listings_cache for filesystem in (s3, gs, az))

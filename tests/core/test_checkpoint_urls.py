@@ -1,0 +1,73 @@
+"""URLs of checkpoints: which ones there are, and that no text ever shows a credential."""
+
+import os
+
+import pytest
+
+from bamboo.checkpoint.errors import CheckpointError
+from bamboo.checkpoint.failures import explain
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.checkpoint.url import parse_url, shown_url, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "path", "shown"),
+    [
+        ("/data/run", "file", "/data/run", "/data/run"),
+        ("/data/what?#", "file", "/data/what?#", "/data/what?#"),
+        ("run/1", "file", os.path.abspath("run/1"), os.path.abspath("run/1")),
+        ("file:///data/run/", "file", "/data/run", "/data/run"),
+        ("file://localhost/data", "file", "/data", "/data"),
+        ("s3://bucket/run/", "s3", "s3://bucket/run", "s3://bucket/run"),
+        ("S3A://bucket/run", "s3", "s3://bucket/run", "s3a://bucket/run"),
+        ("gcs://bucket", "gs", "gs://bucket", "gcs://bucket"),
+        ("az://container/run", "az", "az://container/run", "az://container/run"),
+        ("abfss://c@a.dfs.core.windows.net/r", "abfs", "abfs://c@a.dfs.core.windows.net/r",
+         "abfss://c@a.dfs.core.windows.net/r"),
+        ("memory://run", "memory", "memory://run", "memory://run"),
+    ],
+)  # fmt: skip
+def test_a_url_says_where(url, protocol, path, shown):
+    parsed = parse_url(url)
+    assert (parsed.protocol, parsed.path, parsed.shown) == (protocol, path, shown)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "a\nb", "ftp://host/x", "https://host/x", "file://host/x", "file:///", "s3://", "s3:///run",
+     "s3://key:hunter22@bucket/run", "s3://hunter22@bucket/run", "s3://bucket/run?sig=hunter22",
+     "s3://bucket/run#hunter22", "az://c/r?sv=2024&sig=hunter22", "abfs://user:hunter22@a.dfs.core.windows.net/r",
+     "https://user:hunter22@host/x?token=hunter22", "s3://[hunter22@x/"],
+)  # fmt: skip
+def test_another_url_is_refused_without_its_secrets(url):
+    with pytest.raises(CheckpointError, match=r"checkpoint URL .*expected") as caught:
+        CheckpointStore(url)
+    assert "hunter22" not in str(caught.value)
+    assert "hunter22" not in shown_url(url)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://b.s3.amazonaws.com/run?X-Amz-Credential=hunter22&X-Amz-Signature=hunter22 failed",
+        "https://account.blob.core.windows.net/c/r?sv=2024&sig=hunter22",
+        "s3://key:hunter22@bucket/run is not there",
+        "AccountName=a;AccountKey=hunter22;EndpointSuffix=core.windows.net",
+        "{'Authorization': 'Bearer hunter22'}",
+        "x-amz-security-token: hunter22",
+        "password = hunter22",
+        "the value hunter22 of the environment",
+    ],
+)
+def test_no_text_shows_a_secret(text, monkeypatch):
+    if text.startswith("the value"):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter22")
+    assert "hunter22" not in without_secrets(text)
+    assert "hunter22" not in explain(RuntimeError(text)).reason
+    assert "hunter22" not in explain(OSError(text)).reason
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(CheckpointError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo\[s3\]'$"):
+        CheckpointStore("s3://bucket/run")

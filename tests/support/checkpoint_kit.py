@@ -1,0 +1,141 @@
+"""Checkpoints of made-up layers, and a store that does to them what stores do."""
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from bamboo.checkpoint.bounded import StoreLimits
+from bamboo.checkpoint.found import Found, State
+from bamboo.checkpoint.layout import Attempt, new_attempt, part_name
+from bamboo.checkpoint.manifest import DataPosition, Manifest, Part, Versions
+from bamboo.checkpoint.object_store import ObjectFiles
+from bamboo.checkpoint.store import CheckpointStore
+
+DIGEST = "0123456789abcdef"
+EPOCH = 1_750_000_000
+IMPATIENT = StoreLimits(seconds=20.0, tries=3, pause=0.0)
+
+
+def layer_bytes(step: int, layer: int) -> bytes:
+    return f"step {step}, layer {layer} ".encode() * 20
+
+
+def make_manifest(attempt: Attempt, parts=None, *, digest: str = DIGEST, created: float | None = None) -> Manifest:
+    return Manifest(
+        job="small",
+        step=attempt.step,
+        attempt=attempt.id,
+        layers=tuple(parts if parts is not None else made_up_parts(attempt.step)),
+        data=DataPosition(step=attempt.step, samples=8 * attempt.step),
+        seed=3,
+        digest=digest,
+        versions=Versions(bamboo="0.1.0", torch="2.13.0", python="3.11.9"),
+        created=datetime.fromtimestamp(EPOCH + attempt.step if created is None else created, UTC),
+    )
+
+
+def made_up_parts(step: int, layers: int = 2) -> list[Part]:
+    contents = [layer_bytes(step, layer) for layer in range(layers)]
+    return [
+        Part(layer=number, file=part_name(number), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for number, data in enumerate(contents)
+    ]
+
+
+def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> Manifest:
+    """A whole checkpoint, as workers write it."""
+    attempt = new_attempt(step)
+    parts = [store.write_part(attempt, layer, [layer_bytes(step, layer)]) for layer in range(layers)]
+    manifest = make_manifest(attempt, parts, digest=digest)
+    store.commit(manifest)
+    return manifest
+
+
+def complete(step: int, id: str = "a", **options) -> Found:
+    attempt = Attempt(step, id)
+    manifest = make_manifest(attempt, **options)
+    return Found(attempt=attempt, state=State.COMPLETE, manifest=manifest, modified=manifest.created.timestamp())
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class FaultyFileSystem(MemoryFileSystem):
+    """Of the tests: files in memory. `faults` says what happens at the operation of that number, from 0."""
+
+    cachable = False
+
+    def __init__(self, faults: Mapping[int, str] | Callable[[int, str], str | None] | None = None) -> None:
+        super().__init__()
+        self.store, self.pseudo_dirs = {}, [""]
+        self.faults = faults or {}
+        self.operations: list[str] = []
+        self.answer = threading.Event()  # what hangs goes on with it
+
+    def _fault(self, operation: str) -> str | None:
+        number = len(self.operations)
+        self.operations.append(operation)
+        fault = self.faults(number, operation) if callable(self.faults) else self.faults.get(number)
+        match fault:
+            case "killed before":
+                raise Killed
+            case "fails":
+                raise ConnectionResetError(errno.ECONNRESET, "reset by https://key:hunter2secret@store/?sig=abcdef123")
+            case "denies":
+                raise PermissionError("AccessDenied: token=abcdef123456")
+            case "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            case "hangs":
+                self.answer.wait()
+        return fault
+
+    def _done(self, fault: str | None) -> None:
+        if fault == "killed after":
+            raise Killed
+        if fault == "answer lost":
+            raise ConnectionResetError(errno.ECONNRESET, "reset by peer")
+
+    def pipe_file(self, path, value, mode="overwrite", **options):
+        fault = self._fault("write")
+        if fault in ("tears", "killed within"):  # a store that shows an object before it is whole
+            value = value[: len(value) // 2]
+        elif fault == "wrong bytes":
+            value = value[:-1] + bytes([value[-1] ^ 1])
+        if fault != "forgets":
+            super().pipe_file(path, value, mode=mode, **options)
+        if fault == "killed within":
+            raise Killed
+        self._done(fault)
+
+    def cat_file(self, path, start=None, end=None, **options):
+        fault = self._fault("read")
+        data = super().cat_file(path, start=start, end=end, **options)
+        self._done(fault)
+        return data[:-1] + bytes([data[-1] ^ 1]) if fault == "wrong bytes" else data
+
+    def ls(self, path, detail=True, **options):
+        fault = self._fault("list")
+        found = super().ls(path, detail=detail, **options)
+        self._done(fault)
+        return found
+
+    def rm(self, path, recursive=False, maxdepth=None):
+        fault = self._fault("remove")
+        super().rm(path, recursive=recursive, maxdepth=maxdepth)
+        self._done(fault)
+
+    def size(self, path):
+        fault = self._fault("size")
+        found = MemoryFileSystem.size(self, path)
+        self._done(fault)
+        return found
+
+
+def faulty_store(filesystem: FaultyFileSystem, limits: StoreLimits = IMPATIENT) -> CheckpointStore:
+    return CheckpointStore("memory://run", limits=limits, files=ObjectFiles(filesystem, "/run"))
