@@ -1,0 +1,1 @@
+"""Layers as files, and checkpoints as plain state dicts."""
