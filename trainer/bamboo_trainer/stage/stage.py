@@ -4,7 +4,7 @@ Every result is a pure function of (task, seed, version, step, microbatch): an o
 replay get the same bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo_trainer.stage import snapshot
+from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.stage.placement import contexts_on_host, wait_for
@@ -330,6 +331,19 @@ class Stage:
         forget_casts()
         if self._parked:
             self._optimizer_state.park()
+
+    def layer_states(self, only: Collection[int] | None = None) -> dict[int, LayerState]:
+        """Copies of the state of these layers of the stage, by number; of all if None."""
+        layers = {i: layer for i, layer in self._layers.items() if only is None or i in only}
+        return layer_state.take(layers, self._parameters, self._optimizer_state, self.version)
+
+    def layers_needed(self) -> tuple[int, ...]:
+        """Whose states `restore_layers` needs: the stage's own layers, and those that tied parameters belong to."""
+        return layer_state.needed(self._layers, self._parameters)
+
+    def restore_layers(self, states: Mapping[int, LayerState]) -> None:
+        """Takes these over, from whatever split; ValueError, with nothing changed, if they do not fit this stage."""
+        self.restore(*layer_state.snapshot_of(self._layers, self._parameters, self._optimizer_state, states))
 
     def digest(self) -> str:
         """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state.

@@ -1,0 +1,141 @@
+"""One layer's state as the bytes of a file, in the safetensors format, which any of its readers can read.
+
+The format's metadata has one entry, "bamboo": JSON with what a safetensors file has no place for. Complex tensors are
+kept as real ones, with a last dimension of two, and named there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from bamboo.checkpoint.errors import CheckpointDamaged
+from bamboo.checkpoint.files import Buffer
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.optimizer_state import Scalar
+from bamboo_trainer.transport.wire import DTYPES, byte_view
+
+FORMAT: Final = 1
+MOST_HEADER: Final = 100 << 20  # bytes; safetensors' own limit
+LENGTH_BYTES: Final = 8  # of the header's length, at the file's beginning
+_ENTRY: Final = "bamboo"
+_ALIGNMENT: Final = 8
+_NAMES: Final = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_COMPLEX: Final = {torch.complex64: "c64", torch.complex128: "c128"}
+assert set(DTYPES.values()) == _NAMES.keys() | _COMPLEX.keys()
+
+
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor in a file's header. data_offsets: of its first byte and the one after its last, behind the header."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+class LayerHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the metadata's entry says. complex: names of the tensors that were complex, and their dtypes."""
+
+    format: int
+    layer: Annotated[int, msgspec.Meta(ge=0)]
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    names: dict[str, str]
+    scalars: dict[str, Any]
+    complex: dict[str, str]
+
+
+def encode(state: LayerState) -> list[Buffer]:
+    """The file's bytes, one piece after the other; they share the tensors' storage, and nothing large is copied.
+
+    ValueError for a dtype that no tensor of a stage has.
+    """
+    tensors = {name: tensor.detach().cpu().resolve_conj().resolve_neg() for name, tensor in state.tensors.items()}
+    unknown = {tensor.dtype for tensor in tensors.values()} - _NAMES.keys() - _COMPLEX.keys()
+    if unknown:
+        raise ValueError(f"layer {state.layer} has tensors of {min(map(str, unknown))}, which no checkpoint can hold")
+    stored = {n: torch.view_as_real(t) if t.dtype in _COMPLEX else t for n, t in tensors.items()}
+    header = LayerHeader(
+        format=FORMAT,
+        layer=state.layer,
+        version=state.version,
+        names=dict(state.names),
+        scalars=dict(state.scalars),
+        complex={n: _COMPLEX[t.dtype] for n, t in tensors.items() if t.dtype in _COMPLEX},
+    )
+    # json, because JSON of others has no place for the numbers that are not finite
+    return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header), sort_keys=True)})
+
+
+def decode(data: bytes) -> LayerState:
+    """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
+    header = read_header(data)[0]
+    try:
+        stored = load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointDamaged(f"no safetensors file of a layer ({error})") from None
+    for name, dtype in header.complex.items():
+        if dtype not in _COMPLEX.values() or name not in stored:
+            raise CheckpointDamaged(f"no safetensors file of a layer (complex tensor {name!r})")
+        stored[name] = torch.view_as_complex(stored[name])
+    scalars: dict[str, Scalar] = header.scalars
+    return LayerState(layer=header.layer, version=header.version, tensors=stored, scalars=scalars, names=header.names)
+
+
+def header_size(start: bytes) -> int:
+    """Bytes before the first tensor, its own length included. start: a file's first LENGTH_BYTES or more."""
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    if len(start) < LENGTH_BYTES or length > MOST_HEADER:
+        raise CheckpointDamaged("no safetensors file of a layer (its header's length)")
+    return LENGTH_BYTES + length
+
+
+def read_header(start: bytes) -> tuple[LayerHeader, dict[str, TensorEntry]]:
+    """What a file says of itself, and its tensors as they are stored. start: its first `header_size` bytes or more.
+
+    Raises CheckpointDamaged.
+    """
+    size = header_size(start)
+    try:
+        parts = msgspec.json.decode(start[LENGTH_BYTES:size], type=dict[str, msgspec.Raw])
+        metadata = msgspec.json.decode(parts.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+        header = msgspec.convert(json.loads(metadata[_ENTRY]), LayerHeader)
+        entries = {name: msgspec.json.decode(raw, type=TensorEntry) for name, raw in parts.items()}
+    except (msgspec.MsgspecError, KeyError, ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"no safetensors file of a layer ({type(error).__name__}: {error})") from None
+    if header.format > FORMAT:
+        raise CheckpointDamaged(f"layer file of format {header.format}, and this version of Bamboo reads {FORMAT}")
+    if not all(value is None or isinstance(value, int | float) for value in header.scalars.values()):
+        raise CheckpointDamaged("no safetensors file of a layer (its optimizer's numbers)")
+    return header, entries
+
+
+def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
+    """A safetensors file, in pieces that share the tensors' storage.
+
+    safetensors' own writer copies every tensor twice and lets no other thread run meanwhile; the one that trains must
+    not wait for that.
+    """
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    order = sorted(whole, key=lambda name: (-whole[name].element_size(), name))  # so that each one is aligned
+    specs = [(name, _NAMES[whole[name].dtype], tuple(whole[name].shape), whole[name].nbytes) for name in order]
+    return [header_bytes(specs, metadata), *(byte_view(whole[name]) for name in order if whole[name].nbytes)]
+
+
+def header_bytes(specs: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file's beginning. specs: name, dtype as the format calls it, shape and bytes, in their order."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, dtype, shape, size in specs:
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
