@@ -1,20 +1,20 @@
 """The commands on a cluster: their flags and what they say in --help. The work is in other modules, imported late."""
 
-from functools import partial
 from typing import Annotated
 
 import typer
 
 from bamboo.cli import options
 from bamboo.cli.dispatch import on_cluster, run, targets_of, usage
-from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions
+from bamboo.cli.options import INTERVAL, WAIT, ClusterOptions, ClusterPlace
+from bamboo.terminal.option_groups import grouped
 from bamboo.terminal.output_format import OutputFormat
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def submit(
     cluster: ClusterOptions,
     file: Annotated[str, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.", show_default=False)],
@@ -43,7 +43,7 @@ def submit(
 
 
 @app.command("list")
-@options.with_cluster_options
+@grouped
 def list_jobs(
     cluster: ClusterOptions,
     jobs: Annotated[
@@ -68,7 +68,7 @@ app.command("get", hidden=True)(list_jobs)
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def status(
     cluster: ClusterOptions,
     job: options.JobName,
@@ -90,9 +90,9 @@ def status(
 
 
 @app.command()
-@partial(options.with_cluster_options, quiet=False)
+@grouped
 def top(
-    cluster: ClusterOptions,
+    cluster: ClusterPlace,
     job: Annotated[
         str | None,
         typer.Argument(
@@ -113,7 +113,7 @@ def top(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def events(
     cluster: ClusterOptions,
     job: options.JobName,
@@ -129,9 +129,9 @@ def events(
 
 
 @app.command()
-@partial(options.with_cluster_options, quiet=False)
+@grouped
 def logs(
-    cluster: ClusterOptions,
+    cluster: ClusterPlace,
     job: options.JobName,
     workers: Annotated[
         list[str] | None,
@@ -168,7 +168,7 @@ def logs(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def suspend(
     cluster: ClusterOptions,
     job: options.JobName,
@@ -187,7 +187,7 @@ def suspend(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def resume(
     cluster: ClusterOptions,
     job: options.JobName,
@@ -202,7 +202,7 @@ def resume(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def delete(
     cluster: ClusterOptions,
     jobs: Annotated[
@@ -224,7 +224,7 @@ def delete(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def preempt(
     cluster: ClusterOptions,
     job: options.JobName,
@@ -267,7 +267,7 @@ def preempt(
 
 
 @app.command()
-@options.with_cluster_options
+@grouped
 def page(
     cluster: ClusterOptions,
     job: options.JobName,

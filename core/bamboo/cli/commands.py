@@ -1,28 +1,27 @@
 """The command line: `bamboo run JOB.yaml`, `bamboo validate JOB.yaml` and others; for a cluster see `remote`."""
 
 import logging
-import math
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 from enum import StrEnum
-from functools import partial
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from bamboo.cli import options
 from bamboo.cli.cluster_commands import app as cluster_commands
-from bamboo.cli.dispatch import on_cluster
-from bamboo.job.manifest import ManifestError, parse_manifest, parse_source, read_manifest
+from bamboo.cli.dispatch import on_cluster, usage
+from bamboo.cli.run_options import LocalRunOptions
+from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template
-from bamboo.job.spec import JobSpec
 from bamboo.job.yaml_file import read_manifest_source
-from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE, HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE
+from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(
     help="Train large PyTorch models on spot nodes without losing a step.",
@@ -95,74 +94,15 @@ def main_options(
 
 
 @app.command()
-@partial(options.with_cluster_options, quiet=False)
+@grouped
 def run(
     ctx: typer.Context,
-    cluster: options.ClusterOptions,
     job: Job,
     on: Annotated[On, typer.Option(help="Run it on this machine, or submit it to a cluster and watch it.")] = On.HERE,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Workers in the pipelines: a multiple of the job's stages.",
-            show_default="the job's",
-        ),
-    ] = None,
-    standby: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")
-    ] = None,
-    preempt: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WHEN",
-            help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step),"
-            " trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
-            " May be given several times.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")] = 0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing."),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
-    ] = None,
-    page: Annotated[
-        bool | None,
-        typer.Option(
-            "--page/--no-page",
-            help="Serve a web page of the run on this machine and print its URL.",
-            show_default="on, except with --json and --quiet",
-        ),
-    ] = None,
-    page_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port of that page.", show_default="any"),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show what the workers print and log, with whole tracebacks, on standard error."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep the trained weights, the workers' log and the run's page in this folder."
-        ),
-    ] = None,
-    heartbeat_timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
-    ] = HEARTBEAT_TIMEOUT_SECONDS,
     load: options.Load = True,
+    *,
+    local: LocalRunOptions,
+    cluster: options.ClusterPlace,
 ) -> None:
     """Run the job on this machine, one process per worker.
 
@@ -172,37 +112,32 @@ def run(
     """
     _check_place(ctx, on)
     if on is On.CLUSTER:
-        on_cluster(str(job), replace(cluster, quiet=quiet), load=load, watch=True)
+        on_cluster(str(job), options.ClusterOptions(**asdict(cluster), quiet=local.quiet), load=load, watch=True)
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
     from bamboo.local.task_check import module_folders
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
 
     logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
-    spec, manifest = _load(job, workers, standby)
+    spec, manifest = local.job(job)
     try:
-        schedule = preemption.parse(preempt or [], seed=seed)
+        schedule = preemption.parse(local.preempt or [], seed=local.seed)
         preemption.check(schedule, steps=spec.training.steps, stages=spec.topology.stages)
     except ValueError as error:
-        _usage(str(error))
-    if not math.isfinite(heartbeat_timeout):
-        _usage(f"--heartbeat-timeout {heartbeat_timeout}: expected a number of seconds")
-    _check_paths(trace, output)
+        usage(str(error))
+    local.check()
     wanted = RunOptions(
         preempt=schedule,
-        output=output,
-        trace=trace,
-        heartbeat_timeout=heartbeat_timeout,
+        output=local.output,
+        trace=local.trace,
+        heartbeat_timeout=local.heartbeat_timeout,
         folders=module_folders(job),
-        show_log=sys.stderr.write if debug else None,
+        show_log=sys.stderr.write if local.debug else None,
     )
-    if page is None:
-        page = page_port is not None or not (json or quiet)
-    elif not page and page_port is not None:
-        _usage("--page-port and --no-page: expected at most one of them")
-    served = (page_port or 0) if page else None
-    report = ReportOptions(json=json, quiet=quiet, metrics_port=metrics_port, page=served, debug=debug)
-    raise typer.Exit(train(spec, manifest, wanted, report, verify=verify))
+    report = ReportOptions(
+        json=local.json, quiet=local.quiet, metrics_port=local.metrics_port, page=local.served(), debug=local.debug
+    )
+    raise typer.Exit(train(spec, manifest, wanted, report, verify=local.verify))
 
 
 @app.command()
@@ -268,7 +203,7 @@ def trace_summary(
     try:
         summary = summarize_trace(read_trace(file))
     except TraceError as error:
-        _usage(str(error))
+        usage(str(error))
     if json:
         typer.echo(to_json(summary))
     else:
@@ -306,50 +241,4 @@ def _check_place(ctx: typer.Context, on: On) -> None:
         if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
             continue
         if (name in ON_CLUSTER) is not (on is On.CLUSTER):
-            _usage(f"--{name.replace('_', '-')}: cannot be combined with --on {on.value}")
-
-
-def _load(path: Path, workers: int | None, standby: int | None) -> tuple[JobSpec, dict[str, Any]]:
-    """The job, and its document with the flags' values in it."""
-    try:
-        spec, document = read_manifest(str(path))
-    except ManifestError as error:
-        _usage(*map(str, error.problems))
-    if workers is not None:
-        pipelines, rest = divmod(workers, spec.topology.stages)
-        if rest:
-            _usage(f"--workers {workers}: expected a multiple of the job's {spec.topology.stages} stages")
-        document["spec"]["topology"]["pipelines"] = pipelines
-        spec = _parse(document, f"--workers {workers}")
-    if standby is not None:
-        document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": standby}
-        spec = _parse(document, f"--standby {standby}")
-    return spec, document
-
-
-def _parse(document: dict[str, Any], source: str) -> JobSpec:
-    """source: what a mistake is blamed on."""
-    try:
-        return parse_manifest(document)
-    except ManifestError as error:
-        _usage(*(f"{source}: {problem}" for problem in error.problems))
-
-
-def _check_paths(trace: Path | None, output: Path | None) -> None:
-    if trace is not None and (trace.is_dir() or not trace.absolute().parent.is_dir()):
-        _usage(f"--trace {trace}: expected a file in an existing folder")
-    if output is None:
-        return
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        kept = any((output / "weights").glob("*"))
-    except OSError as error:
-        _usage(f"--output {output}: {error.strerror}")
-    if kept:
-        _usage(f"--output {output}: it holds the weights of another run; expected a new or empty folder")
-
-
-def _usage(*messages: str) -> NoReturn:
-    for message in messages:
-        typer.echo(f"bamboo: {message}", err=True)
-    raise typer.Exit(EXIT_USAGE)
+            usage(f"--{name.replace('_', '-')}: cannot be combined with --on {on.value}")

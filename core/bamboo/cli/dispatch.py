@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from bamboo.cli.options import ClusterOptions
+from bamboo.cli.options import ClusterOptions, ClusterPlace
 from bamboo.names import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bamboo.remote.session import Command, Target
 
 
-def run(cluster: ClusterOptions, command: "Command") -> NoReturn:
+def run(cluster: ClusterPlace, command: "Command") -> NoReturn:
     from bamboo.remote import session
 
     raise typer.Exit(session.run(command, **asdict(cluster)))
@@ -32,8 +32,10 @@ def targets_of(given: list[str]) -> "list[Target]":
         usage(str(error))
 
 
-def usage(message: str) -> NoReturn:
-    print(f"bamboo: {message}", file=sys.stderr)
+def usage(*messages: str) -> NoReturn:
+    """Ends the command because of a wrong flag or manifest."""
+    for message in messages:
+        print(f"bamboo: {message}", file=sys.stderr)
     raise typer.Exit(EXIT_USAGE)
 
 

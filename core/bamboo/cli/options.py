@@ -1,12 +1,9 @@
 """What commands have in common on the command line. Imported at every start: nothing heavy here."""
 
-import functools
-import inspect
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
@@ -76,30 +73,16 @@ _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the resu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
-    """What all commands on a cluster are told: where it is, which namespace is meant, and how much to print."""
+class ClusterPlace:
+    """What all commands on a cluster are told: where it is, and which namespace is meant."""
 
     namespace: _Namespace = None
     context: _Context = None
     kubeconfig: _Kubeconfig = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(ClusterPlace):
+    """What most of them are told, too: how much to print."""
+
     quiet: _Quiet = False
-
-
-def with_cluster_options(command: Callable[..., None], *, quiet: bool = True) -> Callable[..., None]:
-    """The command with these options after its own; its parameter `cluster` gets them. quiet: --quiet is among them."""
-    own = inspect.signature(command)
-    shared = [field for field in fields(ClusterOptions) if quiet or field.name != "quiet"]
-
-    @functools.wraps(command)
-    def called(**given: Any) -> None:
-        cluster = ClusterOptions(**{field.name: given.pop(field.name) for field in shared})
-        command(cluster=cluster, **given)
-
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "cluster"]
-    parameters += [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in shared
-    ]
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    return called

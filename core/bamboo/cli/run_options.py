@@ -1,0 +1,138 @@
+"""The options of `bamboo run` on this machine: what each is called, what --help says, and what is wrong with them."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bamboo.cli.dispatch import usage
+from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Workers in the pipelines: a multiple of the job's stages.", show_default="the job's"
+    ),
+]
+_Standby = Annotated[int | None, typer.Option(metavar="N", min=0, help="Spare workers.", show_default="the job's")]
+_Preempt = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="WHEN",
+        help="Take workers away: random:RATE (per minute), at:STEP[:STAGE][:notice] (in the middle of that step),"
+        " trace:FILE[:SPEEDUP] (recorded removals, played SPEEDUP times as fast) or none."
+        " May be given several times.",
+    ),
+]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")]
+_Verify = Annotated[
+    bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
+]
+_Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing.")
+]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics on this machine's PORT."),
+]
+_Page = Annotated[
+    bool | None,
+    typer.Option(
+        "--page/--no-page",
+        help="Serve a web page of the run on this machine and print its URL.",
+        show_default="on, except with --json and --quiet",
+    ),
+]
+_PagePort = Annotated[
+    int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Port of that page.", show_default="any")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print only the summary, as JSON.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the summary.")]
+_Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show what the workers print and log, with whole tracebacks, on standard error."),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep the trained weights, the workers' log and the run's page in this folder."),
+]
+_HeartbeatTimeout = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRunOptions:
+    """As the user gave them. A mistake that a method finds ends the command with a sentence."""
+
+    workers: _Workers = None
+    standby: _Standby = None
+    preempt: _Preempt = None
+    seed: _Seed = 0
+    verify: _Verify = False
+    trace: _Trace = None
+    metrics_port: _MetricsPort = None
+    page: _Page = None
+    page_port: _PagePort = None
+    json: _Json = False
+    quiet: _Quiet = False
+    debug: _Debug = False
+    output: _Output = None
+    heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
+
+    def job(self, path: Path) -> tuple[JobSpec, dict[str, Any]]:
+        """The job, and its document with the options' values in it."""
+        try:
+            spec, document = read_manifest(str(path))
+        except ManifestError as error:
+            usage(*map(str, error.problems))
+        if self.workers is not None:
+            pipelines, rest = divmod(self.workers, spec.topology.stages)
+            if rest:
+                usage(f"--workers {self.workers}: expected a multiple of the job's {spec.topology.stages} stages")
+            document["spec"]["topology"]["pipelines"] = pipelines
+            spec = _parse(document, f"--workers {self.workers}")
+        if self.standby is not None:
+            document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": self.standby}
+            spec = _parse(document, f"--standby {self.standby}")
+        return spec, document
+
+    def check(self) -> None:
+        """What can be said before anything is run."""
+        if not math.isfinite(self.heartbeat_timeout):
+            usage(f"--heartbeat-timeout {self.heartbeat_timeout}: expected a number of seconds")
+        if self.trace is not None and (self.trace.is_dir() or not self.trace.absolute().parent.is_dir()):
+            usage(f"--trace {self.trace}: expected a file in an existing folder")
+        if self.output is not None:
+            _check_output(self.output)
+        if self.page is False and self.page_port is not None:
+            usage("--page-port and --no-page: expected at most one of them")
+
+    def served(self) -> int | None:
+        """The port of the run's page, 0 for any; None for no page."""
+        usual = self.page_port is not None or not (self.json or self.quiet)
+        return (self.page_port or 0) if (usual if self.page is None else self.page) else None
+
+
+def _parse(document: dict[str, Any], source: str) -> JobSpec:
+    """source: what a mistake is blamed on."""
+    try:
+        return parse_manifest(document)
+    except ManifestError as error:
+        usage(*(f"{source}: {problem}" for problem in error.problems))
+
+
+def _check_output(folder: Path) -> None:
+    """Makes it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = any((folder / "weights").glob("*"))
+    except OSError as error:
+        usage(f"--output {folder}: {error.strerror}")
+    if kept:
+        usage(f"--output {folder}: it holds the weights of another run; expected a new or empty folder")

@@ -1,0 +1,226 @@
+"""The operator's options: what each is called, what --help says, and what is wrong with them."""
+
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from bamboo.job.fields import ManifestError
+from bamboo.names import EXIT_USAGE, LABEL_ACTIVE, METADATA_CHOICES, WEB_PORT, WORKERS_PORT
+from bamboo_operator.auth.serving_certificate import ServingCertificate
+from bamboo_operator.cluster.node_marks import NodeMark, read_marks
+from bamboo_operator.kube.credentials import NAMESPACE_FILE, TOKEN_FILE
+from bamboo_operator.kube.lease import LeaseName
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.process import OperatorOptions
+
+LEAST_KEY = 16  # bytes
+LEASE = "bamboo-operator"
+T = TypeVar("T")
+
+_Listen = Annotated[str, typer.Option(help="Address and port to listen on for workers' control channels.")]
+_WebListen = Annotated[str, typer.Option(help="Address and port to listen on for health, metrics and job pages.")]
+_Url = Annotated[
+    str | None,
+    typer.Option(
+        help="ws://HOST:PORT, with a certificate wss://HOST:PORT, at which workers' pods reach that port.",
+        envvar="BAMBOO_OPERATOR_URL",
+    ),
+]
+_Namespaces = Annotated[list[str] | None, typer.Option(help="Watch only these (may be repeated); default: all.")]
+_KeyFile = Annotated[
+    Path,
+    typer.Option(
+        help="File with at least 16 random bytes, the same after a restart: jobs' secrets are derived from it."
+    ),
+]
+_Image = Annotated[
+    str, typer.Option(help="Trainer image of jobs without spec.worker.image.", envvar="BAMBOO_TRAINER_IMAGE")
+]
+_RunAsUser = Annotated[int, typer.Option(help="User id of workers; -1 leaves it to the image.")]
+_Metadata = Annotated[
+    str, typer.Option(help=f"Cloud whose metadata endpoint workers watch: {', '.join(METADATA_CHOICES)}.")
+]
+_NodeMarks = Annotated[
+    Path | None,
+    typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
+]
+_TlsCert = Annotated[
+    Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
+]
+_TlsKey = Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")]
+_TlsCa = Annotated[Path | None, typer.Option(help="PEM file with the authority that signed it, which workers trust.")]
+_NetworkPolicy = Annotated[
+    bool, typer.Option(help="Make a NetworkPolicy for each job: only its own workers may connect to its workers.")
+]
+_DisruptionBudgets = Annotated[
+    bool,
+    typer.Option(help="Make a PodDisruptionBudget for each job that trains: workers are evicted one at a time."),
+]
+_Lease = Annotated[
+    str | None,
+    typer.Option(
+        help="NAMESPACE/NAME of the Lease that this operator has to hold to work, so that no other one does;"
+        f" default: {LEASE} in its pod's namespace, without a pod none."
+    ),
+]
+_Identity = Annotated[
+    str | None,
+    typer.Option(help="The holder's name in that Lease; default: the pod's name, without a pod the host's."),
+]
+_LabelActive = Annotated[
+    bool,
+    typer.Option(
+        "--label-active",
+        help=f"One of several replicas: label its pod {LABEL_ACTIVE}=true while it works, so that the Service finds"
+        " it, and be ready while it waits for the Lease.",
+    ),
+]
+_Verbose = Annotated[bool, typer.Option("--verbose", help="Log at level DEBUG, too.")]
+
+
+# A mistake that one of them finds ends the command with a sentence.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortFlags:
+    """Where it listens, and for whom."""
+
+    listen: _Listen = f"0.0.0.0:{WORKERS_PORT}"
+    web_listen: _WebListen = f"0.0.0.0:{WEB_PORT}"
+    url: _Url = None
+    namespace: _Namespaces = None
+
+    def check_url(self, *, encrypted: bool) -> None:
+        scheme = "wss" if encrypted else "ws"
+        if self.url and not self.url.startswith(f"{scheme}://"):
+            raise wrong(f'--url: expected {scheme}://HOST:PORT, got "{self.url}"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFlags:
+    """What workers' pods are like."""
+
+    key_file: _KeyFile
+    image: _Image = "bamboo-trainer"
+    run_as_user: _RunAsUser = 65532
+    metadata: _Metadata = "off"
+    node_marks: _NodeMarks = None
+    network_policy: _NetworkPolicy = True
+    disruption_budgets: _DisruptionBudgets = True
+
+    def settings(self, authority: str) -> WorkerPodSettings:
+        if self.metadata not in METADATA_CHOICES:
+            raise wrong(f'--metadata: expected one of {", ".join(METADATA_CHOICES)}, got "{self.metadata}"')
+        return WorkerPodSettings(
+            coordinator_url="", image=self.image, run_as_user=None if self.run_as_user < 0 else self.run_as_user,
+            metadata=self.metadata, network_policy=self.network_policy, disruption_budgets=self.disruption_budgets,
+            authority=authority,
+        )  # fmt: skip
+
+    def marks(self) -> tuple[NodeMark, ...]:
+        try:
+            return read_marks(self.node_marks) if self.node_marks else ()
+        except ManifestError as error:
+            raise wrong("; ".join(f"--node-marks: {problem}" for problem in error.problems)) from None
+
+    def key(self) -> bytes:
+        key = _read("--key-file", self.key_file.read_bytes)
+        if len(key) < LEAST_KEY:
+            raise wrong(f"--key-file: expected at least {LEAST_KEY} bytes in {self.key_file}, got {len(key)}")
+        return key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFlags:
+    """The certificate that workers are shown."""
+
+    tls_cert: _TlsCert = None
+    tls_key: _TlsKey = None
+    tls_ca: _TlsCa = None
+
+    def certificate(self) -> ServingCertificate | None:
+        """None if none is wanted; then the traffic with workers is not encrypted."""
+        chain, key, authority = self.tls_cert, self.tls_key, self.tls_ca
+        if chain is None and key is None and authority is None:
+            return None
+        if chain is None or key is None or authority is None:
+            raise wrong("--tls-cert, --tls-key and --tls-ca: expected all three or none")
+        certificate = ServingCertificate(chain=chain, key=key, authority=authority)
+        _read("--tls-cert, --tls-key", certificate.context)
+        return certificate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseFlags:
+    """How it makes sure that it is the only one that works."""
+
+    lease: _Lease = None
+    identity: _Identity = None
+    label_active: _LabelActive = False
+
+    def name(self) -> LeaseName | None:
+        """None if there can be no other operator: outside a pod, unless it is said."""
+        found = self._named()
+        if self.label_active and found is None:
+            raise wrong("--label-active: expected --lease with it, for without one all replicas would work")
+        return found
+
+    def _named(self) -> LeaseName | None:
+        if self.lease is None:
+            inside = TOKEN_FILE.exists() and NAMESPACE_FILE.exists()
+            return LeaseName(_read("--lease", NAMESPACE_FILE.read_text).strip(), LEASE) if inside else None
+        try:
+            return LeaseName.parse(self.lease)
+        except ValueError as error:
+            raise wrong(f"--lease: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFlags:
+    """What it writes on standard error."""
+
+    verbose: _Verbose = False
+
+    def set_up(self) -> None:
+        logging.basicConfig(
+            level=logging.DEBUG if self.verbose else logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        logging.getLogger("kopf").setLevel(logging.INFO if self.verbose else logging.WARNING)
+
+
+def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags) -> OperatorOptions:
+    """What the flags say; nothing has been done yet."""
+    certificate = tls.certificate()
+    ports.check_url(encrypted=certificate is not None)
+    return OperatorOptions(
+        listen=_address("--listen", ports.listen), web_listen=_address("--web-listen", ports.web_listen), url=ports.url,
+        key=workers.key(),
+        workers=workers.settings(_read("--tls-ca", certificate.trusted) if certificate else ""),
+        namespaces=list(ports.namespace or ()), certificate=certificate, lease=lease.name(),
+        identity=lease.identity or socket.gethostname(), marks=workers.marks(), label_active=lease.label_active,
+    )  # fmt: skip
+
+
+def _address(option: str, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise wrong(f'{option}: expected ADDRESS:PORT, got "{text}"')
+    return host, int(port)
+
+
+def _read(option: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except OSError as error:
+        raise wrong(f"{option}: {error}") from None
+
+
+def wrong(message: str) -> typer.Exit:
+    typer.echo(f"bamboo-operator: {message}", err=True)
+    return typer.Exit(EXIT_USAGE)
