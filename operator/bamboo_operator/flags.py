@@ -113,9 +113,11 @@ class WorkerFlags:
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
 
-    def settings(self, authority: str) -> WorkerPodSettings:
+    def check_metadata(self) -> None:
         if self.metadata not in METADATA_CHOICES:
             raise wrong(f'--metadata: expected one of {", ".join(METADATA_CHOICES)}, got "{self.metadata}"')
+
+    def settings(self, authority: str) -> WorkerPodSettings:
         return WorkerPodSettings(
             coordinator_url="", image=self.image, run_as_user=None if self.run_as_user < 0 else self.run_as_user,
             metadata=self.metadata, network_policy=self.network_policy, disruption_budgets=self.disruption_budgets,
@@ -195,15 +197,16 @@ class LogFlags:
 
 
 def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, lease: LeaseFlags) -> OperatorOptions:
-    """What the flags say; nothing has been done yet."""
+    """What the flags say; nothing has been done yet. Most files are read last."""
+    listen, web_listen = _address("--listen", ports.listen), _address("--web-listen", ports.web_listen)
+    workers.check_metadata()
     certificate = tls.certificate()
     ports.check_url(encrypted=certificate is not None)
+    authority = _read("--tls-ca", certificate.trusted) if certificate else ""
     return OperatorOptions(
-        listen=_address("--listen", ports.listen), web_listen=_address("--web-listen", ports.web_listen), url=ports.url,
-        key=workers.key(),
-        workers=workers.settings(_read("--tls-ca", certificate.trusted) if certificate else ""),
-        namespaces=list(ports.namespace or ()), certificate=certificate, lease=lease.name(),
-        identity=lease.identity or socket.gethostname(), marks=workers.marks(), label_active=lease.label_active,
+        listen=listen, web_listen=web_listen, url=ports.url, namespaces=list(ports.namespace or ()),
+        certificate=certificate, lease=lease.name(), identity=lease.identity or socket.gethostname(),
+        label_active=lease.label_active, workers=workers.settings(authority), key=workers.key(), marks=workers.marks(),
     )  # fmt: skip
 
 
