@@ -7,7 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.checkpoint.found import Found, State
+from bamboo.checkpoint.errors import CheckpointError
+from bamboo.checkpoint.find import find
+from bamboo.checkpoint.found import Found, State, newest_first
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, removable
@@ -115,6 +117,20 @@ def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep, writi
     assert not gone & writing
     assert not any(one.state is State.UNREADABLE for one in found if one.attempt in gone)
     assert removable([one for one in found if one.attempt not in gone], keep, now=NOW, writing=writing) == ()
+
+
+def test_a_person_gets_the_newest_or_that_of_a_step():
+    found = sorted([complete(s) for s in (100, 200)] + [damaged(300), unfinished(400), torn(150)], key=newest_first)
+    manifest, notes = find(found, "/run")
+    assert manifest.step == 200
+    assert notes == ("step-000000300-d is passed over: layer-00001.safetensors is missing",)
+    assert find(found, "/run", 100) == (complete(100).manifest, ())
+    with pytest.raises(CheckpointError, match=r"^/run has no complete checkpoint of step 7; complete: steps 200, 100$"):
+        find(found, "/run", 7)
+    with pytest.raises(CheckpointError, match=r"of step 150; step-000000150-t is passed over: .*; complete: steps 200"):
+        find(found, "/run", 150)
+    with pytest.raises(CheckpointError, match=r"^/run has no complete checkpoint$"):
+        find([unfinished(400)], "/run")
 
 
 def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():

@@ -1,6 +1,6 @@
 """Which checkpoints and which remains of interrupted writes are removed. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +40,14 @@ def removable(
         if reason := _reason(one, complete, digest, now - dead_after):
             removals.append(Removal(attempt=one.attempt, reason=reason, bytes=one.bytes))
     return tuple(removals)
+
+
+def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple[Removal, ...]:
+    """The same for a store in which there may be checkpoints of several trainings: so many of each stay."""
+    digests = {one.manifest.digest for one in found if one.state is State.COMPLETE and one.manifest}
+    of_each = [removable(found, keep, now=now, digest=digest) for digest in digests or [None]]
+    removals = {removal.attempt: removal for removals in of_each for removal in removals}
+    return tuple(removals[attempt] for attempt in sorted(removals))
 
 
 def _reason(one: Found, complete: list[Found], digest: str | None, dead: float) -> str:

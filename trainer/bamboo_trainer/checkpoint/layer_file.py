@@ -71,7 +71,7 @@ def encode(state: LayerState) -> list[Buffer]:
         complex={n: _COMPLEX[t.dtype] for n, t in tensors.items() if t.dtype in _COMPLEX},
     )
     # json, because JSON of others has no place for the numbers that are not finite
-    return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header), sort_keys=True)})
+    return safetensors_bytes(stored, {_ENTRY: json.dumps(msgspec.to_builtins(header))})
 
 
 def decode(data: bytes) -> LayerState:

@@ -1,0 +1,102 @@
+"""`bamboo checkpoints`: what it prints, what it refuses, and its exit codes."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from bamboo.checkpoint.bounded import StoreLimits
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.local_files import LocalFiles
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.cli.commands import app
+from checkpoint_kit import layer_bytes, save
+
+
+def bamboo(*words, code=0):
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A folder with two sound checkpoints, one that lacks a file, one whose file was changed, one unfinished."""
+    folder = tmp_path / "run"
+    store, files = CheckpointStore(str(folder), StoreLimits(tries=1)), LocalFiles(str(folder))
+    manifests = {step: save(store, step) for step in (20, 40, 60, 80)}
+    files.delete(manifests[20].place.part(1))
+    files.write(manifests[80].place.part(0), [layer_bytes(80, 1)])
+    store.write_part(Attempt(100, "a"), 0, [b"x"])
+    return folder, manifests
+
+
+def test_a_list_shows_all_there_is(kept):
+    folder, manifests = kept
+    lines = bamboo("checkpoints", "list", folder).stdout.splitlines()
+    assert re.split(r"\s{2,}", lines[0].strip()) == ["STEP", "AGE", "SIZE", "LAYERS", "STATE", "JOB", "FOLDER"]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines[1:]]
+    assert [row[0] for row in rows] == ["100", "80", "60", "40", "20"]
+    assert rows[0][3:] == ["Unfinished: it was never committed", "step-000000100-a"]
+    assert rows[1][3:] == ["2", "Complete", "small", manifests[80].place.folder]
+    assert rows[4][4] == "Damaged: layer-00001.safetensors is missing"
+    listed = json.loads(bamboo("checkpoints", "list", f"file://{folder}", "-o", "json").stdout)
+    assert [one["state"] for one in listed] == ["Unfinished", "Complete", "Complete", "Complete", "Damaged"]
+    assert listed[1] | {"bytes": 0} == {
+        "folder": manifests[80].place.folder, "step": 80, "attempt": manifests[80].attempt, "state": "Complete",
+        "reason": "", "bytes": 0, "written": manifests[80].created.timestamp(), "job": "small", "layers": 2,
+        "samples": 640, "seed": 3, "digest": manifests[80].digest,
+        "versions": {"bamboo": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+    }  # fmt: skip
+
+
+def test_verify_reads_every_file_and_names_the_bad_ones(kept):
+    folder, manifests = kept
+    lines = bamboo("checkpoints", "verify", folder, code=1).stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == (
+        f"step 80: {folder}/{manifests[80].place.part(0)} has other contents than were written (its sha256 differs)"
+    )
+    assert lines[1].startswith(f"step 60: {manifests[60].place.folder} is sound: 2 layers, ")
+    assert lines[3] == f"step 20: {folder}/{manifests[20].place.part(1)} is not there"
+    assert bamboo("checkpoints", "verify", folder, "--step", 60).stdout == f"{lines[1]}\n"
+    told = json.loads(bamboo("checkpoints", "verify", folder, "-o", "json", code=1).stdout)
+    assert [len(one["problems"]) for one in told] == [1, 0, 0, 1]
+    assert bamboo("checkpoints", "verify", folder, "--step", 61, code=1).stderr == "no checkpoint of step 61\n"
+
+
+def test_prune_removes_what_it_says_and_asks_first(kept):
+    folder, manifests = kept
+    gone = [manifests[20].place.folder, manifests[40].place.folder]
+    dry = bamboo("checkpoints", "prune", folder, "--keep", 2, "--dry-run")
+    assert [line.split()[0] for line in dry.stdout.splitlines()] == gone
+    assert dry.stderr.startswith("would remove 2 folders, ")
+    asked = bamboo("checkpoints", "prune", folder, "--keep", 2, code=2)
+    assert re.fullmatch(
+        rf"bamboo: this removes 2 folders, .* from {folder}; pass --yes to do it anyway\n", asked.stderr
+    )
+    before = {path.name for path in folder.iterdir()}
+    assert bamboo("checkpoints", "prune", folder, "--keep", 2, "--yes").stdout == dry.stdout
+    assert {path.name for path in folder.iterdir()} == before - {*gone}
+    assert bamboo("checkpoints", "prune", folder, "--keep", 2).stderr == "nothing to remove\n"
+
+
+def test_of_each_training_so_many_stay(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step, digest in ((10, "a"), (20, "a"), (30, "b"), (40, "b")):
+        save(store, step, digest=digest * 16)
+    bamboo("checkpoints", "prune", tmp_path, "--keep", 1, "--yes")
+    assert [one.attempt.step for one in store.list()] == [40, 20]
+
+
+def test_mistakes_get_one_sentence(tmp_path):
+    assert bamboo("checkpoints", "list", tmp_path / "nothing").stderr == "no checkpoints\n"
+    wrong = bamboo("checkpoints", "list", "s3://key:hunter22@bucket/x", code=2).stderr
+    assert wrong.startswith("bamboo: checkpoint URL s3://bucket/x: expected one without credentials")
+    (tmp_path / "file").touch()
+    refused = bamboo("checkpoints", "verify", tmp_path / "file", code=1).stderr
+    assert refused == f"bamboo: cannot list {tmp_path}/file: Not a directory\n"
+    assert "--keep" in bamboo("checkpoints", "prune", tmp_path, code=2).stderr
+    assert "expected" in bamboo("export", "ftp://x/y", "-o", tmp_path / "out", code=2).stderr

@@ -1,0 +1,275 @@
+"""An exported checkpoint is the state dict that the stages have, and is read without Bamboo."""
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.local_files import LocalFiles
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.export import ExportError, Form, export
+from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.stage.stage import Stage
+from checkpoint_kit import make_manifest
+from stage_kit import CONFIG, chain, one_step, small_task, state_of
+
+
+class Mixed(nn.Linear):
+    """Beside its weight things of every size and kind."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("flag", torch.tensor(True))
+        self.register_buffer("halves", torch.ones(5, dtype=torch.bfloat16))
+        self.register_buffer("longs", torch.arange(3))
+        self.register_buffer("doubles", torch.ones((), dtype=torch.float64))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("nothing", torch.empty(0, 2))
+
+
+LAYERS = (lambda: nn.Linear(2, 3), Mixed, nn.Tanh, Mixed, lambda: nn.Linear(3, 2))
+TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))
+
+
+def write(store, stages, step, attempt="a"):
+    place = Attempt(step, attempt)
+    parts = {
+        layer: store.write_part(place, layer, encode(state))
+        for stage in stages for layer, state in stage.layer_states().items()
+    }  # fmt: skip
+    manifest = make_manifest(place, [parts[layer] for layer in sorted(parts)])
+    store.commit(manifest)
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A store with a checkpoint of two stages after one step, and the state that it has to be."""
+    folder = tmp_path_factory.mktemp("run")
+    store = CheckpointStore(str(folder))
+    stages = chain(TASK, [(0, 2), (2, 5)])
+    one_step(stages, 0)
+    return store, write(store, stages, 1), state_of(stages)
+
+
+def quiet(*_):
+    pass
+
+
+def read(form: Form, path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if form is Form.SAFETENSORS:
+        return load_file(path)
+    if form is Form.TORCH:
+        return torch.load(path, weights_only=True)
+    state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=str(path), no_dist=True)
+    return state
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
+@pytest.mark.parametrize("form", Form)
+def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
+    store, manifest, expected = trained
+    output, seen = tmp_path / "out", []
+    done = export(store, manifest, form, output, force=False, progress=lambda at, of: seen.append((at, of)))
+    state = read(form, output, expected)
+    assert list(state) == list(expected) or form is Form.SAFETENSORS
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (state[name].dtype, state[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(state[name], tensor), name
+    assert (done.step, done.tensors) == (1, len(expected))
+    assert seen[-1][0] == seen[-1][1] > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    if form is Form.TORCH:
+        assert state["layers.1.weight"].data_ptr() == state["layers.3.weight"].data_ptr()
+    if form is Form.SAFETENSORS:
+        with safe_open(output, "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
+@pytest.mark.parametrize("form", Form)
+def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
+    store, manifest, expected = trained
+    output = tmp_path / "out"
+    output.write_text("precious")
+    with pytest.raises(ExportError, match="out exists; --force replaces it"):
+        export(store, manifest, form, output, force=False, progress=quiet)
+    assert output.read_text() == "precious"
+    for _ in range(2):
+        export(store, manifest, form, output, force=True, progress=quiet)
+        assert read(form, output, expected).keys() == expected.keys()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
+@pytest.mark.parametrize("form", Form)
+def test_a_damaged_checkpoint_is_not_exported(form, tmp_path):
+    store = CheckpointStore(str(tmp_path / "run"))
+    files = LocalFiles(str(tmp_path / "run"))
+    stages = chain(TASK, [(0, 5)])
+    manifest = write(store, stages, 0)
+    path = manifest.place.part(3)
+    good = files.read(path, 0, 10**9)
+    place = tmp_path / "to"
+    place.mkdir()
+    for damaged in (good[:-1] + bytes([good[-1] ^ 1]), good[:100], good[:4], b"\xff" * len(good)):
+        files.write(path, [damaged])
+        with pytest.raises(CheckpointError, match=r"layer-00003.safetensors"):
+            export(store, manifest, form, place / "out", force=False, progress=quiet)
+        assert list(place.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
+    store, manifest, _ = trained
+    for output, message in (
+        (tmp_path, "is a folder; expected the name of a file"),
+        (tmp_path / "no" / "out", "its folder does not exist"),
+    ):
+        with pytest.raises(ExportError, match=message):
+            export(store, manifest, Form.TORCH, output, force=True, progress=quiet)
+    monkeypatch.setattr("bamboo_trainer.checkpoint.export.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(ExportError, match=r"are needed for a while, and 10 B are free there"):
+        export(store, manifest, Form.TORCH, tmp_path / "out", force=True, progress=quiet)
+
+
+def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
+    class Precise(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.register_buffer("turns", torch.ones(2, dtype=torch.complex128))
+
+    store = CheckpointStore(str(tmp_path / "run"))
+    stage = Stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
+    manifest = write(store, [stage], 0)
+    with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, .*use --format torch"):
+        export(store, manifest, Form.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+    export(store, manifest, Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+    assert torch.load(tmp_path / "out")["layers.0.turns"].dtype is torch.complex128
+
+
+def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    stages = chain(TASK, [(0, 5)])
+    parts = [store.write_part(Attempt(7, "a"), n, encode(state)) for n, state in stages[0].layer_states().items()]
+    manifest = make_manifest(Attempt(7, "a"), parts)
+    store.commit(manifest)
+    with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
+        export(store, manifest, Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_by_a_layer(tmp_path):
+    """Of 24 layers of 4 MiB, in a process that may take no more than some of them beside what torch takes."""
+    code = """
+import resource, sys
+from pathlib import Path
+import torch
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.stage.layer_state import LayerState
+from checkpoint_kit import make_manifest
+store = CheckpointStore(sys.argv[1])
+parts = []
+for layer in range(24):
+    name = f"parameter:{layer}.weight"
+    state = LayerState(layer=layer, version=1, tensors={name: torch.full((1 << 20,), float(layer))}, scalars={},
+                       names={"weight": name})
+    parts.append(store.write_part(Attempt(1, "a"), layer, encode(state)))
+manifest = make_manifest(Attempt(1, "a"), parts)
+store.commit(manifest)
+export(store, manifest, Form.SAFETENSORS, Path(sys.argv[1], "warm"), force=False, progress=lambda *_: None)
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+before, most = anonymous(), 0
+def progress(done, of):
+    global most
+    most = max(most, anonymous())
+export(store, manifest, Form.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
+print((most - before) // 1024)
+"""
+    environment = {**os.environ, "PYTHONPATH": "tests/support"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=240, env=environment,
+        cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 48  # MiB; all layers are 96
+
+
+def command(*words):
+    return [sys.executable, "-c", "from bamboo.cli.commands import main; main()", "export", *map(str, words)]
+
+
+def test_the_command_exports_and_says_what(trained, tmp_path):
+    store, _, expected = trained
+    output = tmp_path / "out.safetensors"
+    run = {"capture_output": True, "text": True, "timeout": 240, "check": False}
+    done = subprocess.run(command(store.shown, "-o", output, "--quiet", "--step", 1), **run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{output}: step 1, 5 layers, {len(expected)} tensors, ")
+    assert load_file(output).keys() == expected.keys()
+    again = subprocess.run(command(store.shown, "-o", output, "--quiet", "--format", "torch"), **run)
+    assert (again.returncode, again.stdout, again.stderr) == (1, "", f"bamboo: {output} exists; --force replaces it\n")
+
+
+WAITS = """
+import sys, time
+from bamboo_trainer.checkpoint import __main__ as command
+class Shown:
+    def __init__(self, terminal): pass
+    def __call__(self, done, of):
+        if done:
+            print("half written", flush=True)
+            time.sleep(600)
+command.Shown = Shown
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_ends_an_export_and_leaves_nothing(trained, tmp_path):
+    arguments = [trained[0].shown, "--format", "torch", "--output", str(tmp_path / "out")]
+    with subprocess.Popen([sys.executable, "-c", WAITS, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "half written\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_to_the_command_ends_the_process_that_exports(tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('ended', flush=True), sys.exit(130)))\n"
+        "print('begun', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    code = (
+        "from bamboo.local import export; export.MODULE = 'waits'; from bamboo.cli.commands import main; "
+        f"import sys; sys.argv[1:] = ['export', '{tmp_path}', '-o', 'x']; main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    with run as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "ended\n"
+        assert process.wait(120) == 130

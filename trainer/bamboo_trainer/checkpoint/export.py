@@ -1,0 +1,239 @@
+"""`bamboo export`: a checkpoint as one plain state dict that needs no Bamboo to be read.
+
+Layer by layer: memory is bounded by the largest layer's file, whatever the model's size. The output appears under its
+name as a whole or not at all.
+"""
+
+import math
+import mmap
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.text import size as bytes_in_words
+from bamboo_trainer.checkpoint.layer_file import decode, header_bytes
+from bamboo_trainer.checkpoint.state_dict import Entry, by_file, read_entries
+from bamboo_trainer.transport.wire import byte_view
+
+Progress = Callable[[int, int], None]  # files that are done, of so many
+_DTYPES: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_ALIGNMENT: Final = 64
+
+
+class Form(StrEnum):
+    """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+    DCP = "dcp"
+
+
+class ExportError(Exception):
+    """The output cannot be written; the text is a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    step: int
+    tensors: int
+    bytes: int
+
+
+def export(
+    store: CheckpointStore, manifest: Manifest, form: Form, output: Path, *, force: bool, progress: Progress
+) -> Exported:
+    """Raises CheckpointError, ExportError; then there is no output, or still the one before.
+
+    force: replace what is there.
+    """
+    _check_output(output, form, force)
+    entries = read_entries(store, manifest)
+    layout = _Layout.of(entries, form)
+    _check_space(output, layout.size * (1 if form is Form.SAFETENSORS else 2))
+    try:
+        with _partial(output) as partial:
+            if form is Form.SAFETENSORS:
+                _write(store, manifest, layout, partial, progress)
+            else:
+                with _partial(output) as raw:
+                    _write(store, manifest, layout, raw, progress)
+                    _save_mapped(layout, raw, form, partial)
+            _sync(partial)
+            _publish(partial, output, force)
+    except OSError as error:
+        raise ExportError(f"cannot write {output}: {error.strerror or error}") from None
+    return Exported(step=manifest.step, tensors=len(entries), bytes=layout.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """A file of all tensors: its header, and where each entry's bytes begin. A tensor with several names is written
+    once for each in a safetensors file, and once in any other.
+    """
+
+    header: bytes
+    places: tuple[tuple[Entry, int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry], form: Form) -> "_Layout":
+        if form is not Form.SAFETENSORS:
+            return cls._aligned(entries)
+        specs = []
+        ordered = sorted(entries, key=lambda entry: -_DTYPES[entry.dtype].itemsize)  # so that each one is aligned
+        for entry in ordered:
+            if entry.complex == "c128":
+                raise ExportError(
+                    f"{entry.name} is of torch.complex128, which safetensors cannot hold: use --format torch"
+                )
+            dtype, shape = ("C64", entry.shape[:-1]) if entry.complex else (entry.dtype, entry.shape)
+            specs.append((entry.name, dtype, shape, entry.bytes))
+        header = header_bytes(specs, {"format": "pt"})
+        places, offset = [], len(header)
+        for entry in ordered:
+            places.append((entry, offset))
+            offset += entry.bytes
+        return cls(header=header, places=tuple(places), size=offset)
+
+    @classmethod
+    def _aligned(cls, entries: Sequence[Entry]) -> "_Layout":
+        places, offset, known = [], 0, {}
+        for entry in entries:
+            if entry.tensor not in known:
+                known[entry.tensor] = offset
+                offset += -(-entry.bytes // _ALIGNMENT) * _ALIGNMENT
+            places.append((entry, known[entry.tensor]))
+        return cls(header=b"", places=tuple(places), size=offset)
+
+
+def _write(store: CheckpointStore, manifest: Manifest, layout: _Layout, path: Path, progress: Progress) -> None:
+    """Each file of the checkpoint is read once, checked, and its tensors put where they belong."""
+    offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
+    files = by_file([entry for entry, _ in layout.places])
+    with path.open("xb") as out:
+        out.write(layout.header)
+        out.truncate(layout.size)
+        for number, (layer, entries) in enumerate(files.items()):
+            progress(number, len(files))
+            tensors = _read(store, manifest, layer, entries)
+            for entry in entries:
+                out.seek(offsets[entry.name])
+                out.write(byte_view(tensors[entry.tensor]) if entry.bytes else b"")
+        progress(len(files), len(files))
+
+
+def _read(store: CheckpointStore, manifest: Manifest, layer: int, entries: Sequence[Entry]) -> dict[str, Tensor]:
+    """A layer's tensors as they are stored, after a comparison with what the file's beginning said."""
+    try:
+        state = decode(store.read_part(manifest, layer))
+        stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
+        for entry in entries:
+            found = stored.get(entry.tensor)
+            if found is None or (tuple(found.shape), found.dtype) != (entry.shape, _DTYPES[entry.dtype]):
+                raise CheckpointDamaged(f"{store.shown}/{manifest.place.part(layer)} has changed while it was read")
+    except CheckpointDamaged as error:
+        raise CheckpointError(str(error)) from None
+    return stored
+
+
+def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
+    """torch writes from a mapped file, so that not all tensors need be in memory."""
+    with raw.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if layout.size else None
+    state: dict[str, Any] = {}
+    known: dict[str, Tensor] = {}
+    for entry, offset in sorted(layout.places, key=lambda place: place[1]):
+        if entry.tensor not in known:
+            known[entry.tensor] = _mapped_tensor(entry, mapped, offset)
+        state[entry.name] = known[entry.tensor]
+    state = {entry.name: state[entry.name] for entry, _ in layout.places}
+    if form is Form.TORCH:
+        torch.save(state, partial)
+        return
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    partial.mkdir()
+    save(state, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True), no_dist=True)
+
+
+def _mapped_tensor(entry: Entry, mapped: mmap.mmap | None, offset: int) -> Tensor:
+    dtype = _DTYPES[entry.dtype]
+    if not entry.bytes or mapped is None:
+        tensor = torch.empty(entry.shape, dtype=dtype)
+    else:
+        tensor = torch.frombuffer(mapped, dtype=dtype, count=math.prod(entry.shape), offset=offset).view(entry.shape)
+    return torch.view_as_complex(tensor) if entry.complex else tensor
+
+
+def _check_output(output: Path, form: Form, force: bool) -> None:
+    if output.is_dir() and form is not Form.DCP:
+        raise ExportError(f"{output} is a folder; expected the name of a file")
+    if os.path.lexists(output) and not force:
+        raise ExportError(f"{output} exists; --force replaces it")
+    if not output.absolute().parent.is_dir():
+        raise ExportError(f"{output}: its folder does not exist")
+    if output.name in ("", ".", ".."):
+        raise ExportError(f"{output}: expected a name that can be given to the output")
+
+
+def _check_space(output: Path, needed: int) -> None:
+    free = shutil.disk_usage(output.absolute().parent).free
+    if needed > free:
+        raise ExportError(
+            f"{output}: {bytes_in_words(needed)} are needed for a while, and {bytes_in_words(free)} are free there"
+        )
+
+
+@contextmanager
+def _partial(output: Path) -> Iterator[Path]:
+    """A name beside the output; what is there in the end is removed."""
+    partial = output.absolute().with_name(f".{output.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+    finally:
+        _remove(partial)
+
+
+def _publish(partial: Path, output: Path, force: bool) -> None:
+    if not force and os.path.lexists(output):
+        raise ExportError(f"{output} has come into being meanwhile; --force replaces it")
+    if not output.is_dir() and not partial.is_dir():
+        os.replace(partial, output)
+    else:
+        with _partial(output) as old:
+            if os.path.lexists(output):
+                os.rename(output, old)
+            os.rename(partial, output)
+    _sync(output.absolute().parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """To the disk: a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,84 @@
+"""What a checkpoint's plain state dict consists of, known from the beginnings of its files: names, shapes, places."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bamboo.checkpoint.errors import CheckpointDamaged
+from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.layer_file import LENGTH_BYTES, LayerHeader, TensorEntry, header_size, read_header
+from bamboo_trainer.stage.layer_state import layer_of
+
+_FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One tensor of the state dict. layer, tensor: the file that has it, and its name there; several may be the same.
+
+    dtype, shape: as the file stores them, a complex one with a last dimension of two. complex: "", "c64" or "c128".
+    """
+
+    name: str
+    layer: int
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    complex: str
+    bytes: int
+
+
+def read_entries(store: CheckpointStore, manifest: Manifest) -> tuple[Entry, ...]:
+    """In the model's order: "layers.0.weight" and so on, as `Stage.state_tensors` has them.
+
+    Raises CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
+    reads a layer then must compare.
+    """
+    headers = [_header(store, manifest, part.layer) for part in manifest.layers]
+    return tuple(
+        _entry(f"layers.{number}.{name}", tensor, number, headers)
+        for number, (header, _) in enumerate(headers)
+        for name, tensor in header.names.items()
+    )
+
+
+def by_file(entries: Sequence[Entry]) -> Mapping[int, tuple[Entry, ...]]:
+    """The entries of each file."""
+    files: dict[int, list[Entry]] = {}
+    for entry in entries:
+        files.setdefault(entry.layer, []).append(entry)
+    return {layer: tuple(found) for layer, found in sorted(files.items())}
+
+
+def _header(store: CheckpointStore, manifest: Manifest, layer: int) -> tuple[LayerHeader, dict[str, TensorEntry]]:
+    try:
+        start = store.read_start(manifest, layer, _FIRST_BYTES)
+        if (size := header_size(start[:LENGTH_BYTES])) > len(start):
+            start = store.read_start(manifest, layer, size)
+        header, entries = read_header(start)
+        if (header.layer, header.version) != (layer, manifest.step):
+            raise CheckpointDamaged(f"it is layer {header.layer} of step {header.version}")
+    except CheckpointDamaged as error:
+        raise CheckpointDamaged(f"{store.shown}/{manifest.place.part(layer)}: {error}") from None
+    return header, entries
+
+
+def _entry(
+    name: str, tensor: str, number: int, headers: Sequence[tuple[LayerHeader, Mapping[str, TensorEntry]]]
+) -> Entry:
+    try:
+        layer = layer_of(tensor)
+        header, entries = headers[layer]
+        found = entries[tensor]
+    except (ValueError, LookupError):
+        raise CheckpointDamaged(f"{name} is said to be {tensor!r}, which layer {number}'s checkpoint lacks") from None
+    return Entry(
+        name=name,
+        layer=layer,
+        tensor=tensor,
+        dtype=found.dtype,
+        shape=found.shape,
+        complex=header.complex.get(tensor, ""),
+        bytes=found.data_offsets[1] - found.data_offsets[0],
+    )
