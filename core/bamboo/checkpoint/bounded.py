@@ -5,14 +5,16 @@ A client's own timeouts do not suffice: a network file system that hangs answers
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from bamboo.checkpoint.errors import CheckpointError, StoreUnavailable
 from bamboo.checkpoint.failures import Failure, explain
 
+S = TypeVar("S")
 T = TypeVar("T")
+AT_ONCE: Final = 8  # calls of `at_once`
 MOST_HANGING: Final = 8
 
 
@@ -99,6 +101,33 @@ class BoundedCalls:
             done.set()
             if outcome.abandoned:
                 self._hanging -= 1
+
+
+def at_once(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
+    """The function of each, several at the same time. An interrupt of the caller does not wait for them."""
+    waiting = list(enumerate(items))
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                number, item = waiting.pop()
+            except IndexError:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, name="checkpoints", daemon=True) for _ in items[:AT_ONCE]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]
 
 
 class _Hangs(Exception):

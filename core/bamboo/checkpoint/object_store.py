@@ -43,8 +43,11 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
             f"({type(error).__name__}): pip install '{extra}'"
         ) from None
     options = dict(_OPTIONS.get(url.extra, {}))
-    filesystem, path = fsspec.core.url_to_fs(url.path, skip_instance_cache=True, use_listings_cache=False, **options)
-    return ObjectFiles(filesystem, path)
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
+    if url.extra == "gs":  # the class that fsspec takes asks for the kind of each bucket, with a right of its own
+        plain = importlib.import_module("gcsfs.core").GCSFileSystem
+        return ObjectFiles(plain(**options), plain._strip_protocol(url.path))
+    return ObjectFiles(*fsspec.core.url_to_fs(url.path, **options))
 
 
 class ObjectFiles:
@@ -60,7 +63,10 @@ class ObjectFiles:
         self._check(path, size)
 
     def create(self, path: str, data: bytes) -> None:
+        """The request is conditional; a store that knows no such requests has at least been asked before."""
         where = self._path(path)
+        if self._exists(path):
+            raise FileExistsError(where)
         try:
             self._fs.pipe_file(where, data, mode="create")
         except (OSError, NotImplementedError, ValueError) as error:
@@ -68,7 +74,7 @@ class ObjectFiles:
                 raise
             if self._exists(path):
                 raise FileExistsError(where) from None
-            self._fs.pipe_file(where, data)  # a store that knows no conditional writes
+            self._fs.pipe_file(where, data)
         self._check(path, len(data))
 
     def read(self, path: str, start: int, end: int) -> bytes:

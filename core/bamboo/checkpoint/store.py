@@ -7,12 +7,11 @@ What raises CheckpointError says in one sentence which file it is about and why.
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
 from bamboo.checkpoint import manifest as manifests
-from bamboo.checkpoint.bounded import BoundedCalls, MissingFile, StoreLimits
+from bamboo.checkpoint.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists, StoreUnavailable
 from bamboo.checkpoint.files import Buffer, Entry, Files, total
 from bamboo.checkpoint.found import Found, State, newest_first
@@ -22,7 +21,6 @@ from bamboo.checkpoint.manifest import Manifest, Part
 from bamboo.checkpoint.url import parse_url
 
 COMMITS: Final = 3  # times that a manifest is written that the store does not keep
-AT_ONCE: Final = 8  # folders that are looked at
 _HASHED: Final = 8 << 20  # bytes; between two pieces an interrupt is seen
 _PROBE: Final = b"probe"
 
@@ -106,8 +104,8 @@ class CheckpointStore:
         folders = [entry for entry in entries if entry.size is None and attempt_of(entry.name) is not None]
         if not folders:
             return ()
-        with ThreadPoolExecutor(min(AT_ONCE, len(folders)), thread_name_prefix="checkpoints") as pool:
-            return tuple(sorted((one for one in pool.map(self._look, folders) if one), key=newest_first))
+        found = at_once(self._look, folders)
+        return tuple(sorted((one for one in found if one is not None), key=newest_first))
 
     def read_part(self, manifest: Manifest, layer: int) -> bytes:
         """The file of a layer. CheckpointDamaged if it is missing or not what was written; StoreUnavailable."""
