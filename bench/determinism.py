@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(stage: Stage) -> None:
-    work = stage.begin()
+    work = stage.begin([0], [0, 1])
     stage.rehearse(0, 0, None)
 
     def microbatch() -> None:

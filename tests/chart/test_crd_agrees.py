@@ -41,7 +41,7 @@ FORMS = {
 WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
-    *("spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
+    *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
     *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
     *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
     *("spec.worker.image", "spec.worker.template", "spec.worker.resources"),

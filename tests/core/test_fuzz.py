@@ -96,7 +96,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,
         forwards=NUMBERS, backwards=NUMBERS, reused=NUMBERS,
     ),
-    protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=st.text(max_size=4)),
+    protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=st.from_regex(r"[0-9a-f]{64}", fullmatch=True)),
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
     protocol.Saved: st.builds(protocol.Saved, stage=NUMBERS),
     protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),

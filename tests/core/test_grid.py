@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.spec import RedundancyMode, TopologySpec
-from bamboo.planning.grid import initial_plan, layer_ranges, ring, shadow_of, split_layers, split_microbatches
+from bamboo.job.spec import RedundancyMode, TopologySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan, layer_ranges, make_layout, ring, shadow_of, split_layers
 from bamboo.planning.plan import Peer, plan_problems
 
 
 def peer(name: str, zone: str = "") -> Peer:
     return Peer(worker=name, host="h", port=1, zone=zone)
+
+
+def training(microbatches: int) -> TrainingSpec:
+    return TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,7 @@ def test_a_model_of_ten_thousand_layers_is_split_at_once(kind: str) -> None:
 
 @given(st.integers(1, 64), st.integers(1, 8))
 def test_microbatches_are_shared_out_exactly_once(microbatches: int, pipelines: int) -> None:
-    shares = split_microbatches(microbatches, pipelines)
+    shares = make_layout(0, microbatches, pipelines, None).split
     assert [m for share in shares for m in share] == list(range(microbatches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -124,7 +128,7 @@ def test_the_shadow_is_the_nearest_other_predecessor() -> None:
 
 
 def test_problems_of_a_plan_are_named() -> None:
-    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, 4, RedundancyMode.LAZY_FORWARD)
+    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, training(4), RedundancyMode.LAZY_FORWARD)
     assert plan_problems(plan) == []
     broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
     assert len(plan_problems(broken)) == 3
@@ -133,7 +137,7 @@ def test_problems_of_a_plan_are_named() -> None:
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
     """Workers in zones b, c, a, c, b: b, c, b, a keeps all neighbours apart, b, c, a, b does not."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
-    plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, 8, RedundancyMode.LAZY_FORWARD)
+    plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancyMode.LAZY_FORWARD)
     zone = {p.worker: p.zone for p in peers}
     row = [zone[a.owner] for a in plan.pipelines[0]]
     assert all(one != other for one, other in zip(row, [*row[1:], row[0]], strict=True)), row

@@ -70,6 +70,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             seed=7,
             precision=s.Precision.BF16,
             max_gradient_norm=1.0,
+            reproducible=True,
+            gradient_groups=16,
         ),
         topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, split=(3, 4, 4, 2)),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),

@@ -91,7 +91,7 @@ class Story:
         a = self.arithmetic
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
-            "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
+            "training": a.training(),
             "topology": {"stages": a.stages, "pipelines": a.pipelines},
             "elastic": {"minPipelines": 1, "maxPipelines": self.most, "stabilizationSeconds": 5},
             "redundancy": {"mode": self.mode},
@@ -123,7 +123,7 @@ def story(seed: int) -> Story:
         seed=seed,
         arithmetic=Arithmetic(
             seed=seed, stages=stages, pipelines=pipelines, microbatches=rng.randint(pipelines + 1, 4),
-            steps=rng.randint(40, 120), sizes=(1,) * stages, any_order=True,
+            steps=rng.randint(40, 120), sizes=(1,) * stages, groups=pipelines + 1,
         ),
         most=rng.randint(pipelines, 2),
         standby=rng.choice((0, 0, 1)),

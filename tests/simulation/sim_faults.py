@@ -83,7 +83,7 @@ class Scenario:
         a = self.arithmetic
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
-            "training": {"steps": a.steps, "globalBatchSize": a.microbatches, "microBatchSize": 1},
+            "training": a.training(),
             "topology": {"stages": a.stages, "pipelines": a.pipelines, "lookahead": self.lookahead},
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
@@ -97,7 +97,8 @@ class Scenario:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
-            f"{a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, {self.mode}, "
+            f"groups {a.bounds}, {a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
+            f"{self.mode}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
@@ -111,7 +112,7 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Sce
     rng = random.Random(seed)
     grow = elastic and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow)
-    most = min(3, a.microbatches)
+    most = min(3, a.groups)
     bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
     standby = rng.choice((0, 0, 1, 1, 2, 3))
     wanted = a.stages * (bounds[1] if bounds else a.pipelines) + standby
@@ -132,22 +133,24 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Sce
     )
 
 
-def _arithmetic(rng: random.Random, seed: int, any_order: bool) -> Arithmetic:
+def _arithmetic(rng: random.Random, seed: int, grow: bool) -> Arithmetic:
     stages = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6))
     pipelines = rng.choice((1, 1, 2, 2, 3)) if stages < 6 else rng.choice((1, 2))
     microbatches = rng.randint(pipelines, min(24, 4 * stages if stages > 1 else 6, 60 // stages) + pipelines)
     ties = []
     if stages > 1 and rng.random() < 0.3:
         ties.append(tuple(sorted(rng.sample(range(stages), rng.randint(2, min(3, stages))))))
+    microbatches = min(24, microbatches)
     return Arithmetic(
         seed=seed,
         stages=stages,
         pipelines=pipelines,
-        microbatches=min(24, microbatches),
+        microbatches=microbatches,
         steps=rng.randint(3, max(4, min(12, 500 // (stages * microbatches)))),
         sizes=tuple(rng.choice((1, 2, 3, 5)) for _ in range(stages)),
         ties=tuple(ties),
-        any_order=any_order,
+        groups=rng.randint(pipelines, microbatches),
+        reproducible=grow or rng.random() < 0.8,
     )
 
 

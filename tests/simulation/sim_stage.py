@@ -1,28 +1,30 @@
 """A stand-in for a stage of the model, of small exact integers, and an oracle that says what must come out.
 
 Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
-microbatch changes all that follows. Within a cell the gradient's accumulation depends on the order
-(g = g * FACTOR + h mod PRIME); between pipelines and tied stages it is an exact sum, as in the product. For jobs whose
-number of pipelines changes the accumulation is a plain sum, so that the result does not depend on the split.
-All sums stay below 2**24, where float32 is exact.
+microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
+(g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
+one group's sum is exact there, and those of several are rounded, so the order of the sum shows.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from ctypes import c_float
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bamboo.planning.grid import split_microbatches
-from bamboo_trainer.stage.parameters import TiedSegment
+from bamboo.planning.gradient_groups import group_bounds
+from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.saved_tensors import ContextSize
 from bamboo_trainer.stage.work import Work
 
 FACTOR = 31
-PRIME = 262_139  # times 3 pipelines times 6 tied stages: below 2**24
-SMALL = 65_521  # times 24 microbatches times 6 tied stages: below 2**24
+PRIME = 16_777_213  # below 2**24
 LAYERS = 3  # of each stage
 Parts = tuple[Tensor, ...]
 
@@ -33,7 +35,10 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """What a job computes. sizes: elements of each stage's gradient. ties: stages that share their first element."""
+    """What a job computes. sizes: elements of each stage's gradient. ties: stages that share their first element.
+
+    groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
+    """
 
     seed: int
     stages: int
@@ -42,7 +47,18 @@ class Arithmetic:
     steps: int
     sizes: tuple[int, ...]
     ties: tuple[tuple[int, ...], ...] = ()
-    any_order: bool = False
+    groups: int
+    reproducible: bool = True
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The first microbatch of each group, and their number."""
+        return group_bounds(self.microbatches, self.groups if self.reproducible else self.pipelines)
+
+    def training(self) -> dict[str, Any]:
+        """This, in a manifest."""
+        training = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
+        return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
 
     def initial(self, stage: int) -> int:
         return hash((self.seed, 1, stage))
@@ -56,23 +72,20 @@ class Arithmetic:
     def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
         """The gradient of the inputs, and what is added to the accumulator. place: stage, step, microbatch."""
         seed = hash((state, 3, *place, given, gradient))
-        limit = SMALL if self.any_order else PRIME
-        return hash((seed, 4)), [hash((seed, 5, i)) % limit for i in range(self.sizes[place[0]])]
+        return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
 
     def accumulate(self, so_far: Sequence[int], new: Sequence[int]) -> list[int]:
-        if self.any_order:
-            return [a + b for a, b in zip(so_far, new, strict=True)]
         return [(a * FACTOR + b) % PRIME for a, b in zip(so_far, new, strict=True)]
 
-    def norm_squared(self, stage: int, gradient: Sequence[int]) -> float:
+    def squared_norms(self, stage: int, gradient: Sequence[int]) -> list[float]:
         elsewhere = any(stage in tie and stage != min(tie) for tie in self.ties)
-        return float(sum(g * g for g in (gradient[1:] if elsewhere else gradient)))
+        return [float(g * g) for g in (gradient[1:] if elsewhere else gradient)]
 
     def applied(self, state: int, version: int, gradient: Sequence[float], norm: float) -> int:
         return hash((state, 6, version, norm, *(int(g) for g in gradient)))
 
     def digest(self, state: int, version: int) -> str:
-        return f"{state & (2**64 - 1):016x}-{version}"
+        return f"{state & (2**64 - 1):048x}{version:016x}"
 
 
 @dataclass
@@ -98,22 +111,28 @@ class Oracle:
 
     def _step(self, step: int) -> None:
         a, states = self.arithmetic, self.states[step]
-        split = split_microbatches(a.microbatches, a.pipelines)
-        sums = [[[0] * size for size in a.sizes] for _ in split]
+        sums = [[[0] * size for size in a.sizes] for _ in a.bounds[1:]]
         losses = []
-        for pipeline, share in enumerate(split):
-            for m in share:
-                losses.append(self._microbatch(step, m, sums[pipeline]))
-        totals = [[sum(row[s][i] for row in sums) for i in range(a.sizes[s])] for s in range(a.stages)]
+        for group, (first, end) in enumerate(pairwise(a.bounds)):
+            losses += [self._microbatch(step, m, sums[group]) for m in range(first, end)]
+        totals = [self._rounded_sum([row[s] for row in sums]) for s in range(a.stages)]
         for tie in a.ties:
-            shared = sum(totals[s][0] for s in tie)
+            shared = reduce(_rounded, (totals[s][0] for s in tie))
             for s in tie:
                 totals[s][0] = shared
-        norm = math.sqrt(sum(a.norm_squared(s, totals[s]) for s in range(a.stages)))
+        norm = math.sqrt(math.fsum(square for s in range(a.stages) for square in a.squared_norms(s, totals[s])))
         self.norms.append(norm)
         self.losses.append(math.fsum(losses) / len(losses))
         self.finals.update({(s, step): totals[s] for s in range(a.stages)})
         self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.stages)])
+
+    def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """Of each element: the middle first, as a binary tree."""
+        if len(groups) == 1:
+            return list(groups[0])
+        middle = len(groups) // 2
+        left, right = self._rounded_sum(groups[:middle]), self._rounded_sum(groups[middle:])
+        return list(map(_rounded, left, right))
 
     def _microbatch(self, step: int, m: int, sums: list[list[int]]) -> float:
         a, states, value = self.arithmetic, self.states[step], 0
@@ -162,8 +181,12 @@ class StandIn:
     def expect(self, step: int, microbatch: int) -> None:
         """Has no data to read."""
 
-    def begin(self) -> Work:
-        return Work(torch.zeros(self.size))
+    @property
+    def gradient_size(self) -> int:
+        return self.size
+
+    def begin(self, microbatches: Sequence[int], bounds: Sequence[int]) -> Work:
+        return Work(GradientSum(self.size, torch.device("cpu"), bounds, microbatches))
 
     @property
     def first(self) -> int:
@@ -215,12 +238,13 @@ class StandIn:
         expected = self._oracle.gradients[self._stage, step, microbatch]
         self._require(f"gradient of {microbatch}", gradient, expected)
         back, new = self._a.backward(self._state, (self._stage, step, microbatch), given, gradient)
-        so_far = [int(g) for g in work.gradient.tolist()]
-        work.gradient.copy_(torch.tensor(self._a.accumulate(so_far, new), dtype=torch.float32))
+        so_far = [int(g) for g in work.gradients.target.tolist()]
+        work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, new), dtype=torch.float32))
+        work.gradients.added(microbatch)
         return (torch.tensor([back]),) if self._stage else ()
 
-    def norm_squared(self, gradient: Tensor) -> float:
-        return self._a.norm_squared(self._stage, [int(g) for g in gradient.tolist()])
+    def squared_norms(self, gradient: Tensor) -> list[float]:
+        return self._a.squared_norms(self._stage, [int(g) for g in gradient.tolist()])
 
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
@@ -244,6 +268,9 @@ class StandIn:
     def digest(self) -> str:
         return self._a.digest(self._state, self.version)
 
+    def share_of_digest(self) -> str:
+        return self.digest()
+
     def checksums(self) -> dict[str, int]:
         return {"state": self._state & (2**64 - 1)}
 
@@ -252,11 +279,19 @@ class StandIn:
 
     def tied_segments(self) -> tuple[TiedSegment, ...]:
         return tuple(
-            TiedSegment(group=i, offset=0, size=1, stages=tie)
+            TiedSegment(group=i, offset=0, size=1, uses=tuple(self._use(stage) for stage in tie))
             for i, tie in enumerate(self._a.ties)
             if self._stage in tie
         )
 
+    def _use(self, stage: int) -> TiedUse:
+        return TiedUse(stage=stage, layer=stage * LAYERS, offset=0 if stage == self._stage else None)
+
     def _require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise Violation(f"stage {self._stage} at version {self.version}: {what} is {got}, not {expected}")
+
+
+def _rounded(a: int, b: int) -> int:
+    """A sum in float32."""
+    return int(c_float(float(a + b)).value)

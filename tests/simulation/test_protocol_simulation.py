@@ -32,7 +32,9 @@ def test_random_faults(batch: int) -> None:
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
     """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""
     stages = 2 + seed % 3
-    a = Arithmetic(seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, steps=20, sizes=(2,) * stages)
+    a = Arithmetic(
+        seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages
+    )
     hang = Fault(
         what=What.HANG, step=10, delay=0.002 * seed, chained=False, role="owner", pipeline=0, stage=seed % 2,
         seconds=100.0,

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
+from bamboo.job.spec import TrainingSpec
 from crd_kit import ABSENT, SCHEMA, defaulted, refusals
 from manifest_kit import WHOLE
 
@@ -190,13 +191,28 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
-    ({"training.globalBatchSize": 8}, "spec.topology.pipelines: expected at most the number of microbatches"),
-    ({"topology.pipelines": 33, "elastic": ABSENT}, "spec.topology.pipelines: expected at most the number of"),
+    ({"training.globalBatchSize": 8, "training.gradientGroups": ABSENT}, "spec.topology.pipelines: expected at most"),
+    ({"topology.pipelines": 17, "elastic": ABSENT}, "spec.topology.pipelines: expected at most spec.training.gradient"),
+    (
+        {
+            "topology.pipelines": 33,
+            "elastic": ABSENT,
+            "training.reproducible": False,
+            "training.gradientGroups": ABSENT,
+        },
+        "spec.topology.pipelines: expected at most",
+    ),
+    ({"training.gradientGroups": 33}, "spec.training.gradientGroups: expected at most the number of microbatches"),
+    (
+        {"training.gradientGroups": 8, "training.reproducible": False},
+        "spec.training.gradientGroups: has no meaning with spec.training.reproducible: false",
+    ),
+    ({"training.gradientGroups": 3}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
-    ({"elastic.maxPipelines": 33}, "spec.elastic.maxPipelines: expected at most the number of microbatches"),
+    ({"elastic.maxPipelines": 17}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
     ({"checkpoint.storage.uri": "s3://x"}, "spec.checkpoint.storage: expected exactly one of"),
     ({"worker.resources.limits": {"a b": 1}}, "spec.worker.resources.limits: expected resource names"),
@@ -205,10 +221,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
 KEPT: list[dict[str, Any]] = [
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
-    {"topology.pipelines": 32, "elastic": ABSENT},
+    {"topology.pipelines": 16, "elastic": ABSENT},
+    {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
+    {"topology.pipelines": 32, "elastic": ABSENT, "training.reproducible": False, "training.gradientGroups": ABSENT},
     {"topology.pipelines": 3, "elastic": {"minPipelines": 3}},
     {"topology.pipelines": 3, "elastic": {"maxPipelines": 3}},
-    {"elastic.maxPipelines": 32},
+    {"elastic.maxPipelines": 16},
+    {"elastic.maxPipelines": 32, "training.reproducible": False, "training.gradientGroups": ABSENT},
+    {"training.gradientGroups": 4},
     {"elastic.minPipelines": 2},
 ]
 
@@ -272,7 +292,20 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     microbatches = draw(st.integers(1, 1024))
     training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))
     training["globalBatchSize"] = training["microBatchSize"] * microbatches
-    pipelines = draw(st.integers(1, microbatches))
+    if training.get("reproducible") is False:
+        training["gradientGroups"] = None
+    if training.get("gradientGroups") is not None:
+        training["gradientGroups"] = draw(st.integers(1, microbatches))
+    most = (
+        training.get("gradientGroups")
+        or TrainingSpec(
+            steps=1,
+            global_batch_size=microbatches,
+            micro_batch_size=1,
+            reproducible=training.get("reproducible") is not False,
+        ).most_pipelines
+    )
+    pipelines = draw(st.integers(1, most))
     if topology.get("pipelines") is None:
         pipelines = 1
     else:
@@ -283,7 +316,7 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))
     if elastic.get("maxPipelines") is not None:
-        elastic["maxPipelines"] = draw(st.integers(pipelines, microbatches))
+        elastic["maxPipelines"] = draw(st.integers(pipelines, max(pipelines, most)))
     if spec.get("checkpoint") is not None:
         kind = draw(st.sampled_from(sorted(STORAGES)))
         spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}

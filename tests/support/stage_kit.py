@@ -58,26 +58,35 @@ def microbatch(stages: list[Stage], works: list[Work], step: int, index: int) ->
     return crossed
 
 
-def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> None:
-    places: dict[int, list[torch.Tensor]] = {}
+def begin(stage: Stage, *microbatches: int) -> Work:
+    """Work on these consecutive ones, as one group; on all of a step's if none is named."""
+    chosen = microbatches or tuple(range(CONFIG.microbatches))
+    return stage.begin(chosen, (chosen[0], chosen[-1] + 1))
+
+
+def reduce_tied(stages: list[Stage], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The final gradients: each tied parameter's summed over the layers that use it."""
+    pieces: dict[tuple[int, int], torch.Tensor] = {}
+    for number, (stage, gradient) in enumerate(zip(stages, gradients, strict=True)):
+        for segment in stage.tied_segments():
+            own = [use.layer for use in segment.uses if use.stage == number]
+            for layer, place in zip(own, segment.places(number), strict=True):
+                pieces[segment.group, layer] = gradient[place].clone()
     for stage, gradient in zip(stages, gradients, strict=True):
         for segment in stage.tied_segments():
-            place = gradient[segment.offset : segment.offset + segment.size]
-            places.setdefault(segment.group, []).append(place)
-    for group in places.values():
-        total = torch.stack(group).sum(0)
-        for place in group:
-            place.copy_(total)
+            total = sum(pieces[segment.group, use.layer] for use in segment.uses)
+            gradient[segment.offset : segment.offset + segment.size] = total
+    return [gradient[: stage.size] for stage, gradient in zip(stages, gradients, strict=True)]
 
 
 def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
-    works = [s.begin() for s in stages]
+    works = [begin(stage, *range(config.microbatches)) for stage in stages]
     for index in range(config.microbatches):
         microbatch(stages, works, step, index)
-    reduce_tied(stages, [w.gradient for w in works])
-    norm = math.sqrt(sum(s.norm_squared(w.gradient) for s, w in zip(stages, works, strict=True)))
-    for stage, work in zip(stages, works, strict=True):
-        stage.apply(work.gradient, norm)
+    finals = reduce_tied(stages, [work.gradients.total() for work in works])
+    norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g)))
+    for stage, gradient in zip(stages, finals, strict=True):
+        stage.apply(gradient, norm)
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
 

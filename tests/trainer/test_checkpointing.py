@@ -17,7 +17,7 @@ from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from bamboo_trainer.tasks.task_errors import TaskError
-from stage_kit import CONFIG, SPLITS, chain, microbatch, one_step, small_gpt, small_task
+from stage_kit import CONFIG, SPLITS, begin, chain, microbatch, one_step, small_gpt, small_task
 from training_job import Fault, Job
 
 BF16 = replace(CONFIG, precision="bf16")
@@ -87,7 +87,7 @@ def test_a_marked_layer_keeps_nothing_but_its_inputs(tmp_path: Path) -> None:
     sizes = []
     for checkpoint in (False, True):
         stage = Stage(small_gpt(tmp_path, checkpoint=checkpoint), 1, [(0, 1), (1, 3), (3, 4)], CONFIG)
-        stage.forward(stage.begin(), 0, 0, (torch.zeros(2, 8, 16),))
+        stage.forward(begin(stage), 0, 0, (torch.zeros(2, 8, 16),))
         assert stage.context is not None
         sizes.append(stage.context.here)
     between = 2 * 8 * 16 * 4  # bytes from the first block to the second
@@ -117,8 +117,8 @@ def test_layers_may_pass_tuples_and_are_called_twice() -> None:
     for marked in ((), (0, 1)):
         task = small_task(layers=(Pair, Pair, Last), checkpointed=marked)
         stages = chain(task, [(0, 1), (1, 3)])
-        works = [s.begin() for s in stages]
-        crossed.append([*microbatch(stages, works, 0, 0), tuple(w.gradient for w in works)])
+        works = [begin(s) for s in stages]
+        crossed.append([*microbatch(stages, works, 0, 0), tuple(w.gradients.target for w in works)])
         calls.append([layer.calls for s in stages for layer in s._layers.values() if isinstance(layer, Pair)])
     assert calls == [[3, 3], [4, 4]], "two more to compare, without a checkpoint"
     for one, other in zip(*crossed, strict=True):
@@ -129,19 +129,19 @@ def test_a_context_in_host_memory_has_the_same_bits(tmp_path: Path) -> None:
     stage = Stage(small_gpt(tmp_path, dropout=0.2, checkpoint=True), 0, SPLITS[1], BF16)
     works: list[Work] = []
     for on_host in (False, True):
-        work = stage.begin()
+        work = begin(stage)
         forwarding = stage.start(0, 1, None, on_host)
         while not forwarding.done:
             stage.advance(forwarding)
         stage.complete(work, forwarding)
         stage.backward(work, 0, 1, None)
         works.append(work)
-    assert torch.equal(works[0].gradient, works[1].gradient)
+    assert torch.equal(works[0].gradients.target, works[1].gradients.target)
 
 
 def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None:
     stage = Stage(small_gpt(tmp_path, checkpoint=True), 0, SPLITS[1], BF16)
-    work = stage.begin()
+    work = begin(stage)
     weight, x = stage._layers[3].head.weight, torch.zeros(1, 16, requires_grad=True)
     casts = []
     for microbatch_index in range(2):
@@ -151,7 +151,7 @@ def test_casts_outlive_a_backward_that_runs_layers_again(tmp_path: Path) -> None
             made_by = nn.functional.linear(x, weight).grad_fn
         casts.append(made_by._saved_mat2.data_ptr() if made_by is not None else made_by)
     assert casts[0] == casts[1]
-    stage.apply(work.gradient, 1.0)
+    stage.apply(work.gradients.target, 1.0)
 
 
 class Fickle(Pair):

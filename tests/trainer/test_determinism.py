@@ -22,7 +22,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
-from stage_kit import CONFIG, chain, microbatch, one_step, small_gpt, small_task
+from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task
 from training_job import Job
 
 WHOLE = [(0, 3)]
@@ -31,7 +31,7 @@ WHOLE = [(0, 3)]
 def first(task, config=CONFIG, split=WHOLE) -> None:
     """The first microbatch of a job."""
     stages = chain(task, split, config)
-    microbatch(stages, [s.begin() for s in stages], 0, 0)
+    microbatch(stages, [begin(s) for s in stages], 0, 0)
 
 
 def between(layer) -> object:
@@ -222,7 +222,7 @@ def test_only_the_owner_of_a_first_state_looks() -> None:
     stage.rehearse(0, 0, None)
     stage = Stage(task, 0, WHOLE, CONFIG)
     stage.version = 7
-    stage.forward(stage.begin(), 7, 0, None)
+    stage.forward(begin(stage), 7, 0, None)
 
 
 # what changes later

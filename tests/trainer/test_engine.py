@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome, SpecChanged
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, WorkerId
@@ -95,12 +96,14 @@ def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
         torch.testing.assert_close(held[name], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
-def test_the_number_of_stages_does_not_change_the_bits(pipelines: int) -> None:
-    """Of a model without ties across stages, with as many pipelines; docs/operating.md promises no more."""
-    weights = [owned_weights(undisturbed(stages, pipelines)) for stages in (1, 2, 4)]
-    for others in weights[1:]:
-        torch.testing.assert_close(others, weights[0], rtol=0, atol=0)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_grid_does_not_change_the_bits(tied: bool) -> None:
+    jobs = [Job(manifest(*grid, tied=tied)).run() for grid in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 3), (3, 4))]
+    expected = owned_weights(jobs[0])
+    for job in jobs:
+        assert job.state.losses == jobs[0].state.losses
+        assert add_digests(job.digests) == add_digests(jobs[0].digests)
+        torch.testing.assert_close(owned_weights(job), expected, rtol=0, atol=0)
 
 
 def killed_in_step(

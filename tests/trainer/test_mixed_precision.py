@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bamboo_trainer.stage import stage as stage_module
-from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, share_parameters
-from stage_kit import CONFIG, chain, microbatch, small_gpt
+from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts
+from stage_kit import CONFIG, begin, chain, microbatch, small_gpt
 
 BF16 = replace(CONFIG, precision="bf16")
 SPLIT = [(0, 2), (2, 4)]
@@ -18,7 +18,7 @@ def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage_module, "autocast_and_keep", keep)
     stages = chain(task, SPLIT, BF16)
     for step in range(2):
-        works = [s.begin() for s in stages]
+        works = [begin(s) for s in stages]
         sent = [stages[0].forward(works[0], step, m, None) for m in range(3)]
         for m in range(3):
             stages[1].forward(works[1], step, m, sent[m])
@@ -26,7 +26,7 @@ def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
             gradients = stages[1].backward(works[1], step, m, None)
             stages[0].backward(works[0], step, m, gradients)
         for s, work in zip(stages, works, strict=True):
-            s.apply(work.gradient, 1.0)
+            s.apply(work.gradients.total()[: s.size], 1.0)
     return [s.digest() for s in stages]
 
 
@@ -46,9 +46,9 @@ def test_a_parameter_is_cast_once_for_all_microbatches(tmp_path) -> None:
 
     stage = chain(small_gpt(tmp_path), SPLIT, BF16)[1]
     inputs = torch.randn(2, 8, 16)
-    stage.forward(stage.begin(), 0, 0, (inputs,))  # the first one has hooks of its own
+    stage.forward(begin(stage), 0, 0, (inputs,))  # the first one has hooks of its own
     forget_casts()
-    work = stage.begin()
+    work = begin(stage)
     counts = []
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         for m in range(3):
@@ -82,28 +82,21 @@ def test_a_changed_parameter_is_cast_again() -> None:
         assert not torch.equal(linear(x), before)
 
 
-def test_layers_that_share_a_parameter_are_found() -> None:
-    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    assert not share_parameters([one, other])
-    other.weight = one.weight
-    assert share_parameters([one, other])
-
-
 def test_stages_keep_their_own(tmp_path) -> None:
     """Two holders of a stage in one process, at different versions, do not take each other's casts."""
     task = small_gpt(tmp_path)
     stages, others = chain(task, SPLIT, BF16), chain(task, SPLIT, BF16)
-    works = [s.begin() for s in stages]
+    works = [begin(s) for s in stages]
     microbatch(stages, works, 0, 0)
     for s, work in zip(stages, works, strict=True):
-        s.apply(work.gradient, 1.0)
-    microbatch(others, [s.begin() for s in others], 0, 0)
+        s.apply(work.gradients.target[: s.size], 1.0)
+    microbatch(others, [begin(s) for s in others], 0, 0)
     alone = chain(task, SPLIT, BF16)
     for s, fresh in zip(stages, alone, strict=True):
         fresh.restore(*s.snapshot())
     forget_casts()
-    mixed = microbatch(stages, [s.begin() for s in stages], 1, 0)
+    mixed = microbatch(stages, [begin(s) for s in stages], 1, 0)
     forget_casts()
-    expected = microbatch(alone, [s.begin() for s in alone], 1, 0)
+    expected = microbatch(alone, [begin(s) for s in alone], 1, 0)
     for a, b in zip(mixed, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a or (), b or (), strict=True))

@@ -21,7 +21,7 @@ from memory_transport import travelled
 from training_job import Job
 
 COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
-READY = {"cell": [0, 1], "norm_squared": 2.0, "losses": {0: 0.5}}
+READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 FLAT = (torch.ones(3),)
@@ -51,7 +51,7 @@ RIGHT = {
 }
 MEANT = {
     FrameKind.GRADIENT: Again(),
-    FrameKind.READY: Ready(cell=Cell(0, 1), norm_squared=2.0, losses={0: 0.5}),
+    FrameKind.READY: Ready(cell=Cell(0, 1), squared_norm=[2.0], losses={0: 0.5}),
     FrameKind.COMMIT: Commit(**COMMIT),
     FrameKind.SYNC: [(2, Commit(**COMMIT))],
     FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
@@ -71,13 +71,14 @@ def test_a_frame_of_each_kind_is_read(kind: FrameKind) -> None:
 WRONG = {
     "no activation": frame(FrameKind.ACTIVATION),
     "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
-    "two contributions": frame(FrameKind.CONTRIBUTION, None, FLAT * 2),
+    "no contribution": frame(FrameKind.CONTRIBUTION, None, ()),
+    "two results": frame(FrameKind.RESULT, None, FLAT * 2),
     "a square contribution": frame(FrameKind.RESULT, None, (torch.ones(2, 2),)),
     "a gradient of integers": frame(FrameKind.SYNC, [], (torch.ones(3, dtype=torch.int64),)),
     "an empty sync": frame(FrameKind.SYNC, []),
     "a sync without commits": frame(FrameKind.SYNC, None, FLAT),
     "a tied nothing": frame(FrameKind.TIED),
-    "a ready text": frame(FrameKind.READY, {**READY, "norm_squared": "2"}),
+    "a ready text": frame(FrameKind.READY, {**READY, "squared_norm": ["2"]}),
     "more than ready": frame(FrameKind.READY, {**READY, "more": 1}),
     "ready with a tensor": frame(FrameKind.READY, READY, FLAT),
     "half a commit": frame(FrameKind.COMMIT, {"norm": 1.0}),
@@ -126,7 +127,9 @@ METAS = st.one_of(
     COMMITTED,
     COMMITS,
     st.lists(st.tuples(st.tuples(NUMBERS, NUMBERS), NUMBERS), max_size=2),
-    st.fixed_dictionaries({"norm_squared": FLOATS, "losses": st.dictionaries(NUMBERS, FLOATS, max_size=2)}),
+    st.fixed_dictionaries(
+        {"squared_norm": st.lists(FLOATS, max_size=2), "losses": st.dictionaries(NUMBERS, FLOATS, max_size=2)}
+    ),
     st.fixed_dictionaries({"version": NUMBERS, "secured": NUMBERS, "digest": st.text(max_size=3)}),
     st.fixed_dictionaries({"state": SNAPSHOTS, "generation": NUMBERS, "commits": COMMITS}),
 )

@@ -5,7 +5,7 @@ import torch
 
 from bamboo_trainer.stage.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
 from bamboo_trainer.stage.stage import Stage
-from stage_kit import CONFIG, microbatch, small_gpt, small_task
+from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -17,11 +17,11 @@ def test_a_parked_stage_makes_the_same_steps(tmp_path, device: str) -> None:
     one, other = (Stage(task, 0, [(0, len(task.layers))], CONFIG, device) for _ in range(2))
     other.park(True)
     for step in range(3):
-        work = one.begin()
+        work = begin(one)
         microbatch([one], [work], step, 0)
-        norm = one.norm_squared(work.gradient) ** 0.5
-        one.apply(work.gradient, norm)
-        other.apply(work.gradient.cpu(), norm)
+        norm = sum(one.squared_norms(work.gradients.target)) ** 0.5
+        one.apply(work.gradients.target, norm)
+        other.apply(work.gradients.target.cpu(), norm)
         assert one.digest() == other.digest()
         assert all(t.device.type == "cpu" for t in _state(other) if t.dim())
     other.park(False)
@@ -35,9 +35,9 @@ def _state(stage: Stage) -> list[torch.Tensor]:
 
 def test_a_state_is_taken_over_by_a_parked_stage() -> None:
     one, other = (Stage(small_task(), 0, [(0, 3)], CONFIG) for _ in range(2))
-    work = one.begin()
+    work = begin(one)
     microbatch([one], [work], 0, 0)
-    one.apply(work.gradient, 1.0)
+    one.apply(work.gradients.target, 1.0)
     other.park(True)
     other.restore(*one.snapshot())
     assert one.digest() == other.digest()
@@ -50,18 +50,18 @@ def test_a_context_in_host_memory_gives_the_same_gradients(tmp_path, device: str
     config = CONFIG.__class__(seed=3, precision=precision, max_gradient_norm=None, microbatches=2, micro_batch_size=2)
     stage = Stage(task, 1, [(0, 2), (2, len(task.layers))], config, device)
     first = Stage(task, 0, [(0, 2), (2, len(task.layers))], config, device)
-    inputs = first.forward(first.begin(), 0, 1, None)
+    inputs = first.forward(begin(first), 0, 1, None)
     works = []
     for on_host in (False, True):
-        work = stage.begin()
+        work = begin(stage)
         forwarding = stage.start(0, 1, inputs, on_host)
         while not forwarding.done:
             stage.advance(forwarding)
         stage.complete(work, forwarding)
         works.append((work, stage.backward(work, 0, 1, None)))
     (one, gradients), (other, others) = works
-    assert torch.equal(one.gradient, other.gradient)
-    assert one.gradient.any()
+    assert torch.equal(one.gradients.target, other.gradients.target)
+    assert one.gradients.target.any()
     assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
     assert one.losses == other.losses
 

@@ -30,7 +30,10 @@ _Preempt = Annotated[
 ]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")]
 _Verify = Annotated[
-    bool, typer.Option("--verify", help="Run the job again undisturbed and compare the final states bit by bit.")
+    bool,
+    typer.Option(
+        "--verify", help="Run the job again undisturbed, on another grid, and compare the final states bit by bit."
+    ),
 ]
 _Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a trace of all workers, for Perfetto or chrome://tracing.")

@@ -4,6 +4,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
@@ -127,8 +128,10 @@ class TakenOver(Message, frozen=True):
 
 
 class CellFinished(Message, frozen=True):
+    """digest: the stage's share of the model's, see `digests`."""
+
     cell: Cell
-    digest: str
+    digest: Digest
 
 
 class NoticeReceived(Message, frozen=True):

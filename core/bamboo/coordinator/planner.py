@@ -198,7 +198,7 @@ def _start(turn: Turn) -> None:
     if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
         return
     stages = layer_ranges(state.costs, spec.topology)
-    plan = initial_plan(ready, stages, pipelines, spec.training.microbatches, spec.redundancy.mode)
+    plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode)
     turn.enter("Running")
     turn.set(last_progress=turn.now)
     _issue(turn, plan)

@@ -12,7 +12,6 @@ from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.text import count, one_line
 
-MOST_DIGEST = 128  # characters
 MOST_TEXT = 4000
 MOST_SECONDS = 1e9
 DIVERGED = (
@@ -162,7 +161,7 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
     state = turn.state
     if state.plan is None or message.cell not in state.plan.cells():
         return
-    finished = {**dict(state.finished), message.cell: message.digest[:MOST_DIGEST]}
+    finished = {**dict(state.finished), message.cell: message.digest}
     turn.set(finished=tuple(sorted(finished.items())), finishers={**state.finishers, message.cell: worker})
 
 

@@ -145,8 +145,9 @@ class Fields:
         value = self._read(name, "a number > 0 and <= 1e9", fits)
         return None if value is None else float(value)
 
-    def flag(self, name: str) -> bool:
-        return bool(self._read(name, "true or false", lambda v: isinstance(v, bool)))
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        value = self._read(name, "true or false", lambda v: isinstance(v, bool))
+        return default if value is None else bool(value)
 
     def optional_text(self, name: str, form: TextPattern, *, required: bool = False) -> str | None:
         def fits(value: object) -> bool:

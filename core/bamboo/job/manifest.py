@@ -146,6 +146,8 @@ def _training(f: Fields) -> s.TrainingSpec:
             seed=f.integer("seed", 0, low=0, high=MAX_INT64),
             precision=f.choice("precision", s.Precision.FP32),
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
+            reproducible=f.flag("reproducible", default=True),
+            gradient_groups=f.optional_integer("gradientGroups"),
         )
     )
 
@@ -264,6 +266,7 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
     count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
 
     def rule(holds: bool, path: str, message: str, *others: str) -> None:
+        """others: fields that the rule reads, too."""
         read = (path, *others)
         if not holds and not any(p == bad or p.startswith(f"{bad}.") for p in read for bad in wrong):
             problems.append(Problem(path, message))
@@ -275,14 +278,7 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
         f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
         micro,
     )
-    enough = f"the number of microbatches in a step ({t.microbatches})"
-    rule(
-        not whole or pipelines <= t.microbatches,
-        count,
-        f"expected at most {enough}, got {pipelines}",
-        batch,
-        micro,
-    )
+    _check_groups(job, rule)
     split, stages = job.topology.split, job.topology.stages
     rule(
         split is None or len(split) == stages,
@@ -293,8 +289,6 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
     low, high = elastic.min_pipelines, elastic.max_pipelines
     rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
     rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
-    fits = not whole or high <= t.microbatches or high == pipelines
-    rule(fits, most, f"expected at most {enough}, got {high}", batch, micro)
     for path, names in (
         ("spec.nodePools", [pool.name for pool in job.node_pools]),
         ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
@@ -303,3 +297,30 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
             first = names.index(name)
             used = f"{path}[{first}].name"
             rule(first == i, f"{path}[{i}].name", f"{show(name)} is already used by {used}", used)
+
+
+def _check_groups(job: s.JobSpec, rule: Callable[..., None]) -> None:
+    """Each pipeline has microbatches of its own: whole groups of them, if gradients are summed in groups."""
+    t, pipelines, high = job.training, job.topology.pipelines, job.elastic.max_pipelines
+    batch, micro, groups = (f"spec.training.{name}" for name in ("globalBatchSize", "microBatchSize", "gradientGroups"))
+    if t.global_batch_size % t.micro_batch_size:
+        return
+    in_step = f"the number of microbatches in a step ({t.microbatches})"
+    rule(
+        t.gradient_groups is None or t.reproducible,
+        groups,
+        "has no meaning with spec.training.reproducible: false",
+        "spec.training.reproducible",
+    )
+    rule(
+        t.gradient_groups is None or t.gradient_groups <= t.microbatches,
+        groups,
+        f"expected at most {in_step}, got {t.gradient_groups}",
+        batch,
+        micro,
+    )
+    enough = in_step if t.most_pipelines == t.microbatches else f"{groups} ({t.most_pipelines})"
+    said = f"expected at most {enough}, got"
+    rule(pipelines <= t.most_pipelines, "spec.topology.pipelines", f"{said} {pipelines}", batch, micro, groups)
+    if high != pipelines:
+        rule(high <= t.most_pipelines, "spec.elastic.maxPipelines", f"{said} {high}", batch, micro, groups)

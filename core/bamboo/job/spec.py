@@ -12,6 +12,7 @@ from typing import Any
 
 MOST_LAYERS = 10_000  # of a model
 DEFAULT_MANAGER = "bamboo.dev/operator"
+DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,11 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """Batch sizes are in samples; the global batch is a multiple of the microbatch."""
+    """Batch sizes are in samples; the global batch is a multiple of the microbatch.
+
+    reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
+    consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
+    """
 
     steps: int
     global_batch_size: int
@@ -136,11 +141,26 @@ class TrainingSpec:
     seed: int = 0
     precision: Precision = Precision.FP32
     max_gradient_norm: float | None = None
+    reproducible: bool = True
+    gradient_groups: int | None = None
 
     @property
     def microbatches(self) -> int:
         """Microbatches in one step, over all pipelines."""
         return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def groups(self) -> int | None:
+        """In how many groups gradients are summed; None: in as many as there are pipelines."""
+        if not self.reproducible:
+            return None
+        size = -(-self.microbatches // DEFAULT_GROUPS)
+        return self.gradient_groups or -(-self.microbatches // size)
+
+    @property
+    def most_pipelines(self) -> int:
+        """Each one has a share of a step."""
+        return self.groups or self.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

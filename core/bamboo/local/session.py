@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from bamboo.coordinator.events import Outcome
-from bamboo.job.spec import JobSpec
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.local.metrics_view import MetricsError, MetricsView
 from bamboo.local.page_view import PageView
 from bamboo.local.pool import PoolError
@@ -25,6 +28,7 @@ from bamboo.page.standalone import standalone_page
 from bamboo.preemption.scheduling import Schedule
 from bamboo.terminal.live_view import LiveView
 from bamboo.terminal.view import CombinedView, PlainView, QuietView, RunView
+from bamboo.text import count
 
 DIFFERENT = (
     "the task does not do the same twice, with random numbers of Python or numpy, say, or by the clock "
@@ -53,8 +57,9 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
         summary = _run(spec, manifest, options, report)
         check = None
         if verify and summary.outcome is Outcome.COMPLETE:
+            spec, manifest = undisturbed_job(spec, manifest)
             if not report.json:
-                _say(f"{to_text(summary)}\nthe same job again, undisturbed:")
+                _say(f"{to_text(summary)}\nthe same job again, undisturbed, {_grid(spec)}:")
             calm = replace(options, preempt=Schedule(), output=None, trace=None, undisturbed=True)
             check = _run(spec, manifest, calm, report)
     except (MetricsError, PageError) as error:
@@ -64,6 +69,33 @@ def train(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: 
         print(f"bamboo: {error}", file=sys.stderr)
         return EXIT_FAILED
     return _conclude(summary, check, json=report.json)
+
+
+def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
+    """The job to compare with: on another grid where the bits do not depend on it, without replicas or standby.
+
+    A pipeline less, or else a stage less, so that it takes no more memory on a worker than the job with its replicas.
+    """
+    topology = spec.topology
+    stages, pipelines, split = topology.stages, topology.pipelines, topology.split
+    if spec.training.reproducible and pipelines > 1:
+        pipelines -= 1
+    elif spec.training.reproducible and stages > 1:
+        stages, split = stages - 1, None
+    changed = deepcopy(dict(manifest))
+    part = changed["spec"]
+    part["topology"] = {"stages": stages, "pipelines": pipelines, "lookahead": topology.lookahead}
+    if split is not None:
+        part["topology"]["split"] = list(split)
+    part["redundancy"] = {"mode": RedundancyMode.NONE.value}
+    for name in ("elastic", "standby"):
+        part.pop(name, None)
+    return parse_manifest(changed), changed
+
+
+def _grid(spec: JobSpec) -> str:
+    topology = spec.topology
+    return f"with {count(topology.stages, 'stage')} and {count(topology.pipelines, 'pipeline')}"
 
 
 def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from bamboo.control.digests import add_digests
 from bamboo.control.memory import Memory
 from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
@@ -144,7 +145,7 @@ def to_text(summary: Summary) -> str:
         more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
         lines.append(f"  failed workers: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
     if summary.digests:
-        lines.append(f"  final state: {' '.join(digest[:12] for digest in summary.digests)}")
+        lines.append(f"  final state: {add_digests(summary.digests)[:12]}")
     if summary.output:
         log = f"the workers' log: {summary.output}/workers.log"
         lines.append(f"  weights, the workers' log and page.html: {summary.output}" if complete else f"  {log}")
@@ -160,8 +161,8 @@ def to_text(summary: Summary) -> str:
 
 
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
-    """Whether both runs ended in the same state, bit for bit; nothing to compare is no equality."""
-    return bool(disturbed) and tuple(disturbed) == tuple(undisturbed)
+    """Whether both runs ended in the same state, bit for bit, whatever their grids; nothing is equal to nothing."""
+    return bool(disturbed) and bool(undisturbed) and add_digests(disturbed) == add_digests(undisturbed)
 
 
 def _rate(samples_per_second: float | None) -> str:

@@ -8,14 +8,14 @@ new layout, because until then a step under the old one may still have to be fin
 
 from bamboo import text
 from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import shadow_of, split_microbatches
+from bamboo.planning.grid import make_layout, shadow_of
 from bamboo.planning.plan import Assignment, Cell, Layout, Plan
 from bamboo.planning.transitions import PlanningView, next_plan
 
 
 def desired_pipelines(staying: int, spec: JobSpec) -> int:
     """As many as the staying workers fill, within the bounds."""
-    most = min(spec.elastic.max_pipelines, spec.training.microbatches)
+    most = min(spec.elastic.max_pipelines, spec.training.most_pipelines)
     return max(spec.elastic.min_pipelines, min(most, staying // spec.topology.stages))
 
 
@@ -70,9 +70,9 @@ def _most_needy(view: PlanningView, stage: int, pipelines: int) -> Cell:
 
 
 def _layouts(plan: Plan, pipelines: int) -> tuple[Layout, ...]:
-    microbatches = sum(len(part) for part in plan.target.split)
-    split = split_microbatches(microbatches, pipelines)
-    return (*plan.layouts, Layout(generation=plan.target.generation + 1, split=split))
+    target = plan.target
+    microbatches, groups = sum(map(len, target.split)), len(target.groups) - 1 if target.groups else None
+    return (*plan.layouts, make_layout(target.generation + 1, microbatches, pipelines, groups))
 
 
 def drop_old_layouts(view: PlanningView) -> Plan | None:

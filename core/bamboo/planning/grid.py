@@ -4,7 +4,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from bamboo.job.spec import RedundancyMode, TopologySpec
+from bamboo.job.spec import RedundancyMode, TopologySpec, TrainingSpec
+from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, Layout, Peer, Plan, WorkerId
 from bamboo.text import count
 
@@ -77,10 +78,11 @@ def _fill(total: Sequence[float], stages: int, end: int, limit: float) -> tuple[
     return False, more
 
 
-def split_microbatches(microbatches: int, pipelines: int) -> tuple[tuple[int, ...], ...]:
-    """Contiguous, nearly equal shares of a step's microbatches."""
-    bounds = [microbatches * d // pipelines for d in range(pipelines + 1)]
-    return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+def make_layout(generation: int, microbatches: int, pipelines: int, groups: int | None) -> Layout:
+    """Consecutive, nearly equal shares of a step's microbatches; whole groups of them, if gradients are summed so."""
+    bounds = pipeline_bounds(microbatches, groups or microbatches, pipelines)
+    split = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+    return Layout(generation=generation, split=split, groups=group_bounds(microbatches, groups) if groups else ())
 
 
 def ring(peers: Sequence[Peer], size: int) -> list[Peer]:
@@ -129,7 +131,7 @@ def initial_plan(
     peers: Sequence[Peer],
     stages: tuple[tuple[int, int], ...],
     pipelines: int,
-    microbatches: int,
+    training: TrainingSpec,
     mode: RedundancyMode,
 ) -> Plan:
     """The first plan: needs stages x pipelines workers; those that are left stand by."""
@@ -147,7 +149,7 @@ def initial_plan(
         )
         for row in rows
     )
-    layout = Layout(generation=0, split=split_microbatches(microbatches, pipelines))
+    layout = make_layout(0, training.microbatches, pipelines, training.groups)
     return Plan(
         epoch=1,
         stages=stages,

@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from bamboo.job.spec import MOST_LAYERS, JobSpec, RedundancyMode
+from bamboo.planning.gradient_groups import are_bounds, group_bounds, share_of
 
 WorkerId = str
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -47,14 +48,24 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The global microbatch indices that each pipeline runs in a step."""
+    """The global microbatch indices that each pipeline runs in a step.
+
+    groups: the first microbatch of each group whose gradients are summed by itself (see `gradient_groups`), and the
+    number of microbatches. Empty: what a pipeline runs is one group, so the sum depends on their number.
+    """
 
     generation: int
     split: tuple[tuple[int, ...], ...]
+    groups: tuple[int, ...] = ()
 
     @property
     def pipelines(self) -> int:
         return len(self.split)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Those of the groups, whoever says them."""
+        return self.groups or (*(part[0] for part in self.split), sum(map(len, self.split)))
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +149,22 @@ def _layout_problems(plan: Plan) -> list[str]:
     microbatches = [sorted(m for part in layout.split for m in part) for layout in plan.layouts]
     if any(m != list(range(len(microbatches[0]))) for m in microbatches):
         problems.append("a layout does not run every microbatch exactly once")
+    else:
+        problems += [problem for layout in plan.layouts for problem in _group_problems(layout)]
+    if len({layout.groups for layout in plan.layouts}) > 1:
+        problems.append("the layouts do not sum gradients in the same groups")
     return problems
+
+
+def _group_problems(layout: Layout) -> list[str]:
+    if layout.groups and not are_bounds(layout.groups, sum(map(len, layout.split))):
+        return ["a layout's groups are not a partition of the microbatches"]
+    try:
+        for part in layout.split:
+            share_of(part, layout.bounds)
+    except ValueError as error:
+        return [f"a layout's groups: {error}"]
+    return []
 
 
 def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
@@ -159,6 +185,13 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("there are too many workers or layouts")
     elif any(sum(map(len, layout.split)) != microbatches for layout in plan.layouts):
         problems.append(f"a layout does not have {microbatches} microbatches")
+    elif any(layout.groups != _expected_groups(spec) for layout in plan.layouts if layout.groups):
+        problems.append(f"a layout does not sum gradients in {spec.training.groups} groups")
     elif any(layout.generation > MOST_EPOCHS for layout in plan.layouts):
         problems.append("a layout's generation is out of range")
     return problems or plan_problems(plan)
+
+
+def _expected_groups(spec: JobSpec) -> tuple[int, ...]:
+    groups = spec.training.groups
+    return group_bounds(spec.training.microbatches, groups) if groups else ()

@@ -54,7 +54,7 @@ class CommitLog:
         cells = [Cell(d, s) for d in range(layout.pipelines) for s in range(stages)]
         if any(cell not in reports for cell in cells):
             return None
-        norm = math.sqrt(sum(reports[Cell(0, s)].norm_squared for s in range(stages)))
+        norm = math.sqrt(math.fsum(term for s in range(stages) for term in reports[Cell(0, s)].squared_norm))
         losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
         loss = math.fsum(losses[m] for m in sorted(losses)) / len(losses)
         return Commit(norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch)

@@ -1,6 +1,7 @@
 """A cell's work on one step."""
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from torch import Tensor
 
@@ -23,6 +24,10 @@ class Shadow:
     forwardings: dict[int, Forwarding] = field(default_factory=dict)
     outputs: dict[int, Parts] = field(default_factory=dict)
     gradients: dict[int, Parts] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, cell: Cell, step: int, layout: Layout, stage: Stage) -> Self:
+        return cls(cell, step, layout, stage.begin(layout.split[cell.pipeline], layout.bounds))
 
     def forwarded(self, microbatch: int) -> bool:
         return microbatch in self.outputs
@@ -75,7 +80,7 @@ class CellStep:
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         active = layout is not None and self.cell.pipeline < layout.pipelines
         self.program = program(self.cell, stages, layout, tied, lookahead) if layout and active else []
-        self.work = stage.begin()
+        self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
 
@@ -124,6 +129,9 @@ class CellStep:
         return (self.step, isinstance(self.next, Forward), -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
-        """Of the stage: reduced over the pipelines if there are several, else this cell's own."""
+        """Of the stage: summed over the pipelines if there are several, else this cell's own.
+
+        The tied parameters' layers come behind all others, until they are summed.
+        """
         assert self.work is not None
-        return self.final if self.final is not None else self.work.gradient
+        return self.final if self.final is not None else self.work.gradients.total()

@@ -123,11 +123,11 @@ class Executor:
             cell_step.since = (
                 stage.version
             )  # others ran that step, or a state of after it came: our log does not have it
-        tied = bool(self._states.tied_to(cell_step.cell.stage))
+        tied = bool(stage.tied_segments())
         cell_step.start(stage, self._plan.stages, self._committer.layout(stage.version), tied, self._lookahead)
         if stage.version >= self._steps and not cell_step.finished and cell_step.program:
             cell_step.finished = True
-            self._tell(CellFinished(cell=cell_step.cell, digest=stage.digest()))
+            self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
 
     def of_stage(self, stage: int) -> list[CellStep]:
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == stage]
@@ -242,7 +242,7 @@ class Executor:
         for cell_step in self.cells.values():
             stage = self._states.here(cell_step.cell.stage)
             if cell_step.finished and stage:
-                self._tell(CellFinished(cell=cell_step.cell, digest=stage.digest()))
+                self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
@@ -265,7 +265,7 @@ class Executor:
         """Those of steps in progress, and of cells that moved away."""
         for cell_step in self.cells.values():
             if cell_step.work:
-                yield cell_step.work.gradient
+                yield from cell_step.work.gradients.tensors()
             if cell_step.final is not None:
                 yield cell_step.final
         for frame in self.handed_over.values():

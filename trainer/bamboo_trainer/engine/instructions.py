@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
 from bamboo.planning.plan import ROOT
+from bamboo_trainer.commit.exact_sum import exact_terms
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.schedule import (
@@ -22,7 +24,6 @@ from bamboo_trainer.engine.schedule import (
 )
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.parameters import TiedSegment
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
@@ -108,27 +109,26 @@ class Instructions:
         d, s = cell_step.cell
         for e in range(cell_step.layout.pipelines):
             if e != d:
-                share = work.gradient[chunk(stage.size, cell_step.layout.pipelines, e)]
-                self._outbox.emit(Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), (share,))
+                piece = chunk(stage.gradient_size, cell_step.layout.pipelines, e)
+                shares = tuple(total[piece] for _, total in work.gradients.nodes())
+                self._outbox.emit(Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), shares)
 
     def _reduce(self, cell_step: CellStep, _: ReduceGradients) -> None:
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
-        (d, s), pipelines = cell_step.cell, cell_step.layout.pipelines
-        total: torch.Tensor | None = None
+        (d, s), layout = cell_step.cell, cell_step.layout
+        pipelines, groups = layout.pipelines, len(layout.bounds) - 1
+        own, piece = work.gradients.nodes(), chunk(stage.gradient_size, layout.pipelines, d)
+        device = own[0][1].device
+        shares = {node: total[piece] for node, total in own}
         for e in range(pipelines):
-            if e == d:
-                share = work.gradient[chunk(stage.size, pipelines, d)]
-            else:
-                share = (
-                    cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
-                    .tensors[0]
-                    .to(work.gradient.device)
-                )
-            total = share.clone() if total is None else total.add_(share)
-        assert total is not None
-        cell_step.final = torch.empty_like(work.gradient)
-        cell_step.final[chunk(stage.size, pipelines, d)] = total
+            if e != d:
+                frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
+                nodes = nodes_of(share_of(layout.split[e], layout.bounds), groups)
+                shares |= zip(nodes, (tensor.to(device) for tensor in frame.tensors), strict=True)
+        total = tree_sum(shares, groups)
+        cell_step.final = torch.empty_like(own[0][1])
+        cell_step.final[piece] = total
         for e in range(pipelines):
             if e != d:
                 self._outbox.emit(Address(FrameKind.RESULT, e, s, cell_step.step, 0, d), (total,))
@@ -146,37 +146,35 @@ class Instructions:
         stage, _work = self._parts(cell_step)
         gradient, (d, s) = cell_step.final_gradient(), cell_step.cell
         for other in self._states.tied_to(s):
-            shared = [t for t in _segments(stage) if other in t.stages]
-            pieces = tuple(gradient[t.offset : t.offset + t.size].clone() for t in shared)
+            shared = [segment for segment in stage.tied_segments() if other in segment.stages]
+            pieces = tuple(gradient[place].clone() for segment in shared for place in segment.places(s))
             self._outbox.emit(Address(FrameKind.TIED, d, other, cell_step.step, 0, s), pieces)
 
     def _sum_tied(self, cell_step: CellStep, _: SumTied) -> None:
         stage, _work = self._parts(cell_step)
         (d, s), final = cell_step.cell, cell_step.final_gradient()
-        segments = _segments(stage)
         received = {
-            t: cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, t)).tensors
-            for t in self._states.tied_to(s)
+            other: iter(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors)
+            for other in self._states.tied_to(s)
         }
-        for segment in segments:
-            own = final[segment.offset : segment.offset + segment.size]
-            total = torch.zeros_like(own)
-            for other in sorted(segment.stages):
-                shared = [t.group for t in segments if other in t.stages]
-                total += own if other == s else received[other][shared.index(segment.group)].to(own.device)
-            own.copy_(total)
+        for segment in stage.tied_segments():
+            own = iter(segment.places(s))
+            pieces = (
+                final[next(own)] if use.stage == s else next(received[use.stage]).to(final.device)
+                for use in segment.uses
+            )
+            total = next(pieces).clone()
+            for piece in pieces:
+                total += piece
+            final[segment.offset : segment.offset + segment.size] = total
 
     def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
-        self._replicator.finalize(cell_step.cell.stage, cell_step.step, cell_step.final_gradient())
+        stage, _work = self._parts(cell_step)
+        self._replicator.finalize(cell_step.cell.stage, cell_step.step, cell_step.final_gradient()[: stage.size])
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         stage, work = self._parts(cell_step)
-        norm_squared = stage.norm_squared(cell_step.final_gradient())
-        report = Ready(cell=cell_step.cell, norm_squared=norm_squared, losses=dict(work.losses))
+        squares = exact_terms(stage.squared_norms(cell_step.final_gradient()[: stage.size]))
+        report = Ready(cell=cell_step.cell, squared_norm=squares, losses=dict(work.losses))
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)
-
-
-def _segments(stage: Stage) -> list[TiedSegment]:
-    """In an order that all stages agree on."""
-    return sorted(stage.tied_segments(), key=lambda t: t.group)

@@ -19,7 +19,7 @@ TOLD_SECONDS = 1.0
 
 
 class MemoryMeter:
-    """Takes the account twice in a step, where it is highest, and keeps the larger number of each kind.
+    """Takes the account three times in a step, where it is highest, and keeps the larger number of each kind.
 
     latest: of the newest step that is over here.
     """
@@ -39,16 +39,17 @@ class MemoryMeter:
     def executed(self, cell_step: CellStep, account: Callable[[], Memory]) -> None:
         """A cell's instruction is done.
 
-        Before its first backward most microbatches are in flight, and most cells have to wait then. When its last
-        instruction is done, the log and what was computed in advance are complete.
+        Before its first backward most microbatches are in flight, and most cells have to wait then; before its last one
+        most sums of gradients are apart. When its last instruction is done, the log and what was computed in advance
+        are complete.
         """
         if cell_step.next is None:
             self._take(account, cell_step.step)
             self.latest = self._highest
-        elif isinstance(cell_step.next, Backward) and not any(
-            isinstance(i, Backward) for i in cell_step.program[: cell_step.done]
-        ):
-            self._take(account, cell_step.step)
+        elif isinstance(cell_step.next, Backward):
+            before, after = cell_step.program[: cell_step.done], cell_step.program[cell_step.done + 1 :]
+            if not all(any(isinstance(i, Backward) for i in part) for part in (before, after)):
+                self._take(account, cell_step.step)
 
     def changed(self, step: int, account: Callable[[], Memory]) -> None:
         """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""
@@ -123,7 +124,7 @@ def _contexts(work: Work) -> Iterator[Tensor]:
 
 
 def _in_advance(shadow: Shadow) -> Iterator[Tensor]:
-    yield shadow.work.gradient
+    yield from shadow.work.gradients.tensors()
     yield from _contexts(shadow.work)
     for forwarding in shadow.forwardings.values():
         yield from forwarding.leaves

@@ -123,7 +123,7 @@ class RedundantWork:
         if mode is RedundancyMode.LAZY_FORWARD or self.budget.measures(active.step):
             return False
         if shadow is None or shadow.step != active.step or shadow.layout != active.layout:
-            shadow = self.shadows[cell] = Shadow(cell, active.step, active.layout, stage.begin())
+            shadow = self.shadows[cell] = Shadow.begin(cell, active.step, active.layout, stage)
         if mode is RedundancyMode.EAGER_FORWARD:
             return self._fill(active, shadow, stage)
         return self._mirror(shadow, stage)

@@ -41,7 +41,7 @@ class OptimizerState:
     def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
         """By a step that is then undone."""
         saved = parameters.flat.clone()
-        parameters.bind(torch.zeros_like(parameters.flat))
+        parameters.bind_final(torch.zeros_like(parameters.flat))
         optimizer.step()
         parameters.unbind()
         with torch.no_grad():

@@ -5,8 +5,8 @@ optimizer skips the others, as plain PyTorch does with those whose `grad` is Non
 gradient it is summed, sent, logged and repeated with it, and has no way of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -38,40 +38,70 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiedUse:
+    """A layer that uses a tied parameter. offset: of that use's gradient in the stage's flat one, if it is here."""
+
+    stage: int
+    layer: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TiedSegment:
-    """A tied group's place in this stage's flat gradient, its mark included; its gradient is the sum over `stages`."""
+    """A tied group that several layers use, on this stage or others.
+
+    Each layer's use has a gradient of its own, so that their sum, which is taken in the order of the layers, does not
+    depend on which stages they are on. offset, size: where this stage's flat gradient has that sum in the end, with
+    its mark. uses: of all stages, in the order of the layers.
+    """
 
     group: int
     offset: int
     size: int
-    stages: tuple[int, ...]
+    uses: tuple[TiedUse, ...]
+
+    @property
+    def stages(self) -> frozenset[int]:
+        return frozenset(use.stage for use in self.uses)
+
+    def places(self, stage: int) -> list[slice]:
+        """Where that stage, whose segment this is, has its own uses' gradients."""
+        found = [use.offset for use in self.uses if use.stage == stage and use.offset is not None]
+        return [slice(offset, offset + self.size) for offset in found]
 
 
 def tied_segments(
-    slots: Iterable[Slot], groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
+    parameters: "FlatParameters", groups: Mapping[str, tuple[int, str]], stages: Sequence[tuple[int, int]]
 ) -> tuple[TiedSegment, ...]:
-    """Where a stage with these slots keeps the groups that other stages hold too."""
-    holders: dict[int, set[int]] = {}
+    """The tied groups that a stage with these parameters has to sum, by group."""
+    layers: dict[int, set[int]] = {}
     for name, (group, _) in groups.items():
-        layer = int(name.partition(".")[0])
-        stage = next(s for s, (first, end) in enumerate(stages) if first <= layer < end)
-        holders.setdefault(group, set()).add(stage)
+        layers.setdefault(group, set()).add(int(name.partition(".")[0]))
+    stage_of = {layer: s for s, (first, end) in enumerate(stages) for layer in range(first, end)}
     return tuple(
         TiedSegment(
             group=slot.group,
             offset=slot.offset,
             size=slot.size,
-            stages=tuple(sorted(holders[slot.group])),
+            uses=tuple(
+                TiedUse(stage=stage_of[layer], layer=layer, offset=parameters.uses.get((slot.group, layer)))
+                for layer in sorted(layers[slot.group])
+            ),
         )
-        for slot in slots
-        if slot.group is not None and len(holders[slot.group]) > 1
+        for slot in sorted(parameters.slots, key=lambda slot: -1 if slot.group is None else slot.group)
+        if slot.group is not None and len(layers[slot.group]) > 1
     )
 
 
 class FlatParameters:
     """What the layers hold: trained parameters in `flat` (fp32, [size]), and `constants` (buffers, frozen parameters).
 
+    A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
+    and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
+    gradient has `gradient_size` elements until these are summed (`TiedSegment`), then `size`.
+
     layers: by number; moved to the device. shared: the tied parameters' group and name, by id, as `ties.tie` gives it.
+    uses: the place of each tied group's gradient by each layer, in elements.
     """
 
     def __init__(
@@ -80,17 +110,27 @@ class FlatParameters:
         self.slots: list[Slot] = []
         self.constants: dict[str, Tensor] = {}
         self.size = 0
+        self.uses: dict[tuple[int, int], int] = {}
+        self._others: list[tuple[Slot, int, nn.Parameter]] = []  # a tied slot's use by a further layer
         self._collect(layers, shared, device)
         self.flat = torch.zeros(self.size, dtype=torch.float32, device=device)
+        self.gradient_size = self.size
         for slot in self.slots:
             view = slot.of(self.flat)
             view.copy_(slot.parameter.detach())
             slot.parameter.data = view
+        self._places = list(self.slots)  # of the gradients
+        for slot, layer, parameter in self._others:
+            parameter.data = slot.of(self.flat)
+            self._places.append(replace(slot, parameter=parameter, offset=self.gradient_size))
+            assert slot.group is not None
+            self.uses[slot.group, layer] = self.gradient_size
+            self.gradient_size += _padded(slot.size)
         self._bound: Tensor | None = None
-        self._marks = torch.tensor([slot.mark for slot in self.slots], dtype=torch.int64, device=device)
-        self._reached: set[int] = set()  # numbers of the slots whose gradient a backward has added to
-        for number, slot in enumerate(self.slots):
-            slot.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
+        self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
+        self._reached: set[int] = set()  # numbers of the places whose gradient a backward has added to
+        for number, place in enumerate(self._places):
+            place.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
         held = [self.flat, *self.constants.values()]
         strided = [t for t in held if t.layout is torch.strided]  # `snapshot.check` refuses the others
         self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
@@ -99,6 +139,7 @@ class FlatParameters:
         self, layers: Mapping[int, nn.Module], shared: Mapping[int, tuple[int, str]], device: torch.device
     ) -> None:
         seen: set[int] = set()
+        tied: dict[int | None, Slot] = {}
         for index, layer in layers.items():
             layer.to(device)
             for name, parameter in layer.named_parameters():
@@ -109,9 +150,14 @@ class FlatParameters:
                 if not parameter.requires_grad:
                     self.constants[canonical] = parameter
                     continue
+                if group in tied:
+                    self._others.append((tied[group], index, parameter))
+                    continue
                 slot = Slot(canonical, parameter, self.size, group)
                 self.slots.append(slot)
-                self.size += -(-slot.size // ALIGNMENT) * ALIGNMENT
+                if group is not None:
+                    tied[group], self.uses[group, index] = slot, slot.offset
+                self.size += _padded(slot.size)
             for name, buffer in layer.named_buffers():
                 self.constants[f"{index}.{name}"] = buffer
 
@@ -123,23 +169,26 @@ class FlatParameters:
         """Makes the parameters' gradients views of this tensor, which backwards then add to."""
         if self._bound is gradient:
             return
-        if gradient.shape != (self.size,) or gradient.dtype != torch.float32:
+        if gradient.shape != (self.gradient_size,) or gradient.dtype != torch.float32:
             raise ValueError(
-                f"the stage's gradient must be float32 [{self.size}], got {gradient.dtype} {list(gradient.shape)}"
+                f"the stage's gradient must be float32 [{self.gradient_size}], "
+                f"got {gradient.dtype} {list(gradient.shape)}"
             )
-        for slot in self.slots:
-            slot.parameter.grad = slot.of(gradient)
+        for place in self._places:
+            place.parameter.grad = place.of(gradient)
         self._bound = gradient
 
-    def bind_used(self, gradient: Tensor, used: Sequence[bool]) -> None:
-        """The same for an optimizer: a parameter that the step has not used has no gradient."""
-        self.bind(gradient)
-        for slot, is_used in zip(self.slots, used, strict=True):
-            if not is_used:
-                slot.parameter.grad = None
+    def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
+        """For an optimizer: the final gradient, [size]. A parameter that the step has not used has none.
+
+        used: by slot; None: all are.
+        """
+        self.unbind()
+        for number, slot in enumerate(self.slots):
+            slot.parameter.grad = slot.of(gradient) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
-        """Mark in the gradient what backwards have reached since the last call. marked: slots that it has marked."""
+        """Mark in the gradient what backwards have reached since the last call. marked: places that it has marked."""
         new = sorted(self._reached - marked)
         self._reached.clear()
         if new:
@@ -147,13 +196,17 @@ class FlatParameters:
             marked.update(new)
 
     def used(self, gradient: Tensor) -> list[bool]:
-        """Which slots any backward has reached whose sum this gradient is."""
-        return [bool(mark) for mark in (gradient[self._marks] > 0).tolist()]
+        """Which slots any backward has reached whose sum this final gradient is."""
+        return [bool(mark) for mark in (gradient[self._marks[: len(self.slots)]] > 0).tolist()]
 
     def unbind(self) -> None:
-        for slot in self.slots:
-            slot.parameter.grad = None
+        for place in self._places:
+            place.parameter.grad = None
         self._bound = None
+
+    def trained(self) -> Iterator[nn.Parameter]:
+        """Of each layer, those that its own backward reaches."""
+        return (place.parameter for place in self._places)
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """All that the layers hold, in fixed order; the tensors themselves."""
@@ -161,6 +214,10 @@ class FlatParameters:
             yield f"parameter:{slot.name}", slot.parameter
         for name, constant in self.constants.items():
             yield f"constant:{name}", constant
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _note(reached: set[int], number: int) -> Callable[[Tensor], None]:

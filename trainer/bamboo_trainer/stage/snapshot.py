@@ -5,12 +5,13 @@ meta: {"format", "version", "names": of the parts, "scalars": the optimizer's pl
 
 import ctypes
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bamboo.control.digests import add_digests
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.task import Parts
@@ -55,15 +56,25 @@ def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts,
     return version
 
 
-def digest(parameters: FlatParameters, optimizer: OptimizerState) -> str:
-    """sha256; equal digests mean bit-equal state."""
-    sha = hashlib.sha256()
+def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Collection[str] = ()) -> str:
+    """The sum of the sha256 of all its parts; equal digests mean bit-equal state. without: slots that do not count."""
+    digests = []
     for name, tensor in _named(parameters, optimizer):
-        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        data = tensor.detach().cpu().contiguous()
-        sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
-    sha.update(repr(sorted(optimizer.scalars().items())).encode())
-    return sha.hexdigest()
+        if _slot(name) not in without:
+            sha = hashlib.sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            data = tensor.detach().cpu().contiguous()
+            sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
+            digests.append(sha.hexdigest())
+    for name, scalar in optimizer.scalars().items():
+        if _slot(name) not in without:
+            digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
+    return add_digests(digests)
+
+
+def _slot(name: str) -> str:
+    """Of a part's name: that of the parameter or constant that it belongs to."""
+    kind, _, place = name.partition(":")
+    return place.rpartition(":")[0] if kind == "state" else place
 
 
 def _named(parameters: FlatParameters, optimizer: OptimizerState) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
+from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
@@ -26,7 +27,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.checkpointing import checkpointed_layers, recomputing
 from bamboo_trainer.tasks.determinism import DeterminismCheck, compare_batches
-from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts, keep_casts, share_parameters
+from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger, tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
@@ -69,13 +70,13 @@ class Stage:
         self._last = stage == len(stages) - 1
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
-        shared = tie(self._layers, groups, task, config.seed)
+        shared = tie(self._layers, groups, task, config.seed, apart=True)
         self._shared = frozenset(shared)
         self._parameters = FlatParameters(self._layers, shared, self._device)
-        self._tied = tied_segments(self._parameters.slots, groups, stages)
+        self._tied = tied_segments(self._parameters, groups, stages)
+        self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
-        self._autocast = autocast if share_parameters(self._layers.values()) else autocast_and_keep
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
         self._constants = Constants(self._layers)
@@ -90,11 +91,17 @@ class Stage:
 
     @property
     def size(self) -> int:
-        """Elements of the flat gradient."""
+        """Elements of the final gradient."""
         return self._parameters.size
 
-    def begin(self) -> Work:
-        return Work(torch.zeros(self.size, dtype=torch.float32, device=self._device))
+    @property
+    def gradient_size(self) -> int:
+        """Elements of a gradient in which each layer's use of a tied parameter still counts by itself."""
+        return self._parameters.gradient_size
+
+    def begin(self, microbatches: Sequence[int], bounds: Sequence[int]) -> Work:
+        """Work on a step's microbatches, which are whole groups of those that the bounds say."""
+        return Work(GradientSum(self.gradient_size, self._device, bounds, microbatches))
 
     def forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         """Detached outputs, or () on the last stage. `inputs` is None on stage 0, which loads the data.
@@ -137,7 +144,7 @@ class Stage:
         """The first one is looked at more closely: does it change buffers, how large is its context, whose are the
         parameters that it uses?
         """
-        kept_casts = self._config.precision == "bf16" and self._autocast is not autocast
+        kept_casts = self._config.precision == "bf16"
         with no_new_parameters(self._layers), unchanged_buffers(self._layers):
             try:
                 with saved_for_backward(self._parameters.holds) as saved:
@@ -146,7 +153,7 @@ class Stage:
             except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
                 forwarding = self._run(step, microbatch, inputs)
                 self.context = ContextSize()
-        foreign = stranger(forwarding.parts, (slot.parameter for slot in self._parameters.slots))
+        foreign = stranger(forwarding.parts, self._parameters.trained())
         if foreign is not None:
             raise TaskError(
                 f"layers {self._first} to {self._end - 1}{' or the loss' if self.last else ''} use a parameter "
@@ -182,7 +189,7 @@ class Stage:
     def _call(self, index: int, seed: int, given: Any) -> Any:
         """A layer's forward, with all that its bits depend on."""
         seed_forward(self._device, seed)
-        with self._autocast(self._device, self._config.precision):
+        with autocast_and_keep(self._device, self._config.precision):
             return call_layer(self._layers[index], given)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
@@ -226,7 +233,7 @@ class Stage:
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """A forward and a backward for nothing but to have them run once."""
-        work = self.begin()
+        work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self._forward(work, step, microbatch, inputs)
         zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.last else zeros)
@@ -241,14 +248,14 @@ class Stage:
         return len(self._layers)
 
     def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
-        """Adds to work.gradient; returns the gradients of the floating-point inputs, () on stage 0.
+        """Adds to the sum of gradients; returns the gradients of the floating-point inputs, () on stage 0.
 
         `gradients` belong to the floating-point outputs; None on the last stage, which starts from
         loss / microbatches. The saved context is used up.
         """
         assert (gradients is None) == self.last
         leaves, outputs = work.contexts.pop(microbatch)
-        self._parameters.bind(work.gradient)
+        self._parameters.bind(work.gradients.target)
         if gradients is None:
             outputs, gradients = (outputs[0] / self._config.microbatches,), (torch.ones_like(outputs[0]),)
         floating = [p for p in outputs if p.is_floating_point()]
@@ -260,20 +267,20 @@ class Stage:
             layers = f"layers {self._first} to {self._end - 1}"
             with in_task(f"the backward of {layers}, at step {step}, microbatch {microbatch},"), keep_casts():
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
-            self._parameters.mark(work.gradient, work.marked)
+            self._parameters.mark(work.gradients.target, work.gradients.marked)
+        work.gradients.added(microbatch)
         if self._stage == 0:
             return ()
         return tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
 
-    def norm_squared(self, gradient: Tensor) -> float:
-        """The sum of squares in fp64. A tied parameter counts on its lowest stage only."""
+    def squared_norms(self, gradient: Tensor) -> list[float]:
+        """Of each parameter's final gradient, in fp64. A tied parameter is told by its lowest stage only."""
         gradient = gradient.to(self._device)
-        elsewhere = {s.group for s in self._tied if s.stages[0] != self._stage}
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for slot in self._parameters.slots:
-            if slot.group is None or slot.group not in elsewhere:
-                total += slot.of(gradient).double().square().sum()
-        return float(total)
+        slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
+        if not slots:
+            return []
+        squares: list[float] = torch.stack([slot.of(gradient).double().square().sum() for slot in slots]).tolist()
+        return squares
 
     def apply(self, gradient: Tensor, norm: float) -> None:
         """One optimizer step with the final gradient, which is not modified; `norm` is the global one.
@@ -285,7 +292,7 @@ class Stage:
         used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        self._parameters.bind_used(gradient * scale, used)  # a copy: an optimizer may write to its gradients
+        self._parameters.bind_final(gradient * scale, used)  # a copy: an optimizer may write to its gradients
         if self._parked:
             self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)
@@ -305,7 +312,7 @@ class Stage:
         return self._optimizer.learning_rate(step)
 
     def tied_segments(self) -> tuple[TiedSegment, ...]:
-        """The tied groups that other stages hold too."""
+        """The tied groups whose layers' gradients are to be summed, by group."""
         return self._tied
 
     def state_bytes(self) -> tuple[int, int]:
@@ -346,13 +353,20 @@ class Stage:
         self.restore(*layer_state.snapshot_of(self._layers, self._parameters, self._optimizer_state, states))
 
     def digest(self) -> str:
-        """sha256 of parameters, buffers and optimizer state; equal digests mean bit-equal state.
+        """Of parameters, buffers and optimizer state; equal digests mean bit-equal state.
 
         It is computed once for each version: that reads the whole state, and it is asked for at every announcement.
         """
         if self._digest is None:
             self._digest = snapshot.digest(self._parameters, self._optimizer_state)
         return self._digest
+
+    def share_of_digest(self) -> str:
+        """The same without the tied parameters that a lower stage has: the model's is the sum of all stages' shares,
+        and does not depend on how the layers are split (`add_digests`).
+        """
+        elsewhere = frozenset(slot.name for slot in self._parameters.slots if slot.group in self._elsewhere)
+        return snapshot.digest(self._parameters, self._optimizer_state, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
         """Of parameters and buffers, by what they are called in a sentence; the same for all who hold the stage.

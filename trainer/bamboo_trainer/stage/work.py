@@ -6,6 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.task import Parts
 
 # What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
@@ -20,8 +21,7 @@ def is_gradient(part: Tensor) -> bool:
 class Work:
     """One cell's work on one step: the gradient so far, what the backwards need, and the losses."""
 
-    gradient: Tensor  # flat fp32
-    marked: set[int] = field(default_factory=set)  # the parameters that it has marked as used, by number
+    gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
 

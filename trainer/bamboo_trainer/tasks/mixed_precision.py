@@ -5,11 +5,10 @@ backward. Here they stay until a parameter changes. The gradient of a cast is ca
 so the bits are the same.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -52,9 +51,3 @@ def keep_casts() -> Iterator[None]:
 def forget_casts() -> None:
     """To be called whenever a parameter has changed."""
     torch.clear_autocast_cache()
-
-
-def share_parameters(layers: Iterable[nn.Module]) -> bool:
-    """Do two of them have a parameter in common? Then a kept cast would sum their gradients in bfloat16."""
-    ids = [id(parameter) for layer in layers for parameter in layer.parameters()]
-    return len(ids) != len(set(ids))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.task import Task
@@ -27,31 +28,44 @@ def tied_groups(task: Task) -> dict[str, tuple[int, str]]:
 
 
 def tie(
-    layers: Mapping[int, nn.Module], groups: Mapping[str, tuple[int, str]], task: Task, seed: int
+    layers: Mapping[int, nn.Module],
+    groups: Mapping[str, tuple[int, str]],
+    task: Task,
+    seed: int,
+    *,
+    apart: bool = False,
 ) -> dict[int, tuple[int, str]]:
     """Makes the tied parameters one object per group, with the value of the group's first name.
 
-    Returns each shared object's group and first name, by its id.
+    apart: trained ones stay one object per group and layer, with the same value, so that each layer's gradient can be
+    told from the others'. Returns each such object's group and first name, by its id.
     """
-    shared: dict[int, nn.Parameter] = {}
+    sources: dict[int, nn.Parameter] = {}
+    shared: dict[tuple[int, int | None], nn.Parameter] = {}
     for name, (group, first) in groups.items():
         index, path = _split(name)
         if index not in layers:
             continue
         mine = _parameter(layers[index], index, path)
-        if group not in shared:
+        if group not in sources:
             first_index, first_path = _split(first)
             source = layers[first_index] if first_index in layers else build_layer(task, seed, first_index)
-            shared[group] = _parameter(source, first_index, first_path)
-        one = shared[group]
+            sources[group] = _parameter(source, first_index, first_path)
+        one = sources[group]
         if mine.shape != one.shape or mine.requires_grad != one.requires_grad:
             raise TaskError(f"tied parameters {first} {list(one.shape)} and {name} {list(mine.shape)} differ")
+        place = (group, index if apart and mine.requires_grad else None)
+        if place not in shared:
+            shared[place] = mine if place[1] is not None else one
+            with torch.no_grad():
+                shared[place].copy_(one)
+        one = shared[place]
         for module in layers[index].modules():
             for leaf, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 if parameter is mine:
                     setattr(module, leaf, one)
     firsts = dict(groups.values())
-    return {id(parameter): (group, firsts[group]) for group, parameter in shared.items()}
+    return {id(parameter): (group, firsts[group]) for (group, _), parameter in shared.items()}
 
 
 def _split(name: str) -> tuple[int, str]:

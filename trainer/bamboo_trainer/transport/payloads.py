@@ -5,7 +5,7 @@ says; that it says it in the right form is not.
 """
 
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ import torch
 from bamboo.planning.plan import Cell
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
 
+MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 
 
@@ -21,10 +22,13 @@ class RefusedFrame(ValueError):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cell has finished a step. norm_squared: of its gradient; losses: by microbatch, of a last stage."""
+    """A cell has finished a step. squared_norm: of its gradient, as terms whose sum it is exactly (`exact_sum`).
+
+    losses: by microbatch, of a last stage.
+    """
 
     cell: Cell
-    norm_squared: float
+    squared_norm: Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
     losses: dict[int, float]
 
 
@@ -78,7 +82,7 @@ class PayloadForm(NamedTuple):
 _FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
-    FrameKind.CONTRIBUTION: PayloadForm(Again | None, 1, 1, flat=True),
+    FrameKind.CONTRIBUTION: PayloadForm(Again | None, 1, torch.inf, flat=True),
     FrameKind.RESULT: PayloadForm(Again | None, 1, 1, flat=True),
     FrameKind.TIED: PayloadForm(Again | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),

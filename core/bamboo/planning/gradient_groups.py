@@ -1,0 +1,102 @@
+"""In which order a step's gradients are summed, so that the sum is the same on any number of pipelines.
+
+Floating-point sums depend on their order. So the microbatches of a step are divided into consecutive groups; within a
+group gradients are added in the order of the microbatches, and the groups' sums as a binary tree, each half before the
+whole. A pipeline runs whole groups. It adds up what is a node of that tree, and the others add its nodes to theirs:
+the same additions, whoever does them. With one group of a power of two a pipeline has a single sum to send.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import add
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """Groups from `first` to `end - 1`, whose gradients are one sum."""
+
+    first: int
+    end: int
+
+
+def group_bounds(microbatches: int, groups: int) -> tuple[int, ...]:
+    """The first microbatch of each group, and the number of microbatches: nearly equal groups."""
+    return tuple(microbatches * i // groups for i in range(groups + 1))
+
+
+def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int, ...]:
+    """The first microbatch of each pipeline's share, of nearly as many whole groups each; and their number."""
+    bounds = group_bounds(microbatches, groups)
+    return tuple(bounds[groups * d // pipelines] for d in range(pipelines + 1))
+
+
+def halves(node: Node) -> tuple[Node, Node]:
+    """The two nodes whose sum a node of several groups is."""
+    middle = (node.first + node.end) // 2
+    return Node(node.first, middle), Node(middle, node.end)
+
+
+def parent(left: Node, right: Node, groups: int) -> Node | None:
+    """The node whose halves these two are, if there is one."""
+    node = Node(0, groups)
+    while node.end - node.first > 1:
+        first, second = halves(node)
+        if (first, second) == (left, right):
+            return node
+        if right.end <= first.end:
+            node = first
+        elif left.first >= second.first:
+            node = second
+        else:
+            return None
+    return None
+
+
+def nodes_of(share: Node, groups: int) -> tuple[Node, ...]:
+    """The fewest nodes of the tree that these groups are; in order."""
+
+    def within(node: Node) -> tuple[Node, ...]:
+        if share.first <= node.first and node.end <= share.end:
+            return (node,)
+        if node.end <= share.first or share.end <= node.first:
+            return ()
+        return tuple(found for half in halves(node) for found in within(half))
+
+    return within(Node(0, groups))
+
+
+def tree_sum(sums: Mapping[Node, T], groups: int, plus: Any = add) -> T:
+    """The sum of all groups, from those of some nodes that are all groups together.
+
+    plus: adds two; what it is given as its second argument is not used again, nor is its first one unless it is of
+    `sums`.
+    """
+
+    def of(node: Node) -> T:
+        if node in sums:
+            return sums[node]
+        first, second = halves(node)
+        total: T = plus(of(first), of(second))
+        return total
+
+    return of(Node(0, groups))
+
+
+def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> Node:
+    """The groups that these microbatches are. Raises ValueError if they are not consecutive and whole groups."""
+    if not microbatches or list(microbatches) != list(range(microbatches[0], microbatches[-1] + 1)):
+        raise ValueError("a pipeline's microbatches are not consecutive")
+    if microbatches[0] not in bounds or microbatches[-1] + 1 not in bounds:
+        raise ValueError("a pipeline does not run whole groups of microbatches")
+    return Node(bounds.index(microbatches[0]), bounds.index(microbatches[-1] + 1))
+
+
+def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:
+    """Do these divide that many microbatches into groups?"""
+    return (
+        len(bounds) > 1
+        and (bounds[0], bounds[-1]) == (0, microbatches)
+        and all(first < end for first, end in pairwise(bounds))
+    )

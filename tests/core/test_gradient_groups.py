@@ -1,0 +1,93 @@
+"""The order of a step's sum of gradients: the same for any number of pipelines."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.job.spec import TrainingSpec
+from bamboo.planning.gradient_groups import Node, group_bounds, halves, nodes_of, parent, share_of, tree_sum
+from bamboo.planning.grid import make_layout
+
+
+def plus(left: str, right: str) -> str:
+    return f"({left}+{right})"
+
+
+def summed(groups: int, share: Node) -> dict[Node, str]:
+    """What a pipeline is left with that adds up its groups one after the other, and whatever then is one node."""
+    done: list[tuple[Node, str]] = []
+    for group in range(share.first, share.end):
+        done.append((Node(group, group + 1), str(group)))
+        while len(done) > 1 and (whole := parent(done[-2][0], done[-1][0], groups)):
+            right, left = done.pop(), done.pop()
+            done.append((whole, plus(left[1], right[1])))
+    return dict(done)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Microbatches, groups, pipelines."""
+    microbatches = draw(st.integers(1, 70))
+    groups = draw(st.integers(1, microbatches))
+    return microbatches, groups, draw(st.integers(1, groups))
+
+
+@given(layouts())
+def test_the_order_of_the_sum_does_not_depend_on_the_number_of_pipelines(drawn: tuple[int, int, int]) -> None:
+    microbatches, groups, pipelines = drawn
+    layout = make_layout(0, microbatches, pipelines, groups)
+    sums: dict[Node, str] = {}
+    for part in layout.split:
+        share = share_of(part, layout.bounds)
+        mine = summed(groups, share)
+        assert tuple(mine) == nodes_of(share, groups)
+        sums |= mine
+    assert tree_sum(sums, groups, plus) == tree_sum({Node(i, i + 1): str(i) for i in range(groups)}, groups, plus)
+
+
+@given(layouts())
+def test_pipelines_share_a_step_in_whole_groups(drawn: tuple[int, int, int]) -> None:
+    microbatches, groups, pipelines = drawn
+    layout = make_layout(0, microbatches, pipelines, groups)
+    assert [m for part in layout.split for m in part] == list(range(microbatches))
+    assert layout.bounds == group_bounds(microbatches, groups)
+    counts = [share_of(part, layout.bounds) for part in layout.split]
+    sizes = [share.end - share.first for share in counts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_pipelines_of_a_power_of_two_send_one_sum_each() -> None:
+    for pipelines in (1, 2, 4, 8, 16):
+        layout = make_layout(0, 32, pipelines, 16)
+        assert all(len(nodes_of(share_of(part, layout.bounds), 16)) == 1 for part in layout.split)
+
+
+@given(st.integers(1, 10_000))
+def test_by_default_there_are_up_to_16_groups_of_equal_size(microbatches: int) -> None:
+    groups = TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1).groups
+    assert groups is not None
+    bounds = group_bounds(microbatches, groups)
+    sizes = {end - first for first, end in pairwise(bounds)}
+    assert min(8, microbatches) <= groups <= 16
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_halves_are_found_again_as_one_and_others_are_not() -> None:
+    for groups in range(2, 20):
+        todo = [Node(0, groups)]
+        while todo:
+            node = todo.pop()
+            if node.end - node.first > 1:
+                left, right = halves(node)
+                assert parent(left, right, groups) == node
+                todo += [left, right]
+    assert parent(Node(1, 2), Node(2, 3), 4) is None
+    assert parent(Node(0, 1), Node(2, 3), 4) is None
+
+
+@pytest.mark.parametrize("part", [(0, 2), (1, 2), (0,), ()])
+def test_a_share_that_is_not_whole_groups_is_refused(part: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a pipeline"):
+        share_of(part, (0, 2, 4))

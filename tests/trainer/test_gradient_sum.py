@@ -1,0 +1,87 @@
+"""The sum of a cell's gradients: the same bits for any number of pipelines and stages, in few buffers."""
+
+import math
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.gradient_groups import Node, tree_sum
+from bamboo.planning.grid import make_layout
+from bamboo_trainer.commit.exact_sum import exact_terms
+from bamboo_trainer.stage.gradient_sum import GradientSum
+from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
+
+CPU = torch.device("cpu")
+
+
+def gradients(count: int) -> list[torch.Tensor]:
+    """Of very different sizes, so that each order of their sum has bits of its own."""
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randn(8, generator=generator) * 10.0 ** (i % 5) for i in range(count)]
+
+
+def over(pipelines: int, given: list[torch.Tensor], groups: int) -> torch.Tensor:
+    layout = make_layout(0, len(given), pipelines, groups)
+    nodes: dict[Node, torch.Tensor] = {}
+    for part in layout.split:
+        total = GradientSum(8, CPU, layout.bounds, part)
+        for m in part:
+            total.target.add_(given[m])
+            total.added(m)
+        nodes |= total.nodes()
+    return tree_sum(nodes, groups)
+
+
+@pytest.mark.parametrize(("microbatches", "groups"), [(16, 16), (24, 12), (13, 13), (20, 7), (5, 5)])
+def test_the_bits_of_a_sum_are_the_same_for_any_number_of_pipelines(microbatches: int, groups: int) -> None:
+    given = gradients(microbatches)
+    expected = over(1, given, groups)
+    assert not torch.equal(expected, sum(given[1:], given[0])), "an order that shows"
+    for pipelines in range(2, groups + 1):
+        assert torch.equal(over(pipelines, given, groups), expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 16, 13, 64])
+def test_a_sum_of_groups_needs_a_buffer_more_for_each_doubling(groups: int) -> None:
+    total = GradientSum(8, CPU, range(groups + 1), range(groups))
+    most = 0
+    for m in range(groups):
+        total.target.add_(1.0)
+        most = max(most, len(list(total.tensors())))
+        total.added(m)
+    assert torch.equal(total.total(), torch.full((8,), float(groups)))
+    assert most <= 1 + math.ceil(math.log2(groups))
+    assert len(list(total.tensors())) == 1
+
+
+def test_tied_parameters_train_to_the_same_bits_on_any_number_of_stages(tmp_path: Path) -> None:
+    """Each layer's use counts by itself, and they are added in the order of the layers."""
+    ends = []
+    for split in SPLITS.values():
+        stages = chain(small_gpt(tmp_path, tieEmbeddings=True, learningRate=1e-2, warmupSteps=0), split)
+        for step in range(4):
+            one_step(stages, step)
+        ends.append((state_of(stages), add_digests(stage.share_of_digest() for stage in stages)))
+    (first, digest), *others = ends
+    for state, other in others:
+        assert all(torch.equal(state[name], first[name]) for name in first)
+        assert other == digest
+
+
+@given(st.lists(st.floats(0, 1e60), max_size=30), st.randoms(use_true_random=False))
+def test_an_exact_sum_does_not_depend_on_how_it_is_divided(numbers: list[float], rng: random.Random) -> None:
+    cut = rng.randint(0, len(numbers))
+    terms = [*exact_terms(numbers[:cut]), *exact_terms(numbers[cut:])]
+    assert sum(map(Fraction, terms)) == sum(map(Fraction, numbers))
+    assert math.fsum(terms) == math.fsum(numbers)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_exact_sum_of_what_is_not_finite_is_that(bad: float) -> None:
+    assert not math.isfinite(math.fsum(exact_terms([1.0, bad, 2.0])))

@@ -1,0 +1,30 @@
+"""A sum of numbers without rounding, as few numbers that are sent instead of all.
+
+`math.fsum` of the terms of several such sums is the exactly rounded sum of all their numbers, so it does not depend on
+how they were divided. After Shewchuk, Adaptive Precision Floating-Point Arithmetic, 1997 (grow-expansion).
+"""
+
+import math
+from collections.abc import Iterable
+
+
+def exact_terms(numbers: Iterable[float]) -> list[float]:
+    """At most 40 or so terms, whose sum is exactly that of the numbers. One that is not finite is the only term."""
+    terms: list[float] = []
+    for number in numbers:
+        if not math.isfinite(number):
+            return [number]
+        rest, kept = number, []
+        for term in terms:
+            rest, error = _two_sum(rest, term)
+            if error:
+                kept.append(error)
+        terms = [*kept, rest] if rest else kept
+    return terms
+
+
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    """The rounded sum, and what rounding has left out (Knuth)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)

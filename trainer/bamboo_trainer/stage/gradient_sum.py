@@ -1,0 +1,69 @@
+"""The sum of one cell's gradients over its microbatches, in the order of `bamboo.planning.gradient_groups`."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from bamboo.planning.gradient_groups import Node, parent, share_of
+
+
+class GradientSum:
+    """Backwards add to `target`; each group's sum is added to those before it as soon as the two are halves of a node.
+
+    So there are at most log2 of the number of groups tensors beside the one that is added to.
+    marked: the parameters that the current group has marked as used, by number.
+    """
+
+    def __init__(self, size: int, device: torch.device, bounds: Sequence[int], microbatches: Sequence[int]) -> None:
+        """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them."""
+        self._size, self._device, self._bounds = size, device, bounds
+        share = share_of(microbatches, bounds)
+        self._group, self._end = share
+        self._done: list[tuple[Node, Tensor]] = []
+        self._current: Tensor | None = self._zeros()
+        self._spare: Tensor | None = None
+        self.marked: set[int] = set()
+
+    @property
+    def target(self) -> Tensor:
+        """Where the next microbatch's gradient is added."""
+        if self._current is None:
+            self._current = self._spare.zero_() if self._spare is not None else self._zeros()
+            self._spare = None
+        return self._current
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self._size, dtype=torch.float32, device=self._device)
+
+    def added(self, microbatch: int) -> None:
+        """A microbatch's gradient is in `target`. They come in order."""
+        first, end = self._bounds[self._group], self._bounds[self._group + 1]
+        assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
+        if microbatch + 1 < end:
+            return
+        self._done.append((Node(self._group, self._group + 1), self.target))
+        self._current, self._group = None, self._group + 1
+        self.marked.clear()
+        while len(self._done) > 1:
+            (left, total), (right, other) = self._done[-2:]
+            whole = parent(left, right, len(self._bounds) - 1)
+            if whole is None:
+                break
+            self._done[-2:] = [(whole, total.add_(other))]
+            self._spare = other if self._group < self._end else None
+
+    def nodes(self) -> tuple[tuple[Node, Tensor], ...]:
+        """The sum of all microbatches, as nodes of the tree, in order."""
+        assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
+        return tuple(self._done)
+
+    def total(self) -> Tensor:
+        """If these are all groups of the step."""
+        ((_, total),) = self.nodes()
+        return total
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is held."""
+        yield from (total for _, total in self._done)
+        yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)
