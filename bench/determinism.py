@@ -52,13 +52,15 @@ def measure(stage: Stage) -> None:
     stage.rehearse(0, 0, None)
 
     def microbatch() -> None:
+        nonlocal work
+        work = stage.begin([0], [0, 1])
         stage.forward(work, 0, 0, None)
         stage.backward(work, 0, 0, None)
 
     one = best(microbatch)
     look = best(lambda: stage._look(0, 0, None), times=2)
-    stage.apply(work.gradient, 1.0)
-    step = best(lambda: stage.apply(work.gradient, 1.0))
+    stage.apply(work.gradients.total()[: stage.size], 1.0)
+    step = best(lambda: stage.apply(work.gradients.total()[: stage.size], 1.0))
     sums = best(stage.checksums)
     print(f"{stage.size / 1e6:.1f} million parameters")
     print(f"a microbatch {one:.2f} s; the look at the start {look:.2f} s, {look / one:.1f} microbatches")

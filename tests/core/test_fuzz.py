@@ -70,6 +70,7 @@ def test_a_message_nested_without_end_is_refused() -> None:
 WORKERS = st.sampled_from(["w0", "w1", "w5", "stranger", ""])
 NUMBERS = st.integers(-3, 9) | st.sampled_from([-(2**62), 2**62, 10**30, 10_000, 9_999])
 FLOATS = st.floats(-1e9, 1e9) | st.sampled_from([math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324])
+DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 CELLS = st.builds(Cell, NUMBERS, NUMBERS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
@@ -96,7 +97,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,
         forwards=NUMBERS, backwards=NUMBERS, reused=NUMBERS,
     ),
-    protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=st.from_regex(r"[0-9a-f]{64}", fullmatch=True)),
+    protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=DIGESTS),
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
     protocol.Saved: st.builds(protocol.Saved, stage=NUMBERS),
     protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),

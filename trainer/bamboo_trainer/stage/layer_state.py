@@ -42,7 +42,7 @@ def take(
     layers: Mapping[int, nn.Module], parameters: FlatParameters, optimizer: OptimizerState, version: int
 ) -> dict[int, LayerState]:
     """Copies of what belongs to these layers of the stage."""
-    held = {id(tensor): name for name, tensor in parameters.named()}
+    held = {id(tensor): name for name, tensor in parameters.objects()}
     names: dict[int, dict[str, str]] = {index: {} for index in layers}
     tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
     scalars: dict[int, dict[str, Scalar]] = {index: {} for index in layers}

@@ -208,6 +208,11 @@ class FlatParameters:
         """Of each layer, those that its own backward reaches."""
         return (place.parameter for place in self._places)
 
+    def objects(self) -> Iterator[tuple[str, Tensor]]:
+        """As `named`, and a tied parameter once for each layer that uses it."""
+        yield from self.named()
+        yield from ((f"parameter:{slot.name}", parameter) for slot, _, parameter in self._others)
+
     def named(self) -> Iterator[tuple[str, Tensor]]:
         """All that the layers hold, in fixed order; the tensors themselves."""
         for slot in self.slots:
