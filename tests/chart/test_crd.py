@@ -24,7 +24,7 @@ KEYWORDS = {
     *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
 }
 CORE_CEL = {
-    *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_/_", "_%_"),
+    *("_==_", "_!=_", "_<=_", "_>=_", "_&&_", "_||_", "!_", "_/_", "_%_", "_+_", "_-_", "_?_:_"),
     *("size", "matches", "@not_strictly_false"),
 }
 CHOICES: dict[str, type[StrEnum]] = {

@@ -138,4 +138,4 @@ def test_kubectl_scale_keeps_within_the_bounds() -> None:
         new["spec"]["topology"]["pipelines"] = pipelines
         assert (refusals(new, old) == []) == kept
     without_bounds = Edit(("spec", "elastic"), ABSENT, "").of(old)
-    assert refusals(Edit(("spec", "topology", "pipelines"), 32, "").of(without_bounds), without_bounds) == []
+    assert refusals(Edit(("spec", "topology", "pipelines"), 16, "").of(without_bounds), without_bounds) == []

@@ -277,8 +277,9 @@ class Simulation:
         return self.strikes.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:
-        """A node has taken its turn."""
-        self.checked(self.checks.told, node)
+        """A node has taken its turn, or died in it."""
+        if node.alive:
+            self.checked(self.checks.told, node)
         self.checked(self.checks.agreed, node, lambda w: self.nodes[w].alive and w not in self.state.gone)
 
     def sending(self, node: Node, peer: str, frame: Frame) -> bool:

@@ -68,7 +68,9 @@ def test_protection_comes_back_while_training_goes_on(seed: int) -> None:
 def long_run(short: Scenario) -> Scenario:
     """A small pipeline with workers to spare, and only faults that end long before the job does."""
     stages = 2 + short.seed % 2
-    a = replace(short.arithmetic, stages=stages, pipelines=1, microbatches=2, steps=70, sizes=(2,) * stages, ties=())
+    a = replace(
+        short.arithmetic, stages=stages, pipelines=1, microbatches=2, groups=2, steps=70, sizes=(2,) * stages, ties=()
+    )
     faults = [f for f in short.faults if f.what in HARMLESS_IN_TIME][:3]
     early = [
         replace(f, step=min(f.step, 8), pipeline=0, stage=f.stage % stages, seconds=min(f.seconds, 0.2)) for f in faults

@@ -205,7 +205,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.gradientGroups": 33}, "spec.training.gradientGroups: expected at most the number of microbatches"),
     (
         {"training.gradientGroups": 8, "training.reproducible": False},
-        "spec.training.gradientGroups: has no meaning with spec.training.reproducible: false",
+        "spec.training.gradientGroups: expected only with spec.training.reproducible true",
     ),
     ({"training.gradientGroups": 3}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),

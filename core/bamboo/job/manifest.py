@@ -309,7 +309,7 @@ def _check_groups(job: s.JobSpec, rule: Callable[..., None]) -> None:
     rule(
         t.gradient_groups is None or t.reproducible,
         groups,
-        "has no meaning with spec.training.reproducible: false",
+        "expected only with spec.training.reproducible true",
         "spec.training.reproducible",
     )
     rule(
