@@ -79,7 +79,6 @@ def read(form: Form, path: Path, expected: dict[str, torch.Tensor]) -> dict[str,
     return state
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
 @pytest.mark.parametrize("form", Form)
 def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
     store, manifest, expected = trained
@@ -102,7 +101,6 @@ def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
             assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
 @pytest.mark.parametrize("form", Form)
 def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
     store, manifest, expected = trained
@@ -117,7 +115,6 @@ def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.distributed.*:UserWarning")
 @pytest.mark.parametrize("form", Form)
 def test_a_damaged_checkpoint_is_not_exported(form, tmp_path):
     store = CheckpointStore(str(tmp_path / "run"))

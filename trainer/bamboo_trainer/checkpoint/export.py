@@ -9,6 +9,7 @@ import mmap
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,7 +170,9 @@ def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     partial.mkdir()
-    save(state, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it should be
+        save(state, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True), no_dist=True)
 
 
 def _mapped_tensor(entry: Entry, mapped: mmap.mmap | None, offset: int) -> Tensor:
