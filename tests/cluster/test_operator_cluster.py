@@ -21,11 +21,14 @@ from operator_process import JOBS, PATIENCE, Job, Operator, condition
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
+STEPS = 160  # a second each, while there is something to see
+
 
 def test_a_job_survives_its_nodes_and_its_operator(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    document, slow = slowed(manifest("story", steps=400), tmp_path)
+    training = {"steps": STEPS, "globalBatchSize": 16, "microBatchSize": 4}
+    document, slow = slowed(manifest("story", training=training), tmp_path)
     job = Job(installed.api, namespace, document)
     status = job.until("Running")
     nodes = {name: pod["spec"]["nodeName"] for name, pod in job.pods().items()}
@@ -60,12 +63,12 @@ def test_a_job_survives_its_nodes_and_its_operator(
     owners = json.loads(job.status()["plan"])["pipelines"][0]
     time.sleep(1)
     operator.start()
-    job.step(at + 10)
+    job.step(at + 5)
     assert condition(job.status(), "Running")["status"] == "True"
 
     slow.unlink()
     status = job.until("Complete")
-    assert status["training"]["step"] == 400
+    assert status["training"]["step"] == STEPS
     assert status["preemptions"] >= 2
     assert status["state"] == "Complete"
     assert float(status["cost"]["total"]) > 0
@@ -108,7 +111,7 @@ async def _knock(operator: Operator, place: str, worker: str, token: str | None)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_strangers_are_refused(installed: Cluster, namespace: str, operator: Operator) -> None:
-    job = Job(installed.api, namespace, manifest("guarded", steps=100_000))
+    job = Job(installed.api, namespace, small("guarded"))
     job.until("Running")
     worker = sorted(job.pods())[0]
     account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
@@ -142,7 +145,9 @@ def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, names
     """With as many keys as before: of unknown fields a server's rules compare those only that both objects have."""
     if installed.minor < OLDEST_SUPPORTED:
         pytest.skip("this server knows no rules")
-    document = small("renamed", suspend=True, task={"entrypoint": "a:b", "config": {"a": 1, "b": None, "c": {"d": 2}}})
+    document = small(
+        "renamed", 20, suspend=True, task={"entrypoint": "a:b", "config": {"a": 1, "b": None, "c": {"d": 2}}}
+    )
     installed.api.create(document, namespace)
     place = f"{JOBS.format(namespace)}/renamed"
     assert installed.api.get(place)["spec"]["task"]["config"] == document["spec"]["task"]["config"]
@@ -153,7 +158,9 @@ def test_a_key_of_the_task_that_is_renamed_is_a_change(installed: Cluster, names
 
 def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Operator) -> None:
     tolerations = [{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Sometimes"}]
-    wrong = manifest("wrong", worker={"template": {"spec": {"tolerations": tolerations}}})
+    wrong = manifest(
+        "wrong", standby=0, topology={"stages": 2}, worker={"template": {"spec": {"tolerations": tolerations}}}
+    )
     job = Job(installed.api, namespace, wrong)
     status = job.until("Accepted", "False")
     assert "spec.tolerations[1].operator: Unsupported value" in condition(status, "Accepted")["message"]
@@ -169,7 +176,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
     job.until("Accepted")
     job.delete()
 
-    failing = manifest("failing", task={"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"dModel": -1}})
+    failing = small("failing", 20, task={"entrypoint": "bamboo_trainer.models.gpt:build", "config": {"dModel": -1}})
     job = Job(installed.api, namespace, failing)
     status = job.until("Failed")
     assert "task.config" in condition(status, "Failed")["message"]
@@ -177,7 +184,7 @@ def test_what_is_wrong_is_said(installed: Cluster, namespace: str, operator: Ope
 
 def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: str, operator: Operator) -> None:
     """In the end its workers are told to stop: they have more time than the test has patience."""
-    document = manifest("pausing", steps=100_000, standby=0)
+    document = small("pausing")
     document["spec"]["worker"]["template"]["spec"]["terminationGracePeriodSeconds"] = 10 * int(PATIENCE)
     job = Job(installed.api, namespace, document)
     job.until("Running")
@@ -194,7 +201,7 @@ def test_a_job_is_suspended_resumed_and_deleted(installed: Cluster, namespace: s
         assert time.monotonic() < deadline
         time.sleep(0.01)
     job.edit({"suspend": False})  # before the old workers have gone
-    job.until_pods(lambda pods: len(pods) == 4 and not first & pods.keys())
+    job.until_pods(lambda pods: len(pods) == 2 and not first & pods.keys())
     job.step(5)
     assert condition(job.status(), "Failed").get("status") != "True"
     job.delete()

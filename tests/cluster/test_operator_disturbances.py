@@ -304,7 +304,7 @@ def test_a_taint_concerns_all_jobs_on_the_node(
 def test_a_cordon_means_nothing_and_a_notice_may_be_withdrawn(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:
-    training = {"steps": 100_000, "globalBatchSize": 1024, "microBatchSize": 2}  # a step of more than a second
+    training = {"globalBatchSize": 100, "microBatchSize": 2}  # a step of more than a second
     job = Job(installed.api, namespace, small("staying", training=training))
     job.until("WorkersReady")
     before = job.pods().keys()

@@ -80,7 +80,7 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
     may_get_jobs(installed, namespace, "viewer")
     good = token(installed, namespace, "viewer")
     job = Job(installed.api, namespace, small("page"))
-    job.step(20)
+    job.step(12)
 
     status, page = ask(operator, namespace, "page", good)
     assert (status, page["state"]["name"], page["job"]["place"]) == (200, "Running", "cluster")
@@ -110,8 +110,8 @@ def test_the_page_is_for_those_who_may_get_the_job(installed: Cluster, namespace
     page = until(operator, namespace, good, lambda page: page["points"])
     assert (page["counts"]["takeovers"], page["marks"]) == (1, [])
     assert page["unknown"] == [RESTARTED]
-    assert page["points"][0][0] > 20, "what was before is not known"
-    assert page["progress"]["step"] > 20
+    assert page["points"][0][0] > 12, "what was before is not known"
+    assert page["progress"]["step"] > 12
 
     job.edit({"suspend": True})
     job.until("Suspended")

@@ -3,7 +3,7 @@
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
     python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going]
 
---story: what befalls the job is not drawn, but one of those that went wrong once.
+--story: what befalls the job is not drawn, but one of those that went wrong once; with --seeds, "all" is each of them.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import torch
 from opsim_acts import NAMED, Story, named, story
 from opsim_world import Verdict, World
 from sim_many import tell
+
+ALL = "all"
 
 
 def told(seed: int, name: str | None) -> Story:
@@ -51,23 +53,29 @@ def one(arguments: argparse.Namespace) -> int:
 
 def many(arguments: argparse.Namespace) -> int:
     first, last = map(int, arguments.seeds.split(":"))
-    run = partial(_alone, name=arguments.story)
+    wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
-        replay = partial(command, name=arguments.story)
-        return tell(pool.imap_unordered(run, range(first, last)), replay, arguments.keep_going)
+        for name in NAMED if arguments.story == ALL else (arguments.story,):
+            verdicts = pool.imap_unordered(partial(_alone, name=name), range(first, last))
+            wrong |= tell(verdicts, partial(command, name=name), arguments.keep_going)
+            if wrong and not arguments.keep_going:
+                break
+    return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A:B, the half-open range")
-    parser.add_argument("--story", choices=NAMED)
+    parser.add_argument("--story", choices=(*NAMED, ALL))
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if (arguments.seed is None) == (arguments.seeds is None):
         parser.error("give either --seed or --seeds")
+    if arguments.seed is not None and arguments.story == ALL:
+        parser.error("--story all goes with --seeds")
     return one(arguments) if arguments.seeds is None else many(arguments)
 
 

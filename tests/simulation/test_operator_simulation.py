@@ -9,23 +9,29 @@ import pytest
 
 from opsim_acts import NAMED
 
+pytestmark = pytest.mark.timeout(2000)
+SECONDS = 1900  # of patience: they take a minute on a machine that has nothing else to do
 SIMULATE = [sys.executable, str(Path(__file__).parent / "operator_simulate.py")]
 
 
-def simulate(*arguments: str) -> str:
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
-    ran = subprocess.run([*SIMULATE, *arguments], capture_output=True, text=True, timeout=280, check=False, env=env)
+def simulate(*arguments: str, **environment: str) -> str:
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"} | environment
+    ran = subprocess.run([*SIMULATE, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
 
+def many(*arguments: str) -> str:
+    """With the seed of hashes that it would start itself again for."""
+    return simulate(*arguments, PYTHONHASHSEED="0")
+
+
 def test_the_operator_gets_over_whatever_befalls_a_job() -> None:
-    assert "30 runs" in simulate("--seeds", "0:30", "--keep-going")
+    assert "30 runs" in many("--seeds", "0:30", "--keep-going")
 
 
-@pytest.mark.parametrize("story", NAMED)
-def test_what_went_wrong_once_goes_well(story: str) -> None:
-    assert "3 runs" in simulate("--seeds", "0:3", "--keep-going", "--story", story)
+def test_what_went_wrong_once_goes_well() -> None:
+    assert many("--seeds", "0:3", "--keep-going", "--story", "all").count("3 runs") == len(NAMED)
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:

@@ -14,6 +14,8 @@ from cluster.client import Json
 from folders import ROOT, TASK_PATH
 
 TEXT = str(ROOT / "LICENSE")
+ENDLESS = 100_000  # steps
+PACED: Json = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}
 TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
 
 
@@ -54,12 +56,23 @@ def local_run(document: Json, folder: Path) -> Path:
     return output
 
 
-def small(name: str, steps: int = 100_000, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
-    """A job of two stages: it starts as fast as a job can."""
-    found = manifest(name, steps, standby, **{"topology": {"stages": 2}, **spec})
+def small(name: str, steps: int | None = None, standby: int = 0, gpus: int = 1, **spec: Any) -> Json:
+    """A job of two stages: it starts as fast as a job can. Without a number of steps it is endless."""
+    found = manifest(name, steps or ENDLESS, standby, **{"topology": {"stages": 2}, **spec})
     if gpus != 1:
         found["spec"]["worker"]["resources"]["limits"]["nvidia.com/gpu"] = gpus
-    return found
+    return found if steps else endless(found)
+
+
+def endless(document: Json) -> Json:
+    """The same job, which no test sees end; its workers run on this machine.
+
+    It trains slowly, some steps a second: at full speed it would take the processors from whatever the test waits for.
+    """
+    document["spec"]["training"]["steps"] = ENDLESS
+    document = paced.slowed(document, Path(TEXT))  # which stays
+    document["spec"]["worker"]["template"]["spec"]["containers"] = [dict(PACED)]
+    return document
 
 
 def wrapped(document: Json, command: list[str]) -> Json:
@@ -69,13 +82,14 @@ def wrapped(document: Json, command: list[str]) -> Json:
 
 
 def slowed(document: Json, folder: Path) -> tuple[Json, Path]:
-    """The same job, and a file: it trains slowly until that is removed. Its workers run on this machine."""
+    """The same job, and a file: a step takes a second until that is removed. Its workers run on this machine."""
     mark = folder / "pace" / "slow"
     mark.parent.mkdir()
     mark.touch()
-    document = paced.slowed(document, Path("/pace", mark.name))
+    training = document["spec"]["training"]
+    seconds = training["microBatchSize"] / training["globalBatchSize"]
+    document = paced.slowed(document, Path("/pace", mark.name), seconds=seconds)
     template = document["spec"]["worker"]["template"]
     template["spec"]["volumes"] = [{"name": "pace", "hostPath": {"path": str(mark.parent), "type": "Directory"}}]
-    container = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}
-    template["spec"]["containers"] = [{**container, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]
+    template["spec"]["containers"] = [{**PACED, "volumeMounts": [{"name": "pace", "mountPath": "/pace"}]}]
     return document, mark

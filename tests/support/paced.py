@@ -14,13 +14,16 @@ from bamboo_trainer.task import Dataset, Parts, Task
 WHILE = "slowWhileThereIs"  # a file
 TASK = "slowTask"  # the entrypoint of the task that is slowed; without it the GPT
 SINCE = "slowSince"  # step, seed and globalBatchSize: the steps before come fast; without it none does
-SECONDS = 0.04  # for each microbatch
+SECONDS = "slowSeconds"  # for each microbatch
+
+LITTLE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
     data: Dataset
     mark: Path
+    seconds: float
     fast: frozenset[int] = frozenset()  # samples that come at once
 
     def __len__(self) -> int:
@@ -28,27 +31,28 @@ class Slow:
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         if not self.fast.issuperset(indices) and self.mark.exists():
-            time.sleep(SECONDS)
+            time.sleep(self.seconds)
         return self.data.batch(indices)
 
 
 def build(config: Mapping[str, Any]) -> Task:
     rest = dict(config)
     mark, since = Path(rest.pop(WHILE)), rest.pop(SINCE, {"step": 0, "seed": 0, "globalBatchSize": 1})
+    seconds = rest.pop(SECONDS, LITTLE)
     task = load_task(rest.pop(TASK, "bamboo_trainer.models.gpt:build"), rest)
     early = [
         step_samples(since["seed"], step, since["globalBatchSize"], len(task.dataset)) for step in range(since["step"])
     ]
-    return replace(task, dataset=Slow(task.dataset, mark, frozenset().union(*early)))
+    return replace(task, dataset=Slow(task.dataset, mark, seconds, frozenset().union(*early)))
 
 
-def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0) -> dict[str, Any]:
-    """The same job, slow from that step on. Its workers need this folder in PYTHONPATH.
+def slowed(manifest: Mapping[str, Any], mark: Path, since: int = 0, seconds: float = LITTLE) -> dict[str, Any]:
+    """The same job, slow from that step on: seconds for each microbatch. Its workers need this folder in PYTHONPATH.
 
     A step is known by its samples, so the dataset must hold more than the steps before `since` read.
     """
     spec = manifest["spec"]
     task, training = spec["task"], spec["training"]
     first = {"step": since, "seed": training.get("seed", 0), "globalBatchSize": training["globalBatchSize"]}
-    config = {**task["config"], TASK: task["entrypoint"], WHILE: str(mark), SINCE: first}
+    config = {**task["config"], TASK: task["entrypoint"], WHILE: str(mark), SINCE: first, SECONDS: seconds}
     return {**manifest, "spec": {**spec, "task": {"entrypoint": "paced:build", "config": config}}}
