@@ -142,6 +142,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         return numbers_digest(parse_manifest({**document, "spec": {**spec, section: {**spec[section], **values}}}))
 
     assert changed("topology", pipelines=1, lookahead=1) == changed("training", steps=200) == digest
+    assert changed("training", gradientGroups=None) == digest  # as many as there are by default
     others = [
         changed("task", config={"rate": 0.5}),
         changed("task", entrypoint="other:build"),
@@ -150,5 +151,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         changed("training", maxGradientNorm=2),
         changed("training", globalBatchSize=512),
         changed("training", microBatchSize=4),
+        changed("training", gradientGroups=8),
+        changed("training", reproducible=False, gradientGroups=None),
     ]
     assert len({digest, *others}) == len(others) + 1

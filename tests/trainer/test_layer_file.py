@@ -7,12 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.torch import load
 
+from bamboo.checkpoint import manifest as manifests
 from bamboo.checkpoint.errors import CheckpointDamaged
+from bamboo.checkpoint.layout import Attempt
 from bamboo_trainer.checkpoint.layer_file import decode, encode, header_size, read_header
+from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.transport.wire import DTYPES, byte_view
+from checkpoint_kit import make_manifest
 
 
 def state_with(tensors=None, scalars=None, names=None) -> LayerState:
@@ -130,6 +135,11 @@ def test_a_foreign_file_is_damaged_and_nothing_worse(change):
     data = written(state_with({"parameter:3.weight": torch.ones(2)}))
     with pytest.raises(CheckpointDamaged):
         decode(changed_header(data, change))
+
+
+def test_a_manifest_can_say_which_versions_wrote_it():
+    manifest = replace(make_manifest(Attempt(1, "a")), versions=versions())
+    assert manifests.decode(manifests.encode(manifest)).versions.torch == str(torch.__version__)
 
 
 def test_a_torn_file_is_damaged():

@@ -14,6 +14,7 @@ CHANGEABLE = (  # beside topology.pipelines and redundancy.mode
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": "pipelines", "redundancy": "mode"}
+_NO_NUMBERS = ("steps", "reproducible", "gradient_groups")  # the latter two by what follows from them, `groups`
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
 
@@ -63,8 +64,8 @@ def numbers_digest(spec: JobSpec) -> str:
 
     The same on every grid. A checkpoint goes on only in a job with the same one.
     """
-    training = {name: value for name, value in asdict(spec.training).items() if name != "steps"}
-    numbers = [task_digest(spec), training]
+    training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
+    numbers = [task_digest(spec), training, spec.training.groups]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 
 

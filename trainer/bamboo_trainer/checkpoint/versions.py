@@ -1,0 +1,12 @@
+"""Of the code that writes a checkpoint here, for its manifest."""
+
+import platform
+from importlib.metadata import version
+
+import torch
+
+from bamboo.checkpoint.manifest import Versions
+
+
+def versions() -> Versions:
+    return Versions(bamboo=version("bamboo"), torch=str(torch.__version__), python=platform.python_version())
