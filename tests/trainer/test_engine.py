@@ -2,6 +2,7 @@
 
 import functools
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bamboo_trainer.reference import train
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
 from bamboo_trainer.transport.frames import Frame, FrameKind
-from kill_sweep import kill_at_each
+from branching_job import BranchingJob, each_way, kill_at_each
 from memory_transport import MemoryTransport
 from training_job import Fault, Job
 
@@ -146,8 +147,23 @@ def test_replicas_in_host_memory_take_over_with_the_same_bits() -> None:
     assert sum(killed.values()) > 0
 
 
+def test_a_kill_is_the_same_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(fault: Fault) -> bool:
+        return (fault.name, fault.step, fault.microbatch) == ("Backward", 1, 0)
+
+    def judge(job: Job) -> tuple[Any, ...]:
+        return job.digests, [e.reason for e in job.story], job.turns
+
+    forked = kill_at_each(manifest(2, 1), kill, judge)
+    assert len(forked) == 4
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert kill_at_each(manifest(2, 1), kill, judge) == forked
+
+
 def test_what_a_kill_does_wrong_is_told() -> None:
     """Each of these jobs is run in a process of its own."""
+    if torch.accelerator.is_available():
+        pytest.skip("they are run in this process")
 
     def judge(job: Job) -> None:
         assert job.state.preemptions == 0, "a worker was lost"
@@ -277,31 +293,33 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
     assert job.state.plan.target.pipelines == 2
 
 
-@pytest.mark.parametrize("victim", range(6))
 @pytest.mark.parametrize("change", ["Growing", "Shrinking"])
-def test_a_loss_while_the_grid_changes(change: str, victim: int) -> None:
+def test_a_loss_while_the_grid_changes(change: str) -> None:
     """Whoever dies, and whenever: between the plan and the first step under the new layout."""
-    for delay in range(0, 40, 7):
-        assert_close(_resized(change, victim, delay), 3, 8)
+    ways = set(product(range(6), range(0, 40, 7)))  # who, and how many turns after the plan
+    undisturbed(3, 1, 8)
+    judged = each_way(lambda: _resized(change, ways), lambda job: assert_close(job, 3, 8))
+    assert judged.keys() == ways
 
 
-def _resized(change: str, victim: int, delay: int) -> Job:
+def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
+    since: list[int] = []
+
     def decide(job: Job) -> None:
+        assert isinstance(job, BranchingJob)
         if job.state.step == 1 and change == "Shrinking":
             job.capacity = 5
             if not job.state.preemptions:
                 job.kill("w5")
-        seen = [e.reason for e in job.story]
-        if change in seen and not struck:
-            since.append(job.turns)
-            if job.turns - since[0] >= delay:
-                struck.append(f"w{victim}")
+        if change not in [e.reason for e in job.story]:
+            return
+        since.append(job.turns)
+        for victim, delay in sorted(ways):
+            if job.turns == since[0] + delay and job.branch((victim, delay)):
                 job.kill(f"w{victim}")
 
-    struck: list[str] = []
-    since: list[int] = []
-    pipelines = 1 if change == "Growing" else 2
-    return Job(manifest(3, pipelines, steps=8, elastic=(1, 2)), decide=decide, capacity=6).run()
+    document = manifest(3, 1 if change == "Growing" else 2, steps=8, elastic=(1, 2))
+    return BranchingJob(document, decide=decide, capacity=6)
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:

@@ -1,7 +1,7 @@
-"""A job that is killed at each of its instructions, with what precedes the kill run once for all of them.
+"""A job that takes many ways from the same beginning, such as a kill at each of its instructions.
 
-At an instruction the process forks. In the child the worker dies there, and the job is run to its end and judged; the
-parent waits for it and goes on to the next instruction, undisturbed. So no kill leaves a trace in another one's job.
+Where its ways part the process forks. The child takes that way, and the job is run to its end and judged; the parent
+waits for it and goes on, undisturbed. So what they have in common is run once, and none leaves a trace in another one.
 """
 
 import gc
@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -21,19 +21,35 @@ from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job
 
+Judge = Callable[[Job], Any]
 
-def kill_at_each(
-    manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Callable[[Job], Any]
-) -> dict[Fault, Any]:
+
+def kill_at_each(manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Judge) -> dict[Fault, Any]:
     """What `judge` answers of the job in which a worker dies at that instruction, for each one that `kill` picks.
 
     judge: it raises what is wrong, which comes from here as an AssertionError; its answer must be one that can be
     pickled.
     """
-    if torch.accelerator.is_available():  # autograd that knows of a device refuses to work in a forked process
-        executed = Job(manifest).run().executed
-        return {fault: judge(Job(manifest, (fault,)).run()) for fault in dict.fromkeys(executed) if kill(fault)}
-    return _Sweep(manifest, kill, judge).run().answers
+
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            return kill(fault) and self.branch(fault)
+
+    return each_way(lambda: Killed(manifest), judge)
+
+
+def each_way(make: Callable[[], "BranchingJob"], judge: Judge) -> dict[Any, Any]:
+    """What `judge` answers of the job's other ways than the one without a branch, by their names. See kill_at_each."""
+    first = make()
+    first.judge = judge
+    if not torch.accelerator.is_available():
+        return first.run().answers
+    answers = {}  # autograd that knows of a device refuses to work in a forked process
+    for name in first.run().answers:
+        other = make()
+        other.only = name
+        answers[name] = judge(other.run())
+    return answers
 
 
 class _Reader(BatchReader):
@@ -48,31 +64,39 @@ class _Reader(BatchReader):
         self._threads = ThreadPoolExecutor(max_workers=1)
 
 
-class _Sweep(Job):
-    """See kill_at_each."""
+class BranchingJob(Job):
+    """For each_way. judge: of a job that has ended. only: the way to take, if no process is to be forked."""
 
-    def __init__(self, manifest: dict[str, Any], kill: Callable[[Fault], bool], judge: Callable[[Job], Any]) -> None:
-        super().__init__(manifest)
-        self.answers: dict[Fault, Any] = {}
-        self._kill, self._judge = kill, judge
+    judge: Judge | None = None
+    only: Hashable = None
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.answers: dict[Hashable, Any] = {}
         self._readers: list[_Reader] = []
         self._answer: int | None = None  # in a child: where the parent reads
 
-    def run(self, limit: int = 200_000) -> "_Sweep":
+    def run(self, limit: int = 200_000) -> "BranchingJob":
         try:
             super().run(limit)
-            if self._answer is not None:
-                self._tell((self._judge(self), ""))
+            if self._answer is not None and self.judge:
+                self._tell((self.judge(self), ""))
         except BaseException:
             if self._answer is None:
                 raise
             self._tell((None, traceback.format_exc()))
         return self
 
-    def strikes(self, fault: Fault) -> bool:
-        """In the child only. Raises AssertionError if a child did not end as it should."""
-        if self._answer is not None or fault in self.answers or not self._kill(fault):
+    def branch(self, name: Hashable) -> bool:
+        """Is this the job that takes that way? Each name counts once, and no way has a branch of its own.
+
+        Raises AssertionError if the other job did not end as it should.
+        """
+        if self._answer is not None or name in self.answers:
             return False
+        if self.judge is None or torch.accelerator.is_available():
+            self.answers[name] = None
+            return name == self.only
         for reader in self._readers:
             reader.settle()
         source, sink = os.pipe()
@@ -87,19 +111,19 @@ class _Sweep(Job):
                 reader.restart()
             return True
         os.close(sink)
-        self.answers[fault] = self._outcome(fault, child, source)
+        self.answers[name] = self._outcome(name, child, source)
         return False
 
-    def _outcome(self, fault: Fault, child: int, source: int) -> Any:
+    def _outcome(self, name: Hashable, child: int, source: int) -> Any:
         try:
             with open(source, "rb") as told:
                 text = told.read()
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        assert text, f"killed at {fault}: the process came to no end of its own"
+        assert text, f"{name}: the process came to no end of its own"
         answer, error = pickle.loads(text)
-        assert not error, f"killed at {fault}: {error}"
+        assert not error, f"{name}: {error}"
         return answer
 
     def _tell(self, answer: tuple[Any, str]) -> None:
