@@ -7,6 +7,7 @@ With pytest-xdist (`make test` runs two processes) a file's tests stay in one pr
 make; so do all tests with the cluster, which mostly wait for it while the other process computes.
 """
 
+import gc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,23 @@ settings.load_profile("bamboo")
 
 ROOT = Path(__file__).parent.parent
 # What takes longest comes first, so that no process is left with a long file at the end.
-FIRST = ("cluster", "test_engine", "test_faults", "test_protocol_simulation", "test_operator_simulation")
+FIRST = (
+    "cluster", "test_engine", "test_faults", "test_operator_simulation", "test_cli", "test_unused_parameters",
+    "test_protocol_simulation", "test_examples", "test_operator_late_workers", "test_transport",
+)  # fmt: skip
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(group(item.nodeid), len(FIRST)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Python's garbage collector never looks again through what all tests need, and that is a lot."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
