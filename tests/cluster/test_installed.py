@@ -10,6 +10,7 @@ import pytest
 
 from cluster.client import Json
 from cluster.handle import Cluster
+from manifest_kit import bamboojob, training
 from operator_jobs import TOLERATE
 from operator_process import Job
 
@@ -25,21 +26,16 @@ SECONDS = 300  # for nodes that pull an image, and share a machine
 
 
 def manifest(name: str, **spec: Any) -> Json:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": name},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 64, "blocks": 6}},
-            "training": {"steps": 600, "globalBatchSize": 256, "microBatchSize": 32},
-            "topology": {"stages": 2},
-            "worker": {
-                "resources": {"requests": {"cpu": "100m", "memory": "400Mi"}},
-                "template": {"spec": {"tolerations": TOLERATE}},
-            },
-            **spec,
+    usual = {
+        "task": {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 64, "blocks": 6}},
+        "training": training(600, 256, 32),
+        "topology": {"stages": 2},
+        "worker": {
+            "resources": {"requests": {"cpu": "100m", "memory": "400Mi"}},
+            "template": {"spec": {"tolerations": TOLERATE}},
         },
     }
+    return bamboojob(name, **(usual | spec))
 
 
 def restrict(cluster: Cluster, namespace: str) -> None:

@@ -27,6 +27,7 @@ from bamboo_operator.process import RESERVED, WATCHES
 from certificates import issue, trusting
 from flooded_operator import JOB, OWN
 from folders import SUPPORT
+from http_kit import serving
 
 PATIENCE = 60.0
 
@@ -289,13 +290,8 @@ async def api_server() -> AsyncIterator[tuple[ApiServer, str]]:
     server, app = ApiServer(), web.Application()
     app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", server.review)
     app.router.add_get("/api/{rest:.*}", server.read)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield server, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(app) as url:
+        yield server, url
 
 
 @contextlib.contextmanager

@@ -12,22 +12,14 @@ from bamboo.coordinator.events import Event, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.local.runner import RunOptions, _LocalRun
 from bamboo.terminal.view import QuietView, TakeWorker
+from manifest_kit import bamboojob, training
 
 NINE = {"name": "nine", "onExitCodes": [9], "action": "FailJob"}
 
 
 def manifest(stages: int, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "task": {"entrypoint": "ending:build"},
-            "training": {"steps": 10, "globalBatchSize": 4, "microBatchSize": 2},
-            "topology": {"stages": stages},
-            **spec,
-        },
-    }
+    task = {"entrypoint": "ending:build"}
+    return bamboojob("tiny", **{"task": task, "training": training(10, 4, 2), "topology": {"stages": stages}, **spec})
 
 
 class Run(_LocalRun):

@@ -9,7 +9,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 import typer
-import yaml
 from aiohttp import web
 from typer.testing import CliRunner
 
@@ -19,7 +18,9 @@ from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.lease import lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.process import OperatorOptions, run_operator
+from http_kit import serving
 from lease_kit import PLACE
+from remote_kit import kubeconfig
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -34,20 +35,9 @@ async def api_server(folder: Path, holder: str) -> AsyncIterator[list[str]]:
         lease = lease_held_by(PLACE, None, holder, NOW)
         return web.json_response(lease if "/leases/" in request.path else {"metadata": {}, "status": {}})
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    named = {"name": "x", "cluster": {"server": server}}, {"name": "x", "user": {"token": "t"}}
-    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
-    config = {"clusters": [named[0]], "users": [named[1]], "contexts": [context], "current-context": "x"}
-    (folder / "kubeconfig").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **config}))
-    try:
+    async with serving(answer) as url:
+        kubeconfig(folder / "kubeconfig", url, {"token": "t"})
         yield asked
-    finally:
-        await runner.cleanup()
 
 
 def options(port: int, *, label_active: bool = False) -> OperatorOptions:

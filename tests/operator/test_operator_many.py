@@ -20,6 +20,7 @@ from bamboo_operator.jobs.training import LONGEST_SECONDS, turn
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods.controller import PodController
+from manifest_kit import bamboojob, training
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_server import Object, Server, Watch
 
@@ -35,14 +36,14 @@ ERROR = f'failed to pull and unpack image "{IMAGE}": not found'
 
 
 def manifest(name: str) -> Object:
-    spec = {
-        "task": {"entrypoint": "stand.in:build"},
-        "training": {"steps": 10, "globalBatchSize": 8, "microBatchSize": 1},
-        "topology": {"stages": WORKERS // 2, "pipelines": 2},
-        "worker": {"image": IMAGE},
-    }
-    metadata = {"name": name, "namespace": "default"}
-    return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}
+    return bamboojob(
+        name,
+        namespace="default",
+        task={"entrypoint": "stand.in:build"},
+        training=training(10, 8, 1),
+        topology={"stages": WORKERS // 2, "pipelines": 2},
+        worker={"image": IMAGE},
+    )
 
 
 def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:

@@ -24,7 +24,7 @@ from bamboo_operator.manifests.worker_pod import (
     worker_pod,
     worker_pool,
 )
-from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, named, pool, render, trainer
+from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
 def restricted(pod):
@@ -334,7 +334,7 @@ def test_names_are_labels_and_tell_incarnations_apart(name, number):
 
 def test_long_names_do_not_collide():
     assert worker_name("a" * 62 + "b", 1) != worker_name("a" * 62 + "c", 1)
-    pod = worker_pod(named("a" * 63), META, 1, None, SETTINGS)
+    pod = worker_pod(job("a" * 63), META, 1, None, SETTINGS)
     assert pod["metadata"]["labels"]["bamboo.dev/job-name"] == "a" * 63
     check_pod(pod)
 

@@ -21,6 +21,7 @@ from bamboo_operator.kube import client as api_module
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.client import ApiClient, connect
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from http_kit import serving
 from manifest_kit import minimal
 
 KEY = ("default", "test")
@@ -59,26 +60,19 @@ class Server:
 
 @asynccontextmanager
 async def managed(server: Server) -> AsyncIterator[JobController]:
-    app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
-    api = ApiClient(connection)
-    shared = SharedResources(
-        cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16, url="ws://127.0.0.1:1",
-        settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
-    )  # fmt: skip
-    jobs = JobController(shared)
-    try:
-        yield jobs
-    finally:
-        await jobs.stop()
-        await connection.close()
-        await runner.cleanup()
+    async with serving(server.answer) as url:
+        connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
+        api = ApiClient(connection)
+        shared = SharedResources(
+            cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16,
+            url="ws://127.0.0.1:1", settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
+        )  # fmt: skip
+        jobs = JobController(shared)
+        try:
+            yield jobs
+        finally:
+            await jobs.stop()
+            await connection.close()
 
 
 def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:

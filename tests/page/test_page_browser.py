@@ -20,6 +20,7 @@ from bamboo.page.history import Figures, JobHistory, steady_clock
 from bamboo.page.server import LocalPage, add_page, answer, refusal
 from bamboo.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
+from http_kit import serving
 from operator_kit import job, said
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
@@ -79,13 +80,8 @@ async def served(found: list[d.Document | int]) -> AsyncIterator[str]:
 
     app = web.Application()
     add_page(app, "/jobs/team/tiny/", state)
-    runner = web.AppRunner(app, shutdown_timeout=0.5)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/jobs/team/tiny/"
-    finally:
-        await runner.cleanup()
+    async with serving(app) as url:
+        yield f"{url}/jobs/team/tiny/"
 
 
 async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:

@@ -37,6 +37,7 @@ from bamboo_operator.auth.page_access import (
 from bamboo_operator.http.job_pages import JobPages
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
+from http_kit import serving
 from operator_kit import NOW, job, said
 
 TEAM = ("team", "tiny")
@@ -252,15 +253,8 @@ async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSessi
     )  # fmt: skip
     app = web.Application()
     JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with aiohttp.ClientSession() as session:
-            yield session, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+        yield session, url
 
 
 @pytest.mark.parametrize(

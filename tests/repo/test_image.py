@@ -17,6 +17,7 @@ from bamboo.coordinator.events import Outcome
 from bamboo.coordinator.job_status import status
 from image_kit import BUILD_SECONDS, ROOT, TARGETS, Images, Unavailable, call, images
 from image_pool import Containers
+from manifest_kit import bamboojob, gpt_task, training
 from operator_jobs import digests_of_a_local_run
 from processes import Processes
 
@@ -158,18 +159,13 @@ def test_images_are_small(built: Images, target: str) -> None:
 
 
 def job(text: Path, standby: int) -> dict[str, Any]:
-    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": str(text)}
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "contained"},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": 150, "globalBatchSize": 16, "microBatchSize": 2},
-            "topology": {"stages": 2},
-            "standby": {"workers": standby},
-        },
-    }
+    return bamboojob(
+        "contained",
+        task=gpt_task(text=str(text)),
+        training=training(150, 16, 2),
+        topology={"stages": 2},
+        standby={"workers": standby},
+    )
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM], ids=["calm", "killed", "told"])

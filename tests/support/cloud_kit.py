@@ -2,9 +2,12 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Any
 
 from aiohttp import web
+
+from http_kit import serving
 
 ACTION = "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -19,19 +22,14 @@ class Endpoint:
         self.asked: Counter[str] = Counter()
         self.trouble: web.Response | float | None = None
         self.url = ""
+        self._serving = AsyncExitStack()
 
     async def __aenter__(self) -> "Endpoint":
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = await self._serving.enter_async_context(serving(self._handle))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await self._serving.aclose()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.asked[f"{request.method} {request.path}"] += 1

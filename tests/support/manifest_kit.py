@@ -1,4 +1,4 @@
-"""Two manifests that the tests of the parser start from: the smallest one, and one with every field."""
+"""Manifests for tests: a builder, and two that the tests of the parser start from, the smallest and the whole one."""
 
 from typing import Any
 
@@ -6,6 +6,10 @@ import pytest
 import yaml
 
 from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.names import GROUP, KIND, VERSION
+from folders import ROOT
+
+TEXT = str(ROOT / "LICENSE")  # that small language models learn
 
 MINIMAL = """\
 apiVersion: bamboo.dev/v1alpha1
@@ -49,6 +53,23 @@ spec:
   disruptionBudget: None
 status: {step: 3}
 """
+
+
+def bamboojob(name: str = "test", *, namespace: str | None = None, **spec: Any) -> dict[str, Any]:
+    """A BambooJob. spec: its fields, as a manifest names them."""
+    metadata = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def training(steps: int, batch: int, micro: int, **more: Any) -> dict[str, Any]:
+    """batch, micro: samples of a step and of a microbatch."""
+    return {"steps": steps, "globalBatchSize": batch, "microBatchSize": micro, **more}
+
+
+def gpt_task(**config: Any) -> dict[str, Any]:
+    """A small GPT with dropout, on a text that every machine has."""
+    usual = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
+    return {"entrypoint": "bamboo_trainer.models.gpt:build", "config": usual | config}
 
 
 def minimal() -> dict[str, Any]:

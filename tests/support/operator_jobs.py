@@ -11,33 +11,27 @@ import yaml
 
 import paced
 from cluster.client import Json
-from folders import ROOT, TASK_PATH
+from folders import TASK_PATH
+from manifest_kit import bamboojob, gpt_task, training
 
-TEXT = str(ROOT / "LICENSE")
 ENDLESS = 100_000  # steps
 PACED: Json = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}
 TOLERATE = [{"key": "bamboo.dev/spot", "operator": "Exists"}]
 
 
 def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json:
-    config = {"dModel": 32, "heads": 2, "blocks": 3, "context": 16, "dropout": 0.1, "text": TEXT}
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": name},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": steps, "globalBatchSize": 16, "microBatchSize": 2},
-            "topology": {"stages": 4},
-            "standby": {"workers": standby},
-            "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
-            "worker": {
-                "resources": {"limits": {"nvidia.com/gpu": 1}},
-                "template": {"spec": {"tolerations": TOLERATE}},
-            },
-            **spec,
+    usual = {
+        "task": gpt_task(),
+        "training": training(steps, 16, 2),
+        "topology": {"stages": 4},
+        "standby": {"workers": standby},
+        "nodePools": [{"name": "spot", "preset": "Karpenter", "pricePerHour": "0.90"}],
+        "worker": {
+            "resources": {"limits": {"nvidia.com/gpu": 1}},
+            "template": {"spec": {"tolerations": TOLERATE}},
         },
     }
+    return bamboojob(name, **(usual | spec))
 
 
 def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-import yaml
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
@@ -13,7 +12,7 @@ from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
-from manifest_kit import MINIMAL
+from manifest_kit import bamboojob, minimal
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -23,17 +22,9 @@ def at(seconds: float) -> str:
     return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def job(**spec: Any) -> JobSpec:
-    document = yaml.safe_load(MINIMAL)
-    document["spec"].update(spec)
-    return parse_manifest(document)
-
-
-def named(name: str, **spec: Any) -> JobSpec:
-    document = yaml.safe_load(MINIMAL)
-    document["metadata"]["name"] = name
-    document["spec"].update(spec)
-    return parse_manifest(document)
+def job(name: str = "tiny", **spec: Any) -> JobSpec:
+    """The smallest one, with these fields."""
+    return parse_manifest(bamboojob(name, **(minimal()["spec"] | spec)))
 
 
 def node(

@@ -11,6 +11,7 @@ from bamboo.coordinator.events import AddWorkers, Finish, RequestsWithdrawn, Sen
 from bamboo.coordinator.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, Plan, plan_problems
+from manifest_kit import bamboojob, training
 
 
 def taken_over(plan: Plan, cell: Cell) -> protocol.TakenOver:
@@ -32,22 +33,15 @@ class World:
         most: int | None = None,
         split: list[int] | None = None,
     ) -> None:
-        document: dict[str, Any] = {
-            "apiVersion": "bamboo.dev/v1alpha1",
-            "kind": "BambooJob",
-            "metadata": {"name": "x"},
-            "spec": {
-                "task": {"entrypoint": "a.b:c"},
-                "training": {"steps": 10_000, "globalBatchSize": 8, "microBatchSize": 1},
-                "topology": {"stages": stages, "pipelines": pipelines, "split": split},
-                "standby": {"workers": standby},
-                "elastic": {
-                    "minPipelines": least or pipelines,
-                    "maxPipelines": most or pipelines,
-                    "stabilizationSeconds": 0,
-                },
-            },
-        }
+        bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
+        document = bamboojob(
+            "x",
+            task={"entrypoint": "a.b:c"},
+            training=training(10_000, 8, 1),
+            topology={"stages": stages, "pipelines": pipelines, "split": split},
+            standby={"workers": standby},
+            elastic={**bounds, "stabilizationSeconds": 0},
+        )
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
         self.document, self.spec = document, parse_manifest(document)

@@ -17,6 +17,7 @@ from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
 from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, gpt_task, training
 from stage_kit import CONFIG, SPLITS, begin, chain, microbatch, one_step, small_gpt, small_task
 from training_job import Fault, Job
 
@@ -24,24 +25,12 @@ BF16 = replace(CONFIG, precision="bf16")
 
 
 def manifest(checkpoint: bool, precision: str, mode: str) -> dict[str, Any]:
-    text = str(Path(__file__).parents[2] / "LICENSE")
-    config = {"dModel": 16, "heads": 2, "blocks": 2, "context": 8, "dropout": 0.1, "text": text}
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {
-                "entrypoint": "bamboo_trainer.models.gpt:build",
-                "config": {**config, "checkpoint": checkpoint},
-            },
-            "training": {
-                "steps": 4, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0, "precision": precision,
-            },
-            "topology": {"stages": 3},
-            "redundancy": {"mode": mode},
-        },
-    }  # fmt: skip
+    return bamboojob(
+        task=gpt_task(dModel=16, blocks=2, context=8, checkpoint=checkpoint),
+        training=training(4, 8, 2, maxGradientNorm=1.0, precision=precision),
+        topology={"stages": 3},
+        redundancy={"mode": mode},
+    )  # fmt: skip
 
 
 @functools.cache

@@ -39,6 +39,7 @@ from cloud_kit import (
     event,
 )
 from folders import TASK_PATH
+from manifest_kit import bamboojob, gpt_task, training
 from operator_kit import render, trainer
 from processes import Processes
 
@@ -444,19 +445,13 @@ def test_a_watcher_that_never_started_closes() -> None:
 
 
 def job_manifest() -> dict[str, Any]:
-    config = {"dModel": 16, "heads": 2, "blocks": 3, "context": 16, "text": str(Path(__file__).parents[2] / "LICENSE")}
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": 1_000_000, "globalBatchSize": 8, "microBatchSize": 2},
-            "topology": {"stages": 2, "pipelines": 1},
-            "redundancy": {"mode": "LazyForward"},
-            "standby": {"workers": 1},
-        },
-    }
+    return bamboojob(
+        task=gpt_task(dModel=16),
+        training=training(1_000_000, 8, 2),
+        topology={"stages": 2, "pipelines": 1},
+        redundancy={"mode": "LazyForward"},
+        standby={"workers": 1},
+    )
 
 
 async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(

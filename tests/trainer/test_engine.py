@@ -3,7 +3,6 @@
 import functools
 import os
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import LinkUp
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from branching_job import BranchingJob, each_way, kill_at_each
+from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
 from training_job import Fault, Job
 
@@ -36,28 +36,14 @@ def manifest(
     elastic: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     least, most = elastic or (pipelines, pipelines)
-    config = {
-        "dModel": 16,
-        "heads": 2,
-        "blocks": 3,
-        "context": 8,
-        "dropout": 0.1,
-        "text": str(Path(__file__).parents[2] / "LICENSE"),
-        "tieEmbeddings": tied,
-    }
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "maxGradientNorm": 1.0},
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode},
-            "standby": {"workers": standby},
-            "elastic": {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": 0},
-        },
-    }
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8, tieEmbeddings=tied),
+        training=training(steps, 8, 2, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode},
+        standby={"workers": standby},
+        elastic={"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": 0},
+    )
 
 
 @functools.cache

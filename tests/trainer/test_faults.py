@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bamboo.coordinator.events import Outcome
+from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run, run_slowly, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
@@ -19,35 +20,17 @@ STEPS = 12
 SECONDS = 180.0  # for jobs with many workers
 
 
-TEXT = str(Path(__file__).parents[2] / "LICENSE")
-
-
 def manifest(
     stages: int = 4, pipelines: int = 1, mixed: bool = False, standby: int = 1, mode: str = "LazyForward"
 ) -> dict[str, Any]:
     """mixed: bf16 products, and tied embeddings."""
-    blocks = max(3, stages - 2)
-    config = {"dModel": 32, "heads": 2, "blocks": blocks, "context": 16, "dropout": 0.1, "text": TEXT}
-    config["tieEmbeddings"] = mixed
-    precision = "bf16" if mixed else "fp32"
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "bamboo_trainer.models.gpt:build", "config": config},
-            "training": {
-                "steps": STEPS,
-                "globalBatchSize": 16,
-                "microBatchSize": 2,
-                "maxGradientNorm": 1.0,
-                "precision": precision,
-            },
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode},
-            "standby": {"workers": standby},
-        },
-    }
+    return bamboojob(
+        task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
+        training=training(STEPS, 16, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode},
+        standby={"workers": standby},
+    )
 
 
 Shape = tuple[int, int, bool]

@@ -23,6 +23,7 @@ from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, small_gpt, small_task
 from training_job import Fault, Job
 from world import World
@@ -58,23 +59,13 @@ def build(config: dict[str, Any]) -> Task:
 
 
 def manifest(stages: int = 2, pipelines: int = 1, mode: str = "LazyForward", steps: int = 5) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "test_memory_account:build"},
-            "training": {
-                "steps": steps,
-                "globalBatchSize": 2 * M * pipelines,
-                "microBatchSize": 2,
-                "reproducible": False,
-            },
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode},
-            "elastic": {"minPipelines": 1, "maxPipelines": pipelines, "stabilizationSeconds": 0},
-        },
-    }
+    return bamboojob(
+        task={"entrypoint": "test_memory_account:build"},
+        training=training(steps, 2 * M * pipelines, 2, reproducible=False),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode},
+        elastic={"minPipelines": 1, "maxPipelines": pipelines, "stabilizationSeconds": 0},
+    )
 
 
 def engines(job: Job) -> Iterator[Components]:

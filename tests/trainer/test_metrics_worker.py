@@ -23,21 +23,18 @@ from bamboo_trainer.transport.frames import FrameKind as FrameKind
 from bamboo_trainer.worker import metrics, trace
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.time_account import TimeAccount
+from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool
 from training_job import Job
 
 CELL = Cell(0, 1)
-MANIFEST = {
-    "apiVersion": "bamboo.dev/v1alpha1",
-    "kind": "BambooJob",
-    "metadata": {"name": "small"},
-    "spec": {
-        "task": {"entrypoint": "bamboo_trainer.models.mlp:build"},
-        "training": {"steps": 6, "globalBatchSize": 16, "microBatchSize": 8},
-        "topology": {"stages": 2},
-    },
-}
+MANIFEST = bamboojob(
+    "small",
+    task={"entrypoint": "bamboo_trainer.models.mlp:build"},
+    training=training(6, 16, 8),
+    topology={"stages": 2},
+)
 MOMENTS = st.lists(
     st.tuples(
         st.sampled_from([*(name for name in TIME_USE_OF_SPAN if name != "Wait"), "Idle", "Epoch"]), st.floats(0, 2)

@@ -17,6 +17,7 @@ from bamboo_trainer.transport import payloads
 from bamboo_trainer.transport.base import Arrived
 from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
 from bamboo_trainer.transport.payloads import RefusedFrame
+from manifest_kit import bamboojob, training
 from memory_transport import travelled
 from training_job import Job
 
@@ -163,20 +164,13 @@ def job(until: int) -> Job:
             paused.append(job.turns)
             raise Paused
 
-    document = {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "told"},
-        "spec": {
-            "task": {
-                "entrypoint": "bamboo_trainer.models.mlp:build",
-                "config": {"width": 16, "blocks": 1, "samples": 8},
-            },
-            "training": {"steps": 3, "globalBatchSize": 4, "microBatchSize": 2},
-            "topology": {"stages": 2},
-            "redundancy": {"mode": "EagerBackward"},
-        },
-    }
+    config = {"width": 16, "blocks": 1, "samples": 8}
+    document = bamboojob(
+        task={"entrypoint": "bamboo_trainer.models.mlp:build", "config": config},
+        training=training(3, 4, 2),
+        topology={"stages": 2},
+        redundancy={"mode": "EagerBackward"},
+    )
     made = Job(document, decide=decide)
     with suppress(Paused):
         made.run()

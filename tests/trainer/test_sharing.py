@@ -18,6 +18,7 @@ from bamboo_trainer.tasks.sharing import merged, settled
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
+from manifest_kit import bamboojob, training
 from sharing_tasks import SHARING, WIDTH, WORDS, Head, Whole, build
 from stage_kit import one_step, small_task, state_of
 from training_job import Fault, Job
@@ -56,16 +57,11 @@ def test_stages_train_what_plain_pytorch_trains(sharing: str, split: list[tuple[
 
 
 def manifest(sharing: str, stages: int, pipelines: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "sharing_tasks:build", "config": {"sharing": sharing}},
-            "training": {"steps": STEPS, "globalBatchSize": 12, "microBatchSize": 3},
-            "topology": {"stages": stages, "pipelines": pipelines},
-        },
-    }
+    return bamboojob(
+        task={"entrypoint": "sharing_tasks:build", "config": {"sharing": sharing}},
+        training=training(STEPS, 12, 3),
+        topology={"stages": stages, "pipelines": pipelines},
+    )
 
 
 @pytest.mark.parametrize("sharing", SHARING)

@@ -17,6 +17,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from branching_job import kill_at_each
+from manifest_kit import bamboojob, training
 from processes import run_with_faults
 from sparse_tasks import OPTIMIZERS, build
 from stage_kit import chain, one_step, state_of
@@ -98,17 +99,12 @@ def test_bf16_trains_the_same_parameters() -> None:
 
 
 def manifest(stages: int, pipelines: int, optimizer: str = "AdamW", mode: str = "LazyForward") -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "test"},
-        "spec": {
-            "task": {"entrypoint": "sparse_tasks:build", "config": {"optimizer": optimizer}},
-            "training": {"steps": STEPS, "globalBatchSize": 4, "microBatchSize": 1, "maxGradientNorm": 1.0},
-            "topology": {"stages": stages, "pipelines": pipelines},
-            "redundancy": {"mode": mode, "placement": "Host"},
-        },
-    }
+    return bamboojob(
+        task={"entrypoint": "sparse_tasks:build", "config": {"optimizer": optimizer}},
+        training=training(STEPS, 4, 1, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode, "placement": "Host"},
+    )
 
 
 @functools.cache
