@@ -25,14 +25,14 @@ STEPS = 300
 AWAY_SECONDS = 10
 
 
-def story(name: str) -> Json:
+def disturbed_job(name: str) -> Json:
     return small(name, STEPS, standby=1)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The digests of that story if nothing happens."""
-    return digests_of_a_local_run(story("undisturbed"), tmp_path_factory.mktemp("undisturbed"))
+    """The digests of that job if nothing happens."""
+    return digests_of_a_local_run(disturbed_job("undisturbed"), tmp_path_factory.mktemp("undisturbed"))
 
 
 def owners(job: Job) -> list[str]:
@@ -114,7 +114,7 @@ def test_the_operator_may_die_at_any_time(
     installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
     until: Callable[[Job, Cluster], None], away: float,
 ) -> None:  # fmt: skip
-    job = Job(installed.api, namespace, story("mortal"))
+    job = Job(installed.api, namespace, disturbed_job("mortal"))
     until(job, installed)
     operator.kill()
     time.sleep(away)
@@ -237,7 +237,7 @@ def test_the_api_server_may_be_away(
     installed: Cluster, namespace: str, operator: Operator, undisturbed: list[str],
     absence: Callable[[Cluster], AbstractContextManager[None]],
 ) -> None:  # fmt: skip
-    document = story("cut-off")
+    document = disturbed_job("cut-off")
     job = Job(installed.api, namespace, document)
     job.until("WorkersReady")
     victim = owners(job)[1]

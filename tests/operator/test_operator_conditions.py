@@ -341,9 +341,9 @@ SCHEMA = schema()
 
 
 @given(st.lists(st.tuples(STATUSES, FACTS), min_size=1, max_size=4))
-def test_a_status_made_again_does_not_change(story):
+def test_a_status_made_again_does_not_change(history):
     previous = {}
-    for second, (status, told) in enumerate(story):
+    for second, (status, told) in enumerate(history):
         told = replace(told, now=NOW + timedelta(minutes=second))
         new = job_status(status, previous, told)
         json.dumps(new, allow_nan=False)

@@ -6,23 +6,23 @@ from dataclasses import replace
 import pytest
 
 from bamboo.names import EXIT_DRAINED
-from opsim_acts import Act, What, story
 from opsim_nodes import GRACE_SECONDS
-from opsim_world import World
+from opsim_scenario import Disturbance, DisturbanceKind, scenario
+from opsim_simulation import OperatorSimulation
 
 DELETED = 60.0
 BACKGROUND, FOREGROUND = 1, 0  # an act's number
 AWAY_SECONDS = 3.0
-RESTART = Act(what=What.OPERATOR, at=DELETED - 0.05, seconds=AWAY_SECONDS, number=0)
+RESTART = Disturbance(kind=DisturbanceKind.OPERATOR, at=DELETED - 0.05, seconds=AWAY_SECONDS, number=0)
 
 
-def ends(seed: int, number: int, *others: Act) -> list[tuple[float, int]]:
+def ends(seed: int, number: int, *others: Disturbance) -> list[tuple[float, int]]:
     """After how many seconds each worker of the deleted job ended, and how."""
-    delete = Act(what=What.RECREATE, at=DELETED, seconds=1000.0, number=number)
+    delete = Disturbance(kind=DisturbanceKind.RECREATE, at=DELETED, seconds=1000.0, number=number)
     lines: list[str] = []
-    world = World(replace(story(seed), acts=(*others, delete), careful=True), lines.append)
-    verdict = world.run()
-    assert verdict.problem is None, verdict
+    simulation = OperatorSimulation(replace(scenario(seed), disturbances=(*others, delete), careful=True), lines.append)
+    result = simulation.run()
+    assert result.problem is None, result
     found = [re.fullmatch(r" *([0-9.]+)  \S+ has ended with (-?\d+)", line) for line in lines]
     ended = [(float(match[1]) - DELETED, int(match[2])) for match in found if match]
     return [(seconds, code) for seconds, code in ended if 0 < seconds < 100]

@@ -28,7 +28,7 @@ from bamboo_operator.kube.lease import (
     pod_of_holder,
     released,
 )
-from lease_kit import PLACE, Process, World
+from lease_kit import PLACE, LeaseSimulation, Process
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 
@@ -130,198 +130,198 @@ def test_a_place_is_a_namespace_and_a_name(text: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two() -> AsyncIterator[tuple[World, Process, Process]]:
+async def two() -> AsyncIterator[tuple[LeaseSimulation, Process, Process]]:
     """The first one works, the second one waits."""
-    world = World()
-    first = world.start("first")
-    await world.run(1)
-    second = world.start("second")
-    await world.run(100)
-    assert world.at_work() == [first]
+    simulation = LeaseSimulation()
+    first = simulation.start("first")
+    await simulation.run(1)
+    second = simulation.start("second")
+    await simulation.run(100)
+    assert simulation.at_work() == [first]
     try:
-        yield world, first, second
+        yield simulation, first, second
     finally:
-        await world.close()
+        await simulation.close()
 
 
 async def test_one_works_and_the_other_waits_and_both_are_quiet() -> None:
-    async with two() as (world, first, second):
+    async with two() as (simulation, first, second):
         assert second.lease.waiting == "waiting for the lease held by first"
         before = first.writes
-        await world.run(600)
+        await simulation.run(600)
         assert first.writes - before == 600 / RENEW_SECONDS
         assert second.writes == 0
-        assert world.lease["spec"]["leaseTransitions"] == 0
+        assert simulation.lease["spec"]["leaseTransitions"] == 0
 
 
 async def test_a_container_that_is_started_again_goes_on_at_once() -> None:
-    async with two() as (world, first, _):
+    async with two() as (simulation, first, _):
         await first.again()
-        await world.run(0)
-        assert world.at_work() == [first]
-        assert world.lease["spec"]["leaseTransitions"] == 0
+        await simulation.run(0)
+        assert simulation.at_work() == [first]
+        assert simulation.lease["spec"]["leaseTransitions"] == 0
 
 
 async def test_what_is_released_is_taken_at_the_next_look() -> None:
-    async with two() as (world, first, second):
+    async with two() as (simulation, first, second):
         await first.end()
-        assert world.lease["spec"]["holderIdentity"] == ""
-        await world.run(POLL_SECONDS)
-        assert world.at_work() == [second]
-        assert world.lease["spec"]["leaseTransitions"] == 1
+        assert simulation.lease["spec"]["holderIdentity"] == ""
+        await simulation.run(POLL_SECONDS)
+        assert simulation.at_work() == [second]
+        assert simulation.lease["spec"]["leaseTransitions"] == 1
 
 
 @pytest.mark.parametrize("gone", [True, False])
 async def test_a_dead_holder_is_not_waited_for(gone: bool) -> None:
-    async with two() as (world, first, second):
+    async with two() as (simulation, first, second):
         await first.kill()
-        await world.run(4 * POLL_SECONDS)
-        assert world.at_work() == [], "its pod is there"
+        await simulation.run(4 * POLL_SECONDS)
+        assert simulation.at_work() == [], "its pod is there"
         if gone:
-            del world.pods["first"]
+            del simulation.pods["first"]
         else:
-            world.pods["first"]["status"]["phase"] = "Failed"
-        await world.run(POLL_SECONDS)
-        assert world.at_work() == [second]
+            simulation.pods["first"]["status"]["phase"] = "Failed"
+        await simulation.run(POLL_SECONDS)
+        assert simulation.at_work() == [second]
 
 
 async def test_a_holder_that_says_nothing_loses_it_after_its_time() -> None:
-    async with two() as (world, first, second):
+    async with two() as (simulation, first, second):
         await first.kill()
-        await world.run(DURATION_SECONDS - RENEW_SECONDS - POLL_SECONDS)
-        assert world.at_work() == []
-        await world.run(RENEW_SECONDS + 2 * POLL_SECONDS)
-        assert world.at_work() == [second]
+        await simulation.run(DURATION_SECONDS - RENEW_SECONDS - POLL_SECONDS)
+        assert simulation.at_work() == []
+        await simulation.run(RENEW_SECONDS + 2 * POLL_SECONDS)
+        assert simulation.at_work() == [second]
 
 
 async def test_an_evicted_holder_that_lives_notices_before_the_next_one_works() -> None:
-    async with two() as (world, first, second):
-        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
-        await world.run(POLL_SECONDS)
-        assert world.at_work() == [first]
+    async with two() as (simulation, first, second):
+        simulation.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+        await simulation.run(POLL_SECONDS)
+        assert simulation.at_work() == [first]
         assert second.lease.waiting == "waiting until first has ended"
-        await world.run(RENEW_SECONDS)
-        assert world.at_work() == []
-        await world.run(NOTICE_SECONDS)
-        assert world.at_work() == [second]
+        await simulation.run(RENEW_SECONDS)
+        assert simulation.at_work() == []
+        await simulation.run(NOTICE_SECONDS)
+        assert simulation.at_work() == [second]
 
 
 async def test_one_that_dies_while_the_one_before_may_work_waits_for_it_all_the_same() -> None:
-    async with two() as (world, first, second):
-        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
-        await world.run(POLL_SECONDS)
+    async with two() as (simulation, first, second):
+        simulation.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+        await simulation.run(POLL_SECONDS)
         await second.again()
-        await world.run(0)
-        assert world.at_work() == [first]
+        await simulation.run(0)
+        assert simulation.at_work() == [first]
         assert second.lease.waiting == "waiting until first has ended"
-        await world.run(NOTICE_SECONDS)
-        assert world.at_work() == [second]
-        await world.run(RENEW_SECONDS)
-        assert LeaseRecord.of(world.lease).before == ()
+        await simulation.run(NOTICE_SECONDS)
+        assert simulation.at_work() == [second]
+        await simulation.run(RENEW_SECONDS)
+        assert LeaseRecord.of(simulation.lease).before == ()
 
 
 async def test_nobody_waits_for_an_evicted_holder_that_has_ended() -> None:
-    async with two() as (world, first, second):
-        world.pods["first"]["metadata"]["deletionTimestamp"] = "now"
+    async with two() as (simulation, first, second):
+        simulation.pods["first"]["metadata"]["deletionTimestamp"] = "now"
         await first.end()
-        await world.run(POLL_SECONDS)
-        world.lease["spec"]["holderIdentity"] = "first"  # as if it had not released it in time
-        del world.pods["first"]
-        await world.run(2 * POLL_SECONDS)
-        assert world.at_work() == [second]
+        await simulation.run(POLL_SECONDS)
+        simulation.lease["spec"]["holderIdentity"] = "first"  # as if it had not released it in time
+        del simulation.pods["first"]
+        await simulation.run(2 * POLL_SECONDS)
+        assert simulation.at_work() == [second]
 
 
 async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with two() as (world, first, second):
+    async with two() as (simulation, first, second):
         first.cut_off(cut=True)
-        await world.run(300)
-        assert world.at_work() == [first, second], "it cannot know"
+        await simulation.run(300)
+        assert simulation.at_work() == [first, second], "it cannot know"
         said = [entry.message for entry in caplog.records if "cannot renew the lease system/operator" in entry.message]
         assert 4 <= len(said) <= 6
         first.cut_off(cut=False)
-        await world.run(TIMEOUT_SECONDS + POLL_SECONDS)
-        assert world.at_work() == [second]
-    async with two() as (world, first, second):
+        await simulation.run(TIMEOUT_SECONDS + POLL_SECONDS)
+        assert simulation.at_work() == [second]
+    async with two() as (simulation, first, second):
         first.cut_off(cut=True)
-        await world.run(2 * POLL_SECONDS)
+        await simulation.run(2 * POLL_SECONDS)
         first.cut_off(cut=False)
-        await world.run(100)
-        assert world.at_work() == [first]
+        await simulation.run(100)
+        assert simulation.at_work() == [first]
 
 
 async def test_a_lease_that_somebody_changes_or_deletes() -> None:
-    async with two() as (world, first, _):
-        world.version += 1
-        world.lease["metadata"] |= {"labels": {"a": "b"}, "resourceVersion": str(world.version)}
-        await world.run(RENEW_SECONDS)
-        assert world.at_work() == [first]
-        assert world.lease["metadata"]["labels"] == {"a": "b"}
-        await world.run(RENEW_SECONDS / 2)
-        world.lease = None
-        await world.run(2 * RENEW_SECONDS)
-        assert len(world.at_work()) == 1, "whoever came first"
+    async with two() as (simulation, first, _):
+        simulation.version += 1
+        simulation.lease["metadata"] |= {"labels": {"a": "b"}, "resourceVersion": str(simulation.version)}
+        await simulation.run(RENEW_SECONDS)
+        assert simulation.at_work() == [first]
+        assert simulation.lease["metadata"]["labels"] == {"a": "b"}
+        await simulation.run(RENEW_SECONDS / 2)
+        simulation.lease = None
+        await simulation.run(2 * RENEW_SECONDS)
+        assert len(simulation.at_work()) == 1, "whoever came first"
 
 
 async def test_who_is_no_pod_is_waited_for() -> None:
     """A name that cannot be a pod's says nothing about the process; nor does it get into an address."""
-    world = World()
+    simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod"):
-        world.lease = lease_held_by(PLACE, None, name, NOW)
-        world.lease["metadata"]["resourceVersion"] = "0"
-        process = world.start("me")
-        await world.run(DURATION_SECONDS - 1)
-        assert world.at_work() == []
-        await world.run(2 * POLL_SECONDS)
-        assert world.at_work() == [process]
+        simulation.lease = lease_held_by(PLACE, None, name, NOW)
+        simulation.lease["metadata"]["resourceVersion"] = "0"
+        process = simulation.start("me")
+        await simulation.run(DURATION_SECONDS - 1)
+        assert simulation.at_work() == []
+        await simulation.run(2 * POLL_SECONDS)
+        assert simulation.at_work() == [process]
         await process.kill()
-    await world.close()
+    await simulation.close()
 
 
-WHAT = st.sampled_from(("again", "end", "evict", "vanish", "cut", "join", "freeze", "thaw"))
-STORY = st.lists(st.tuples(st.floats(0, 50), WHAT, st.integers(0, 2)), max_size=12)
+ACTIONS = st.sampled_from(("again", "end", "evict", "vanish", "cut", "join", "freeze", "thaw"))
+STEPS = st.lists(st.tuples(st.floats(0, 50), ACTIONS, st.integers(0, 2)), max_size=12)
 
 
 @settings(max_examples=60)
-@given(STORY)
+@given(STEPS)
 def test_never_do_two_work_that_reach_the_api_server_and_at_last_one_does(
-    story: list[tuple[float, str, int]],
+    steps: list[tuple[float, str, int]],
 ) -> None:
-    asyncio.run(_tell(story))
+    asyncio.run(_play(steps))
 
 
-async def _tell(story: list[tuple[float, str, int]]) -> None:
-    world, names = World(), (f"pod-{number}" for number in count())
+async def _play(steps: list[tuple[float, str, int]]) -> None:
+    simulation, names = LeaseSimulation(), (f"pod-{number}" for number in count())
 
-    def one_brain() -> None:
-        calm = [p for p in world.at_work() if not p.cut and not p.frozen and world.now - p.disturbed > 13]
-        assert len(calm) <= 1, f"at {world.now}: {[p.name for p in calm]}"
+    def at_most_one_works() -> None:
+        calm = [p for p in simulation.at_work() if not p.cut and not p.frozen and simulation.now - p.disturbed > 13]
+        assert len(calm) <= 1, f"at {simulation.now}: {[p.name for p in calm]}"
 
-    world.checks.append(one_brain)
+    simulation.checks.append(at_most_one_works)
     for _ in range(2):
-        world.start(next(names))
-    for pause, what, index in story:
-        await world.run(pause)
-        process = world.processes[index % len(world.processes)]
-        match what:
+        simulation.start(next(names))
+    for pause, action, index in steps:
+        await simulation.run(pause)
+        process = simulation.processes[index % len(simulation.processes)]
+        match action:
             case "again" if process.in_its_pod:
                 await process.again()
             case "end" if not process.cut:
                 await process.end()
             case "vanish":
                 await process.kill()
-                world.pods.pop(process.name, None)
+                simulation.pods.pop(process.name, None)
             case "evict":
-                world.pods.get(process.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
-                world.start(next(names))
+                simulation.pods.get(process.name, {"metadata": {}})["metadata"]["deletionTimestamp"] = "now"
+                simulation.start(next(names))
             case "cut" | "join":
-                process.cut_off(cut=what == "cut")
+                process.cut_off(cut=action == "cut")
             case "freeze" | "thaw":
-                process.freeze(frozen=what == "freeze")
-    world.start(next(names))
-    for process in world.processes:
+                process.freeze(frozen=action == "freeze")
+    simulation.start(next(names))
+    for process in simulation.processes:
         process.cut_off(cut=False)
         process.freeze(frozen=False)
-    await world.run(DURATION_SECONDS + 2 * NOTICE_SECONDS + 20)
-    assert len(world.at_work()) == 1
-    await world.close()
+    await simulation.run(DURATION_SECONDS + 2 * NOTICE_SECONDS + 20)
+    assert len(simulation.at_work()) == 1
+    await simulation.close()

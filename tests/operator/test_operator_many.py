@@ -53,7 +53,7 @@ def shared_for(cluster: ClusterCache, api: ApiClient) -> SharedResources:
     )  # fmt: skip
 
 
-class Town:
+class ManyJobs:
     """All jobs are made at once, and no node can pull their image. When what was first seen of each job, by its name.
 
     refused: a pod's status says that it cannot start. told: the job's status does. stuck: what liveness has said.
@@ -75,7 +75,7 @@ class Town:
         self._cluster = ClusterCache()
         self._controller = JobController(shared_for(self._cluster, ApiClient(self._server)))
 
-    async def live(self, jobs: int, seconds: float) -> None:
+    async def run(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True
         for number in range(jobs):
             self._server.create("bamboojobs", manifest(f"job-{number:02}"))
@@ -128,14 +128,14 @@ def virtual_runner(patch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Runner, 
 def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it written again when a kubelet waits instead of trying, and the other way round."""
     with virtual_runner(monkeypatch) as (runner, loop):
-        town = Town(loop)
-        runner.run(town.live(JOBS, LIFE_SECONDS))
-    assert town.made == dict.fromkeys(town.refused, WORKERS)
-    assert len(town.made) == JOBS
-    lags = sorted(town.told.get(name, LIFE_SECONDS) - at for name, at in town.refused.items())
+        simulated = ManyJobs(loop)
+        runner.run(simulated.run(JOBS, LIFE_SECONDS))
+    assert simulated.made == dict.fromkeys(simulated.refused, WORKERS)
+    assert len(simulated.made) == JOBS
+    lags = sorted(simulated.told.get(name, LIFE_SECONDS) - at for name, at in simulated.refused.items())
     assert lags[-1] < SOON, f"median {lags[JOBS // 2]:.1f} s, at most {lags[-1]:.1f} s"
-    assert town.writes < MOST_WRITES * JOBS
-    assert town.stuck == [], "a job that waits for others is not stuck"
+    assert simulated.writes < MOST_WRITES * JOBS
+    assert simulated.stuck == [], "a job that waits for others is not stuck"
 
 
 def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written_meanwhile(
@@ -146,9 +146,9 @@ def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written
 
     monkeypatch.setattr(PodController, "reconcile", stand_still)
     with virtual_runner(monkeypatch) as (runner, loop):
-        town = Town(loop)
-        runner.run(town.live(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
-    assert town.stuck[0].startswith("no reconciliation of default/job-00 for ")
+        simulated = ManyJobs(loop)
+        runner.run(simulated.run(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
+    assert simulated.stuck[0].startswith("no reconciliation of default/job-00 for ")
 
 
 def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_two_containers_train_as_two_processes_do(built: Images, tmp_path: Path,
         worker: -int(number or 0) if number is signal.SIGKILL and worker in victims else 0 for worker in training.exits
     }
     assert training.exits == ends, training.pool.tail()
-    reasons = {told.reason for told in training.story}
+    reasons = {told.reason for told in training.emitted}
     assert number is not signal.SIGKILL or "Takeover" in reasons
     assert number is not signal.SIGTERM or "NoticeReceived" in reasons
 

@@ -1,9 +1,9 @@
-"""Run the operator's simulation by hand: one seed with its story, or many on all cores.
+"""Run the operator's simulation by hand: one seed with its log, or many on all cores.
 
     python tests/simulation/operator_simulate.py --seed 7 [--verbose]
     python tests/simulation/operator_simulate.py --seeds 0:1000 [--keep-going]
 
---story: what befalls the job is not drawn, but one of those that went wrong once; with --seeds, "all" is each of them.
+--regression: the disturbances are those of a scenario that went wrong once; with --seeds, "all" is each of them.
 """
 
 import argparse
@@ -14,37 +14,37 @@ from functools import partial
 
 import torch
 
-from opsim_acts import NAMED, Story, named, story
-from opsim_world import Verdict, World
-from sim_many import tell
+from opsim_scenario import REGRESSIONS, ClusterScenario, regression, scenario
+from opsim_simulation import OperatorSimulation, RunResult
+from sim_many import report
 
 ALL = "all"
 
 
-def told(seed: int, name: str | None) -> Story:
-    return named(name, seed) if name else story(seed)
+def chosen(seed: int, name: str | None) -> ClusterScenario:
+    return regression(name, seed) if name else scenario(seed)
 
 
-def run_seed(seed: int, name: str | None) -> Verdict:
+def run_seed(seed: int, name: str | None) -> RunResult:
     torch.set_num_threads(1)
-    return World(told(seed, name)).run()
+    return OperatorSimulation(chosen(seed, name)).run()
 
 
 def command(seed: int, name: str | None) -> str:
-    story_flag = f' --story "{name}"' if name else ""
-    return f"python tests/simulation/operator_simulate.py --seed {seed}{story_flag} --verbose"
+    regression_flag = f' --regression "{name}"' if name else ""
+    return f"python tests/simulation/operator_simulate.py --seed {seed}{regression_flag} --verbose"
 
 
-def _alone(seed: int, name: str | None) -> list[Verdict]:
+def _alone(seed: int, name: str | None) -> list[RunResult]:
     return [run_seed(seed, name)]
 
 
 def one(arguments: argparse.Namespace) -> int:
-    what = told(arguments.seed, arguments.story)
-    print(what)
-    for act in what.acts:
-        print(f"  {act}")
-    result = World(what, print if arguments.verbose else None).run()
+    wanted = chosen(arguments.seed, arguments.regression)
+    print(wanted)
+    for disturbance in wanted.disturbances:
+        print(f"  {disturbance}")
+    result = OperatorSimulation(wanted, print if arguments.verbose else None).run()
     print(f"{result.kind} after {result.seconds:.1f} virtual seconds")
     if result.problem:
         print(f"PROBLEM: {result.problem}")
@@ -55,9 +55,9 @@ def many(arguments: argparse.Namespace) -> int:
     first, last = map(int, arguments.seeds.split(":"))
     wrong = 0
     with multiprocessing.Pool(arguments.processes) as pool:
-        for name in NAMED if arguments.story == ALL else (arguments.story,):
-            verdicts = pool.imap_unordered(partial(_alone, name=name), range(first, last))
-            wrong |= tell(verdicts, partial(command, name=name), arguments.keep_going)
+        for name in REGRESSIONS if arguments.regression == ALL else (arguments.regression,):
+            results = pool.imap_unordered(partial(_alone, name=name), range(first, last))
+            wrong |= report(results, partial(command, name=name), arguments.keep_going)
             if wrong and not arguments.keep_going:
                 break
     return wrong
@@ -67,15 +67,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A:B, the half-open range")
-    parser.add_argument("--story", choices=(*NAMED, ALL))
+    parser.add_argument("--regression", choices=(*REGRESSIONS, ALL))
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if (arguments.seed is None) == (arguments.seeds is None):
         parser.error("give either --seed or --seeds")
-    if arguments.seed is not None and arguments.story == ALL:
-        parser.error("--story all goes with --seeds")
+    if arguments.seed is not None and arguments.regression == ALL:
+        parser.error("--regression all goes with --seeds")
     return one(arguments) if arguments.seeds is None else many(arguments)
 
 

@@ -1,4 +1,4 @@
-"""What must hold during and after a simulated run, and a story of what everyone waits for when it does not."""
+"""What must hold during and after a simulated run, and a list of what everyone waits for when it does not."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LOGGED_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunResult:
     """problem: what is wrong, or None. kind: how the run ended, for statistics."""
 
     seed: int
@@ -133,7 +133,7 @@ class Checks:
             raise Violation(f"the log of {node.name} holds steps {sorted(steps)}")
 
 
-def judge(job: "Simulation") -> Verdict:
+def judge(job: "Simulation") -> RunResult:
     """Call once the run has ended."""
     finish = job.finish
     kind = str(finish.outcome) if finish else "None"
@@ -147,8 +147,8 @@ def judge(job: "Simulation") -> Verdict:
             problem = f"the job ended: {finish.reason}: {finish.message}"
     if problem and finish and finish.outcome is Outcome.UNRECOVERABLE:
         kind = "Avoidable"
-    return Verdict(
-        seed=job.scenario.seed, kind=kind, problem=problem, struck=len(job.strikes.struck), seconds=job.clock.now
+    return RunResult(
+        seed=job.scenario.seed, kind=kind, problem=problem, struck=len(job.injector.struck), seconds=job.clock.now
     )
 
 
@@ -174,7 +174,7 @@ def _avoidable(job: "Simulation") -> str | None:
     living = {s: holders(job.nodes.values(), gone, s, commit) for s in stages}
     a = job.scenario.arithmetic
     spared = job.scenario.care == 2 and job.scenario.mode != "None" and a.stages * a.pipelines > 1
-    if spared and not job.strikes.restarted:
+    if spared and not job.injector.restarted:
         return f"Unrecoverable, though every fault left copies of all it took: {job.finish}"
     if any(not names for names in living.values()):
         return None

@@ -10,7 +10,7 @@ from sim_stage import Arithmetic
 SPAN_SECONDS = 0.1  # about one step
 
 
-class What(StrEnum):
+class FaultKind(StrEnum):
     KILL = "kill"
     VANISH = "vanish"  # the node is gone: nobody sees a closed connection for long
     KILL_AT = "kill at"  # when it starts or has ended an instruction
@@ -27,7 +27,7 @@ class What(StrEnum):
     RESTART = "restart"  # the coordinator
 
 
-KILLS = (What.KILL, What.VANISH, What.KILL_AT, What.KILL_SENDING)
+KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.KILL_SENDING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Fault:
     long until the worker is taken away. name, count: the count-th such instruction or frame.
     """
 
-    what: What
+    what: FaultKind
     step: int
     delay: float
     chained: bool
@@ -54,7 +54,7 @@ class Fault:
         when = "after the one before" if self.chained else f"at {self.step} steps"
         who = f"{self.role} of ({self.pipeline}, {self.stage})" if self.role in ("owner", "replica") else self.role
         text = f"{self.what} {who}, {when} + {self.delay * 1e3:.1f} ms"
-        if self.what in (What.KILL_AT, What.KILL_SENDING):
+        if self.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING):
             return f"{text}, {self.name} number {self.count}"
         return text if self.what in KILLS else f"{text}, {self.seconds:.3f} s"
 
@@ -155,18 +155,18 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool) -> Arithmetic:
 
 
 WEIGHTS = {
-    What.KILL: 6,
-    What.VANISH: 1,
-    What.KILL_AT: 5,
-    What.KILL_SENDING: 4,
-    What.FREEZE: 2,
-    What.NOTICE: 4,
-    What.TERM: 1,
-    What.CUT_LINK: 3,
-    What.STALL_LINK: 2,
-    What.CUT_CHANNEL: 3,
-    What.PARTITION: 1,
-    What.CAPACITY: 1,
+    FaultKind.KILL: 6,
+    FaultKind.VANISH: 1,
+    FaultKind.KILL_AT: 5,
+    FaultKind.KILL_SENDING: 4,
+    FaultKind.FREEZE: 2,
+    FaultKind.NOTICE: 4,
+    FaultKind.TERM: 1,
+    FaultKind.CUT_LINK: 3,
+    FaultKind.STALL_LINK: 2,
+    FaultKind.CUT_CHANNEL: 3,
+    FaultKind.PARTITION: 1,
+    FaultKind.CAPACITY: 1,
 }
 ROLES = {"owner": 6, "replica": 3, "any": 3, "root": 3, "newest": 2, "heir": 3}
 NAMES = (
@@ -182,18 +182,18 @@ FRAMES = (
 
 
 def _faults(rng: random.Random, a: Arithmetic, restarts: bool) -> tuple[Fault, ...]:
-    weights = {**WEIGHTS, What.RESTART: 4} if restarts else WEIGHTS
+    weights = {**WEIGHTS, FaultKind.RESTART: 4} if restarts else WEIGHTS
     count = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
 
 
-def _fault(rng: random.Random, a: Arithmetic, weights: dict[What, int], first: bool) -> Fault:
+def _fault(rng: random.Random, a: Arithmetic, weights: dict[FaultKind, int], first: bool) -> Fault:
     what = rng.choices(list(weights), list(weights.values()))[0]
     chained = not first and rng.random() < 0.6
     name = ""
-    if what is What.KILL_AT:
+    if what is FaultKind.KILL_AT:
         name = f"{rng.choice(('before', 'after'))} {rng.choice(NAMES)}"
-    elif what is What.KILL_SENDING:
+    elif what is FaultKind.KILL_SENDING:
         name = rng.choice(FRAMES) if rng.random() < 0.8 else "any"
     return Fault(
         what=what,
@@ -209,13 +209,13 @@ def _fault(rng: random.Random, a: Arithmetic, weights: dict[What, int], first: b
     )
 
 
-def _seconds(rng: random.Random, what: What) -> float:
+def _seconds(rng: random.Random, what: FaultKind) -> float:
     match what:
-        case What.NOTICE | What.TERM:
+        case FaultKind.NOTICE | FaultKind.TERM:
             return rng.choice((0.02, 0.2, 1.0, 5.0, 30.0))
-        case What.CAPACITY:
+        case FaultKind.CAPACITY:
             return rng.choice((1.0, 5.0, 20.0))
-        case What.VANISH:
+        case FaultKind.VANISH:
             return rng.choice((0.5, 3.0, 15.0))
         case _:
             return float(10 ** rng.uniform(-2.5, 0.9))

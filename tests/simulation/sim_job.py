@@ -1,6 +1,6 @@
 """One simulated job: the real coordinator and the real engines, in virtual time, with everything else made up.
 
-A run is a function of its scenario alone. `Simulation(scenario).run()` gives a Verdict.
+A run is a function of its scenario alone. `Simulation(scenario).run()` gives a RunResult.
 """
 
 import logging
@@ -22,14 +22,14 @@ from bamboo.planning.plan import Cell, Plan
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
-from sim_checks import Checks, Verdict, judge, waiting
+from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
 from sim_faults import Scenario
 from sim_holders import newest_commit
+from sim_injector import FaultInjector
 from sim_network import Network
 from sim_stage import Oracle, StandIn, Violation
-from sim_strikes import Strikes
 from sim_worker import Name, Node
 
 TICK_SECONDS = 0.1
@@ -58,10 +58,10 @@ class Simulation:
         self.coordinating = True
         self.missed: list[Event] = []  # of workers that ended while there was no coordinator
         self.active_at = 0.0
-        self.story: list[Emit] = []
+        self.emitted: list[Emit] = []
         self.checks = Checks(self.oracle)
         self.state = self._initial()
-        self.strikes = Strikes(self)
+        self.injector = FaultInjector(self)
 
     def _initial(self, resumed: bool = False) -> CoordinatorState:
         return coordinator.initial(
@@ -77,7 +77,7 @@ class Simulation:
         if self._say:
             self._say(f"{self.clock.now:10.5f}  {text}")
 
-    def run(self) -> Verdict:
+    def run(self) -> RunResult:
         watched = logging.getLogger("bamboo_trainer")
         handler = _Alarm(self)
         watched.addHandler(handler)
@@ -107,7 +107,7 @@ class Simulation:
 
     def _settle(self) -> None:
         """Nobody is stopped yet, and nothing befalls the job any more: now every replica must come to its end, too."""
-        self.strikes.over()
+        self.injector.over()
         until = self.clock.now + SETTLE_SECONDS
         while self.failure is None and self.clock.now < until and self.clock.advance():
             pass
@@ -125,8 +125,8 @@ class Simulation:
     def _tick(self) -> None:
         if self.finish:
             return
-        self.strikes.look()
-        if self.strikes.restarted:
+        self.injector.look()
+        if self.injector.restarted:
             living = [n for n in self.nodes.values() if n.alive and n.name in self.state.workers]
             self.checked(self.checks.one_plan, living)
         self.coordinate(Tick())
@@ -161,7 +161,7 @@ class Simulation:
             case Received(worker, protocol.StepCommitted() as said):
                 self.active()
                 self.checked(self.checks.committed, worker, said)
-                self.strikes.look()
+                self.injector.look()
             case WorkerJoined():
                 self.active()
         if self.logging and not isinstance(event, Tick):
@@ -182,7 +182,7 @@ class Simulation:
             case RemoveWorker(worker) if worker in self.nodes:
                 self._remove(self.nodes[worker])
             case Emit(reason, message):
-                self.story.append(command)
+                self.emitted.append(command)
                 self.log(f"coordinator: {reason}: {message}")
             case Finish():
                 self.finish = command
@@ -274,7 +274,7 @@ class Simulation:
             self.log(f"{node.name} {what[6:]} {tuple(cell)} step {step} microbatch {microbatch}")
         self.checked(self.checks.bounded, node)
         self.checked(self.checks.followed, node)
-        return self.strikes.instruction(node, what, step)
+        return self.injector.instruction(node, what, step)
 
     def turned(self, node: Node) -> None:
         """A node has taken its turn, or died in it."""
@@ -287,7 +287,7 @@ class Simulation:
             kind, *place = frame.address
             size = sum(t.numel() for t in frame.tensors)
             self.log(f"{node.name} sends {peer} {kind.name} {place} of epoch {frame.epoch}, {size} numbers")
-        return self.strikes.frame(node, frame.address.kind.name)
+        return self.injector.frame(node, frame.address.kind.name)
 
     def ended(self, node: Node, code: int | None) -> None:
         self.log(f"{node.name} has ended with {code}")

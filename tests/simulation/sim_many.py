@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 
-class Verdict(Protocol):
+class RunResult(Protocol):
     """problem: what is wrong, or None. kind: how the run ended, for statistics."""
 
     @property
@@ -17,14 +17,14 @@ class Verdict(Protocol):
     def problem(self) -> str | None: ...
 
 
-def tell(batches: Iterable[Sequence[Verdict]], command: Callable[[int], str], keep_going: bool) -> int:
+def report(batches: Iterable[Sequence[RunResult]], command: Callable[[int], str], keep_going: bool) -> int:
     """Until all have ended, or one has failed; the exit status. command: replays a seed."""
     kinds: collections.Counter[str] = collections.Counter()
     done, failed, began = 0, 0, time.monotonic()
-    for verdicts in batches:
-        done += len(verdicts)
-        kinds.update(v.kind for v in verdicts)
-        new = [v for v in verdicts if v.problem]
+    for results in batches:
+        done += len(results)
+        kinds.update(v.kind for v in results)
+        new = [v for v in results if v.problem]
         failed += len(new)
         for v in new:
             print(f"\nseed {v.seed}: {(v.problem or '').splitlines()[0][:300]}\n  {command(v.seed)}")

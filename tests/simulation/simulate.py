@@ -1,11 +1,11 @@
-"""Run the protocol simulation by hand: one seed with its story, or many on all cores.
+"""Run the protocol simulation by hand: one seed with its log, or many on all cores.
 
     python tests/simulation/simulate.py --seed 7 [--verbose] [--faults 0,2] [--shrink]
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
 --elastic, --restarts: scenarios in which the number of pipelines may change, or the coordinator restarts.
---record: a line per seed with a hash of its story (every frame that is sent, every instruction and message, with their
+--record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
 
@@ -19,20 +19,20 @@ from functools import partial
 
 import torch
 
-from sim_checks import Verdict
+from sim_checks import RunResult
 from sim_faults import Scenario, scenario
 from sim_job import Simulation
-from sim_many import tell
+from sim_many import report
 
 BATCH = 20
 
 
-def verdict(job: Scenario) -> Verdict:
+def run_scenario(job: Scenario) -> RunResult:
     return Simulation(job).run()
 
 
-def run_seed(seed: int, restarts: bool = False, elastic: bool = False) -> Verdict:
-    return verdict(scenario(seed, restarts=restarts, elastic=elastic))
+def run_seed(seed: int, restarts: bool = False, elastic: bool = False) -> RunResult:
+    return run_scenario(scenario(seed, restarts=restarts, elastic=elastic))
 
 
 def command(seed: int, restarts: bool = False, elastic: bool = False) -> str:
@@ -47,7 +47,7 @@ def shrink(job: Scenario) -> Scenario:
         smaller = False
         for i in range(len(job.faults)):
             fewer = replace(job, faults=job.faults[:i] + job.faults[i + 1 :])
-            if verdict(fewer).problem:
+            if run_scenario(fewer).problem:
                 job, smaller = fewer, True
                 break
     return job
@@ -72,7 +72,7 @@ def one(arguments: argparse.Namespace) -> int:
     return 1 if result.problem else 0
 
 
-def story_hash(job: Scenario) -> str:
+def events_hash(job: Scenario) -> str:
     """Of everything that happens in that run, in order."""
     told = hashlib.sha256()
     Simulation(job, lambda line: told.update(f"{line}\n".encode())).run()
@@ -82,7 +82,7 @@ def story_hash(job: Scenario) -> str:
 def _hashes(task: tuple[range, bool, bool]) -> list[str]:
     torch.set_num_threads(1)
     seeds, restarts, elastic = task
-    return [f"{seed} {story_hash(scenario(seed, restarts=restarts, elastic=elastic))}\n" for seed in seeds]
+    return [f"{seed} {events_hash(scenario(seed, restarts=restarts, elastic=elastic))}\n" for seed in seeds]
 
 
 def record(arguments: argparse.Namespace) -> int:
@@ -99,7 +99,7 @@ def batches(arguments: argparse.Namespace) -> list[tuple[range, bool, bool]]:
     return [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in starts]
 
 
-def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
+def _batch(task: tuple[range, bool, bool]) -> list[RunResult]:
     torch.set_num_threads(1)
     seeds, restarts, elastic = task
     return [run_seed(seed, restarts, elastic) for seed in seeds]
@@ -108,7 +108,7 @@ def _batch(task: tuple[range, bool, bool]) -> list[Verdict]:
 def many(arguments: argparse.Namespace) -> int:
     replay = partial(command, restarts=arguments.restarts, elastic=arguments.elastic)
     with multiprocessing.Pool(arguments.processes) as pool:
-        return tell(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
+        return report(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
 
 
 def main() -> int:
@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--shrink", action="store_true", help="drop faults while the run still fails")
     parser.add_argument("--keep-going", action="store_true")
-    parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's story")
+    parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's events")
     parser.add_argument("--restarts", action="store_true")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())

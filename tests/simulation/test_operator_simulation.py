@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opsim_acts import NAMED
+from opsim_scenario import REGRESSIONS
 
 pytestmark = pytest.mark.timeout(2000)
 SECONDS = 1900  # of patience: they take a minute on a machine that has nothing else to do
@@ -31,10 +31,10 @@ def test_the_operator_gets_over_whatever_befalls_a_job() -> None:
 
 
 def test_what_went_wrong_once_goes_well() -> None:
-    assert many("--seeds", "0:3", "--keep-going", "--story", "all").count("3 runs") == len(NAMED)
+    assert many("--seeds", "0:3", "--keep-going", "--regression", "all").count("3 runs") == len(REGRESSIONS)
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
     one, other = (simulate("--seed", "18", "--verbose") for _ in range(2))
     assert one == other
-    assert "ACT" in one
+    assert "DISTURBANCE" in one

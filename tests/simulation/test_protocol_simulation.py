@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim_faults import Fault, Scenario, What, scenario
+from sim_faults import Fault, FaultKind, Scenario, scenario
 from sim_job import Simulation, describe
 from sim_stage import Arithmetic
 from simulate import command, run_seed
@@ -16,7 +16,7 @@ QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30
 def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
     """The jobs of seeds that are not used below; one of them with another number of pipelines."""
     job = Simulation(scenario(10_000 + seed, elastic=True))
-    job.strikes.left.clear()
+    job.injector.left.clear()
     verdict = job.run()
     assert verdict.problem is None, verdict.problem
     assert verdict.kind == "Complete"
@@ -36,7 +36,7 @@ def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> Non
         seed=seed, stages=stages, pipelines=1 + seed % 2, microbatches=4, groups=2, steps=20, sizes=(2,) * stages
     )
     hang = Fault(
-        what=What.HANG, step=10, delay=0.002 * seed, chained=False, role="owner", pipeline=0, stage=seed % 2,
+        what=FaultKind.HANG, step=10, delay=0.002 * seed, chained=False, role="owner", pipeline=0, stage=seed % 2,
         seconds=100.0,
     )  # fmt: skip
     calm = scenario(seed)
@@ -45,11 +45,18 @@ def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> Non
     )
     verdict = job.run()
     assert (verdict.problem, verdict.kind) == (None, "Complete")
-    assert [e.reason for e in job.story].count("WorkerStuck") == 1
+    assert [e.reason for e in job.emitted].count("WorkerStuck") == 1
     assert job.clock.now < hang.seconds
 
 
-HARMLESS_IN_TIME = (What.KILL, What.KILL_AT, What.KILL_SENDING, What.NOTICE, What.TERM, What.CUT_LINK)
+HARMLESS_IN_TIME = (
+    FaultKind.KILL,
+    FaultKind.KILL_AT,
+    FaultKind.KILL_SENDING,
+    FaultKind.NOTICE,
+    FaultKind.TERM,
+    FaultKind.CUT_LINK,
+)
 
 
 @pytest.mark.parametrize("seed", range(LONG))

@@ -122,7 +122,7 @@ class Job:
         self.nodes: dict[str, Node] = {}
         self.started, self.wanted = 0, 0
         self.finish: Finish | None = None
-        self.story: list[Emit] = []
+        self.emitted: list[Emit] = []
         self.executed: list[Fault] = []
         self.inbox: deque[Any] = deque()
         self.state = coordinator.initial(self.spec, manifest, secret="s", save_path=None, now=0.0)
@@ -214,7 +214,7 @@ class Job:
                     self.network.kill(worker)
                     self.inbox.append(WorkerLost(worker, "removed"))
                 case Emit():
-                    self.story.append(command)
+                    self.emitted.append(command)
                 case Finish():
                     self.finish = command
 

@@ -15,7 +15,7 @@ from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
 PLACE = LeaseName("system", "operator")
 
 
-class World:
+class LeaseSimulation:
     """An API server with one Lease and the operators' pods; nothing takes time but sleep()."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class World:
 class Process:
     """One operator's, as far as the Lease goes; and its way to the API server."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
+    def __init__(self, simulation: LeaseSimulation, name: str) -> None:
+        self.simulation, self.name = simulation, name
         self.works = self.frozen = self.cut = False
         self.disturbed = -1e9  # when it was last frozen or cut off
         self.late: list[asyncio.Future[None]] = []
@@ -73,7 +73,7 @@ class Process:
         self.task = asyncio.create_task(self._live())
 
     def _lease(self) -> Lease:
-        return Lease(self, PLACE, self.name, clock=lambda: self.world.now, sleep=self.sleep)
+        return Lease(self, PLACE, self.name, clock=lambda: self.simulation.now, sleep=self.sleep)
 
     async def _live(self) -> None:
         """In a container that is started again whenever it ends."""
@@ -97,7 +97,7 @@ class Process:
     @property
     def in_its_pod(self) -> bool:
         """Which is there, and not told to leave."""
-        pod = self.world.pods.get(self.name)
+        pod = self.simulation.pods.get(self.name)
         return pod is not None and "deletionTimestamp" not in pod["metadata"]
 
     async def kill(self) -> None:
@@ -116,17 +116,19 @@ class Process:
             await self.lease.release()
 
     def freeze(self, *, frozen: bool) -> None:
-        self.frozen, self.disturbed = frozen, self.world.now
+        self.frozen, self.disturbed = frozen, self.simulation.now
         for future in self.late:
-            heapq.heappush(self.world.queue, (self.world.now, next(self.world.numbers), self, future))
+            heapq.heappush(self.simulation.queue, (self.simulation.now, next(self.simulation.numbers), self, future))
         self.late.clear()
 
     def cut_off(self, *, cut: bool) -> None:
-        self.cut, self.disturbed = cut, self.world.now
+        self.cut, self.disturbed = cut, self.simulation.now
 
     async def sleep(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self.world.queue, (self.world.now + seconds, next(self.world.numbers), self, future))
+        heapq.heappush(
+            self.simulation.queue, (self.simulation.now + seconds, next(self.simulation.numbers), self, future)
+        )
         await future
 
     # what the API server answers
@@ -139,33 +141,33 @@ class Process:
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
         await self._reach()
         assert (namespace, name) == ("system", "operator")
-        return deepcopy(self.world.lease)
+        return deepcopy(self.simulation.lease)
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()
-        if self.world.lease is not None:
+        if self.simulation.lease is not None:
             raise ApiError(409, "AlreadyExists", "it is there")
         return self._store(lease)
 
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()
-        if self.world.lease is None:
+        if self.simulation.lease is None:
             raise ApiError(404, "NotFound", "it is not there")
-        if lease["metadata"]["resourceVersion"] != self.world.lease["metadata"]["resourceVersion"]:
+        if lease["metadata"]["resourceVersion"] != self.simulation.lease["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it has changed")
         return self._store(lease)
 
     def _store(self, lease: dict[str, Any]) -> dict[str, Any]:
-        self.world.version += 1
+        self.simulation.version += 1
         self.writes += 1
         stored = deepcopy(lease)
-        stored["metadata"]["resourceVersion"] = str(self.world.version)
-        self.world.lease = stored
+        stored["metadata"]["resourceVersion"] = str(self.simulation.version)
+        self.simulation.lease = stored
         return deepcopy(stored)
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
         await self._reach()
         assert namespace == "system"
-        if name not in self.world.pods:
+        if name not in self.simulation.pods:
             raise ApiError(404, "NotFound", "no such pod")
-        return deepcopy(self.world.pods[name])
+        return deepcopy(self.simulation.pods[name])

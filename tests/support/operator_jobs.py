@@ -12,7 +12,7 @@ import yaml
 import paced
 from cluster.client import Json
 from folders import TASK_PATH
-from manifest_kit import bamboojob, gpt_task, training
+from manifest_kit import TEXT, bamboojob, gpt_task, training
 
 ENDLESS = 100_000  # steps
 PACED: Json = {"name": "trainer", "env": [{"name": "PYTHONPATH", "value": TASK_PATH}]}

@@ -1,4 +1,4 @@
-"""A task whose data come slowly as long as a file is there: a story has its time on a machine of any speed."""
+"""A task whose data come slowly as long as a file is there: so that a test has its time on a machine of any speed."""
 
 import time
 from collections.abc import Mapping, Sequence

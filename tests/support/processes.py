@@ -32,7 +32,7 @@ class Processes:
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self.pool = Pool(self._exited, folder / "workers.log")
         self.token, self.started, self.url = secrets.token_hex(8), 0, ""
-        self.story: list[Emit] = []
+        self.emitted: list[Emit] = []
         self.acted: list[str] = []
         self.frozen: set[str] = set()
         self.exits: dict[str, int | None] = {}
@@ -55,7 +55,7 @@ class Processes:
                 while self.pool.alive and not self._only_frozen():
                     self._step(await self.queue.get(), server)  # late joiners are told that the job is over
         except TimeoutError:
-            raise AssertionError(f"no end after {seconds} s: {self.story[-8:]}\n{self.pool.tail(40)}") from None
+            raise AssertionError(f"no end after {seconds} s: {self.emitted[-8:]}\n{self.pool.tail(40)}") from None
         finally:
             ticking.cancel()
             await server.stop()
@@ -97,7 +97,7 @@ class Processes:
                 case RemoveWorker(_):
                     pass  # it leaves by itself: that is a part of what is tested
                 case Emit():
-                    self.story.append(command)
+                    self.emitted.append(command)
                 case Finish():
                     self.finish = command
 

@@ -468,7 +468,7 @@ async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
             if job.state.step >= 3 and not chosen and job.state.plan:
                 chosen.append(job.owner(0, 1))
                 tasks.append(asyncio.create_task(gcp.say(PREEMPTED, "TRUE", prefix=f"/{chosen[0]}")))
-            noticed = [e for e in job.story if e.reason == "NoticeReceived"]
+            noticed = [e for e in job.emitted if e.reason == "NoticeReceived"]
             if noticed and not job.acted:
                 job.signal(chosen[0], signal.SIGTERM)
             if job.acted and chosen[0] in job.exits and not job.finish:
@@ -476,9 +476,9 @@ async def test_a_worker_with_both_kinds_of_notice_leaves_in_order(
 
         job = await Processes(job_manifest(), tmp_path, main="watched_worker:main", decide=decide).run()
         await asyncio.gather(*tasks)
-    noticed = [e.message for e in job.story if e.reason == "NoticeReceived"]
+    noticed = [e.message for e in job.emitted if e.reason == "NoticeReceived"]
     assert noticed == [f"{chosen[0]} will be taken away in 30 s"]
-    assert any(e.reason == "WorkerLeft" for e in job.story)
+    assert any(e.reason == "WorkerLeft" for e in job.emitted)
     assert job.exits[chosen[0]] == 0
     assert job.finish
     assert job.finish.outcome is Outcome.INTERRUPTED

@@ -54,7 +54,7 @@ def undisturbed(stages: int, pipelines: int, steps: int = STEPS, mode: str = "La
 def assert_same(job: Job, stages: int, pipelines: int) -> None:
     reference = undisturbed(stages, pipelines)
     assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.losses == reference.state.losses
     assert job.digests == reference.digests
 
@@ -138,7 +138,7 @@ def test_a_kill_is_the_same_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPa
         return (fault.name, fault.step, fault.microbatch) == ("Backward", 1, 0)
 
     def judge(job: Job) -> tuple[Any, ...]:
-        return job.digests, [e.reason for e in job.story], job.turns
+        return job.digests, [e.reason for e in job.emitted], job.turns
 
     forked = kill_at_each(manifest(2, 1), kill, judge)
     assert len(forked) == 4
@@ -168,13 +168,13 @@ def test_notice_drains_at_a_boundary(stage: int) -> None:
 
     job = Job(manifest(4, 1, standby=1), decide=decide).run()
     assert_same(job, 4, 1)
-    assert any(e.reason == "PlannedTakeover" for e in job.story)
+    assert any(e.reason == "PlannedTakeover" for e in job.emitted)
 
 
 def test_a_standby_heals_the_pipeline() -> None:
     job = Job(manifest(4, 1, standby=1), (Fault("Backward", Cell(0, 2), 1, 1),)).run()
     assert_same(job, 4, 1)
-    reasons = [e.reason for e in job.story]
+    reasons = [e.reason for e in job.emitted]
     assert "Takeover" in reasons
     assert "Replicating" in reasons
 
@@ -246,7 +246,7 @@ def assert_close(job: Job, stages: int, steps: int) -> None:
     """As in one pipeline, but for the order of the pipelines' sums: a few ulps a step."""
     reference = undisturbed(stages, 1, steps)
     assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     losses, expected = list(job.state.losses.values()), list(reference.state.losses.values())
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
 
@@ -258,7 +258,7 @@ def test_the_job_grows_when_workers_come(stages: int) -> None:
     assert job.state.plan is not None
     assert job.state.plan.target.pipelines == 3
     assert len(job.state.plan.pipelines) == 3
-    assert [e.reason for e in job.story].count("Growing") == 1
+    assert [e.reason for e in job.emitted].count("Growing") == 1
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -272,7 +272,7 @@ def test_the_job_shrinks_when_workers_stay_away_and_grows_again(stages: int) -> 
 
     job = Job(manifest(stages, 2, steps=12, elastic=(1, 2)), decide=decide, capacity=2 * stages).run()
     assert_close(job, stages, 12)
-    reasons = [e.reason for e in job.story]
+    reasons = [e.reason for e in job.emitted]
     assert "Shrinking" in reasons
     assert "Growing" in reasons[reasons.index("Resized") :]
     assert job.state.plan is not None
@@ -297,7 +297,7 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
             job.capacity = 5
             if not job.state.preemptions:
                 job.kill("w5")
-        if change not in [e.reason for e in job.story]:
+        if change not in [e.reason for e in job.emitted]:
             return
         since.append(job.turns)
         for victim, delay in sorted(ways):
@@ -320,7 +320,7 @@ def test_the_mode_is_switched_at_a_step_boundary() -> None:
     job = Job(manifest(3, 1, steps=14), (Fault("Backward", Cell(0, 1), 13, 2),), decide=decide).run()
     reference = undisturbed(3, 1, 14)
     assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert not job.faults
     assert job.digests == reference.digests
-    assert sum(e.reason == "ModeChanged" for e in job.story) >= 3
+    assert sum(e.reason == "ModeChanged" for e in job.emitted) >= 3

@@ -56,7 +56,7 @@ def large_references(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 def assert_same(job: Processes, reference: Processes) -> None:
     assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.losses == reference.state.losses
     by_cell = dict(reference.state.finished)
     assert dict(job.state.finished) == by_cell
@@ -113,7 +113,7 @@ def test_a_frozen_worker_is_declared_lost_and_fenced_when_it_wakes(
     assert_same(job, references[4, 1, False])
     # If the machine itself stood still meanwhile, its channel may have been closed first.
     silent = tuple(f"{job.acted[0]} is lost: {text}" for text in ("no heartbeat", "its control channel stays closed"))
-    assert any(e.reason == "WorkerLost" and e.message.startswith(silent) for e in job.story)
+    assert any(e.reason == "WorkerLost" and e.message.startswith(silent) for e in job.emitted)
 
 
 def test_sigterm_is_a_notice(references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_sigterm_is_a_notice(references: References, tmp_path: Path, monkeypatch
             job.signal(job.owner(0, 1), signal.SIGTERM)
 
     def heard(job: Processes) -> bool:
-        return any(e.reason == "PlannedTakeover" for e in job.story)
+        return any(e.reason == "PlannedTakeover" for e in job.emitted)
 
     job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=3, until=heard)
     assert_same(job, references[4, 1, False])

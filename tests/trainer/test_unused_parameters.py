@@ -142,7 +142,7 @@ def test_a_kill_at_an_instruction_of_any_kind_leaves_the_unused_alone(
 
     def judge(job: Job) -> None:
         assert job.finish is not None
-        assert job.finish.outcome is Outcome.COMPLETE, job.story
+        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
         assert job.state.losses == reference.state.losses
         assert job.digests == reference.digests
 
@@ -156,7 +156,7 @@ def test_a_standby_is_filled_with_a_state_that_lacks_what_was_never_used() -> No
     document["spec"]["standby"] = {"workers": 1}
     for stage in range(4):
         job = Job(document, (Fault("Backward", Cell(0, stage), 1, 1),)).run()
-        assert "Replicating" in [e.reason for e in job.story]
+        assert "Replicating" in [e.reason for e in job.emitted]
         assert job.digests == reference.digests
 
 
@@ -187,6 +187,6 @@ def test_processes_that_are_killed_leave_the_unused_alone(
 ) -> None:
     job = run_with_faults(manifest(stages, pipelines), tmp_path, monkeypatch, fault)
     assert job.finish is not None
-    assert job.finish.outcome is Outcome.COMPLETE, job.story
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     assert job.state.preemptions == 1
     assert dict(job.state.finished) == dict(undisturbed(stages, pipelines).state.finished)

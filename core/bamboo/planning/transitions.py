@@ -111,8 +111,8 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
         cells[cell] = Assignment(owner=successor, replicas=tuple(w for w in replicas if w != successor))
     if gone:
         return StageLost(tuple(gone))
-    story = ", ".join(f"{successor} takes over stage {c.stage} of pipeline {c.pipeline}" for c, successor in moved)
-    message = f"lost {', '.join(sorted(lost))}; {story or 'it ran no stage, so nothing has to move'}"
+    takeovers = ", ".join(f"{successor} takes over stage {c.stage} of pipeline {c.pipeline}" for c, successor in moved)
+    message = f"lost {', '.join(sorted(lost))}; {takeovers or 'it ran no stage, so nothing has to move'}"
     if not lost:
         message = "a worker that ran no stage is gone"
     return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
@@ -253,8 +253,8 @@ def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = T
         else:
             cells[cell] = assignment
     reason = "PlannedTakeover" if any(plan.at(c).owner in view.leaving for c in moves) else "Healed"
-    story = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
-    return next_plan(view, cells, reason, f"{story} {'at the next step' if boundary else 'now'}", boundary=boundary)
+    takeovers = ", ".join(f"{w} takes stage {c.stage} of pipeline {c.pipeline}" for c, w in moves.items())
+    return next_plan(view, cells, reason, f"{takeovers} {'at the next step' if boundary else 'now'}", boundary=boundary)
 
 
 def switch_mode(view: PlanningView) -> Plan | None:

@@ -1,6 +1,6 @@
 """One simulated cluster with one BambooJob: the real operator over a made-up API server, and workers with real engines.
 
-A run is a function of its story alone (and of PYTHONHASHSEED, see operator_simulate.py).
+A run is a function of its scenario alone (and of PYTHONHASHSEED, see operator_simulate.py).
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
-from opsim_acts import JOB, SPAN_SECONDS, Story
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
+from opsim_scenario import JOB, SPAN_SECONDS, ClusterScenario
 from opsim_server import Object, Server, Watch
 from opsim_user import User
 from opsim_workers import SimChannels, Workers
@@ -42,7 +42,7 @@ class Failure(AssertionError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunResult:
     """problem: what is wrong, or None. kind: how the job ended."""
 
     seed: int
@@ -51,25 +51,25 @@ class Verdict:
     seconds: float  # virtual
 
 
-class World:
+class OperatorSimulation:
     """say: gets every line of the log."""
 
-    def __init__(self, story: Story, say: Callable[[str], None] | None = None) -> None:
-        self.story, self._say = story, say
-        self.loop = VirtualLoop(story.grid)
-        rng = self.rng = random.Random(f"world {story.seed}")
+    def __init__(self, scenario: ClusterScenario, say: Callable[[str], None] | None = None) -> None:
+        self.scenario, self._say = scenario, say
+        self.loop = VirtualLoop(scenario.grid)
+        rng = self.rng = random.Random(f"world {scenario.seed}")
         self.pods, self.nodes, self.jobs = (
             Watch(self.loop, rng, show) for show in (self._show_pod, self._show_node, self._show_job)
         )
         watches = {"pods": self.pods, "nodes": self.nodes, "bamboojobs": self.jobs}
         self.server = Server(self.loop, rng, watches, self._changed)
         self.kubelets = Nodes(self.loop, rng, self.server, self.nodes, self._start)
-        self.workers = Workers(self.loop, rng, Oracle(story.arithmetic), JOB, story.slowdown, self.fail)
+        self.workers = Workers(self.loop, rng, Oracle(scenario.arithmetic), JOB, scenario.slowdown, self.fail)
         self.controller: JobController | None = None
         self.failure: str | None = None
         self.kind = "None"
 
-    def run(self) -> Verdict:
+    def run(self) -> RunResult:
         handler = _Alarm(self)
         logs = [logging.getLogger(name) for name in ("bamboo_operator", "bamboo", "bamboo_trainer", "asyncio")]
         levels = [log.level for log in logs]
@@ -90,7 +90,7 @@ class World:
             for log, level in zip(logs, levels, strict=True):
                 log.removeHandler(handler)
                 log.setLevel(level)
-        return Verdict(seed=self.story.seed, kind=self.kind, problem=self.failure, seconds=self.loop.time())
+        return RunResult(seed=self.scenario.seed, kind=self.kind, problem=self.failure, seconds=self.loop.time())
 
     def log(self, text: str) -> None:
         if self._say:
@@ -108,8 +108,8 @@ class World:
         user.create()
         self.start_operator()
         try:
-            for act in self.story.acts:
-                self.loop.call_at(act.at, user.act, act)
+            for disturbance in self.scenario.disturbances:
+                self.loop.call_at(disturbance.at, user.disturb, disturbance)
             await self._watch(SPAN_SECONDS)
             await user.heal()
             await self._until(self._at_rest, REST_SECONDS)
@@ -308,11 +308,11 @@ class World:
 class _Alarm(logging.Handler):
     """What the product logs as an error is a failure."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, simulation: OperatorSimulation) -> None:
         super().__init__(logging.INFO)
-        self._world = world
+        self._simulation = simulation
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._world.log(f"{record.name}: {record.getMessage()}")
+        self._simulation.log(f"{record.name}: {record.getMessage()}")
         if record.levelno >= logging.ERROR:
-            self._world.fail(f"the product says: {record.getMessage()}")
+            self._simulation.fail(f"the product says: {record.getMessage()}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from bamboo.coordinator.events import PreemptionNotice
 from bamboo.planning.plan import ROOT, Cell
 from bamboo_trainer.transport.wire import Lane
-from sim_faults import KILLS, Fault, What
+from sim_faults import KILLS, Fault, FaultKind
 from sim_holders import usable, would_orphan
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 0.1
 RETRIES = 100
-HARMLESS = (What.STALL_LINK, What.CAPACITY, What.RESTART)
-DEADLY = (*KILLS, What.FREEZE, What.HANG, What.PARTITION)
+HARMLESS = (FaultKind.STALL_LINK, FaultKind.CAPACITY, FaultKind.RESTART)
+DEADLY = (*KILLS, FaultKind.FREEZE, FaultKind.HANG, FaultKind.PARTITION)
 SHAKY_SECONDS = 3.0  # how long after a fault its victim may still be declared lost
 LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BULK), tuple(Lane))
 
 
-class Strikes:
+class FaultInjector:
     """struck: the faults that happened, with the worker each befell."""
 
     def __init__(self, job: "Simulation") -> None:
@@ -57,7 +57,7 @@ class Strikes:
     def _due(self, fault: Fault, tries: int) -> None:
         if self._over:
             return
-        if fault.what in (What.KILL_AT, What.KILL_SENDING):
+        if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING):
             self._traps.append((fault, fault.count))
             return
         node = self._victim(fault)
@@ -70,12 +70,12 @@ class Strikes:
 
     def instruction(self, node: "Node", what: str, step: int) -> bool:
         """Does a trap close at this instruction?"""
-        return self._sprung(node, What.KILL_AT, what, step)
+        return self._sprung(node, FaultKind.KILL_AT, what, step)
 
     def frame(self, node: "Node", kind: str) -> bool:
-        return self._sprung(node, What.KILL_SENDING, kind, self.job.scenario.arithmetic.steps)
+        return self._sprung(node, FaultKind.KILL_SENDING, kind, self.job.scenario.arithmetic.steps)
 
-    def _sprung(self, node: "Node", what: What, name: str, step: int) -> bool:
+    def _sprung(self, node: "Node", what: FaultKind, name: str, step: int) -> bool:
         for i, (fault, left) in enumerate(self._traps):
             if fault.what is not what or fault.name not in (name, "any") or step < fault.step:
                 continue
@@ -141,7 +141,7 @@ class Strikes:
         job.active_at = max(job.active_at, job.clock.now + fault.seconds)
         self.struck.append((fault, node.name))
         if fault.what not in HARMLESS:
-            lasting = fault.what in (What.NOTICE, What.TERM)
+            lasting = fault.what in (FaultKind.NOTICE, FaultKind.TERM)
             self._shake(node, 1e9 if lasting else fault.seconds)
         plan = job.state.plan
         self._last = tuple(plan.owned_by(node.name)) if plan else ()
@@ -156,36 +156,36 @@ class Strikes:
     def _act(self, fault: Fault, node: "Node") -> None:
         job = self.job
         match fault.what:
-            case What.KILL:
+            case FaultKind.KILL:
                 node.end(-9)
-            case What.VANISH:
+            case FaultKind.VANISH:
                 node.end(None, silent=fault.seconds)
-            case What.KILL_AT | What.KILL_SENDING:
+            case FaultKind.KILL_AT | FaultKind.KILL_SENDING:
                 pass  # the node raises
-            case What.FREEZE:
+            case FaultKind.FREEZE:
                 self._freeze(node, fault.seconds)
-            case What.HANG:
+            case FaultKind.HANG:
                 node.hangs = fault.seconds
-            case What.NOTICE:
+            case FaultKind.NOTICE:
                 job.coordinate(PreemptionNotice(node.name, fault.seconds))
                 self._doom(node, fault.seconds)
-            case What.TERM:
+            case FaultKind.TERM:
                 node.term()
                 self._doom(node, 30.0)
-            case What.CUT_LINK | What.STALL_LINK:
+            case FaultKind.CUT_LINK | FaultKind.STALL_LINK:
                 self._links(fault, node)
-            case What.CUT_CHANNEL:
+            case FaultKind.CUT_CHANNEL:
                 node.channel.cut(fault.seconds, job.rng.random() * fault.seconds)
-            case What.PARTITION:
+            case FaultKind.PARTITION:
                 node.channel.cut(fault.seconds, job.rng.random())
                 for other in job.nodes.values():
                     if other is not node:
                         job.network.cut(node.name, other.name, LANES[2], fault.seconds)
                         job.network.cut(other.name, node.name, LANES[2], fault.seconds)
-            case What.CAPACITY:
+            case FaultKind.CAPACITY:
                 before, job.capacity = job.capacity, 0
                 job.clock.after(fault.seconds, lambda: setattr(job, "capacity", max(before, job.capacity)))
-            case What.RESTART:
+            case FaultKind.RESTART:
                 self.restarted = True
                 job.restart_coordinator(fault.seconds)
 
@@ -207,7 +207,7 @@ class Strikes:
         if not others:
             return
         other = others[fault.count % len(others)]
-        if fault.what is What.STALL_LINK:
+        if fault.what is FaultKind.STALL_LINK:
             job.network.stall(node.name, other.name, fault.seconds)
             return
         self._shake(other, fault.seconds)

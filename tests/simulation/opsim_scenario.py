@@ -8,7 +8,7 @@ from typing import Any
 from sim_stage import Arithmetic
 
 
-class What(StrEnum):
+class DisturbanceKind(StrEnum):
     SUSPEND = "suspend"  # and resume it later
     SCALE = "scale"
     BREAK = "break the spec"  # and mend it later
@@ -33,22 +33,39 @@ class What(StrEnum):
 
 
 WEIGHTS = {
-    What.SUSPEND: 4, What.SCALE: 3, What.BREAK: 1, What.RECREATE: 1, What.DELETE_POD: 3, What.REMOVE_POD: 2,
-    What.CRASH: 3, What.KILL: 3, What.VANISH: 3, What.TAKE: 4, What.MARK: 1, What.DROUGHT: 2, What.QUOTA: 1,
-    What.API: 3, What.WATCH: 4, What.OPERATOR: 3, What.CHANNEL: 2, What.HANG: 2, What.ISOLATE: 1,
-    What.FREEZE: 2, What.CUT_OFF: 1,
-}  # fmt: skip
+    DisturbanceKind.SUSPEND: 4,
+    DisturbanceKind.SCALE: 3,
+    DisturbanceKind.BREAK: 1,
+    DisturbanceKind.RECREATE: 1,
+    DisturbanceKind.DELETE_POD: 3,
+    DisturbanceKind.REMOVE_POD: 2,
+    DisturbanceKind.CRASH: 3,
+    DisturbanceKind.KILL: 3,
+    DisturbanceKind.VANISH: 3,
+    DisturbanceKind.TAKE: 4,
+    DisturbanceKind.MARK: 1,
+    DisturbanceKind.DROUGHT: 2,
+    DisturbanceKind.QUOTA: 1,
+    DisturbanceKind.API: 3,
+    DisturbanceKind.WATCH: 4,
+    DisturbanceKind.OPERATOR: 3,
+    DisturbanceKind.CHANNEL: 2,
+    DisturbanceKind.HANG: 2,
+    DisturbanceKind.ISOLATE: 1,
+    DisturbanceKind.FREEZE: 2,
+    DisturbanceKind.CUT_OFF: 1,
+}
 TOGETHER = (  # what is worse in company
-    (What.CUT_OFF, What.SUSPEND),
-    (What.SUSPEND, What.WATCH),
-    (What.WATCH, What.SUSPEND),
-    (What.API, What.SCALE, What.SCALE, What.SCALE),
-    (What.API, What.SUSPEND, What.OPERATOR),
-    (What.API, What.KILL, What.REMOVE_POD, What.REMOVE_POD),
-    (What.KILL, What.HANG),
-    (What.HANG, What.OPERATOR),
-    (What.FREEZE, What.OPERATOR),
-    (What.DROUGHT, What.KILL, What.OPERATOR),
+    (DisturbanceKind.CUT_OFF, DisturbanceKind.SUSPEND),
+    (DisturbanceKind.SUSPEND, DisturbanceKind.WATCH),
+    (DisturbanceKind.WATCH, DisturbanceKind.SUSPEND),
+    (DisturbanceKind.API, DisturbanceKind.SCALE, DisturbanceKind.SCALE, DisturbanceKind.SCALE),
+    (DisturbanceKind.API, DisturbanceKind.SUSPEND, DisturbanceKind.OPERATOR),
+    (DisturbanceKind.API, DisturbanceKind.KILL, DisturbanceKind.REMOVE_POD, DisturbanceKind.REMOVE_POD),
+    (DisturbanceKind.KILL, DisturbanceKind.HANG),
+    (DisturbanceKind.HANG, DisturbanceKind.OPERATOR),
+    (DisturbanceKind.FREEZE, DisturbanceKind.OPERATOR),
+    (DisturbanceKind.DROUGHT, DisturbanceKind.KILL, DisturbanceKind.OPERATOR),
 )
 JOB = ("default", "sim")
 SPAN_SECONDS = 240.0
@@ -56,20 +73,20 @@ LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent wor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
+class Disturbance:
     """at, seconds: when, and how long it lasts. number: picks whom, or how many."""
 
-    what: What
+    kind: DisturbanceKind
     at: float
     seconds: float
     number: int
 
     def __str__(self) -> str:
-        return f"at {self.at:7.2f}: {self.what}, number {self.number}, {self.seconds:.2f} s"
+        return f"at {self.at:7.2f}: {self.kind}, number {self.number}, {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class ClusterScenario:
     """careful: workers are taken only while every layer has two holders, so that the job can always go on.
 
     grid: of time, in seconds (see opsim_loop).
@@ -85,7 +102,7 @@ class Story:
     careful: bool
     slowdown: float
     grid: float
-    acts: tuple[Act, ...]
+    disturbances: tuple[Disturbance, ...]
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -116,14 +133,19 @@ class Story:
 POOLS = ({"name": "spot"}, {"name": "dear", "capacity": "OnDemand", "afterSeconds": 20, "revert": True})
 
 
-def story(seed: int) -> Story:
+def scenario(seed: int) -> ClusterScenario:
     rng = random.Random(f"operator {seed}")
     stages, pipelines = rng.choice((2, 2, 3)), rng.choice((1, 1, 2))
-    return Story(
+    return ClusterScenario(
         seed=seed,
         arithmetic=Arithmetic(
-            seed=seed, stages=stages, pipelines=pipelines, microbatches=rng.randint(pipelines + 1, 4),
-            steps=rng.randint(40, 120), sizes=(1,) * stages, groups=pipelines + 1,
+            seed=seed,
+            stages=stages,
+            pipelines=pipelines,
+            microbatches=rng.randint(pipelines + 1, 4),
+            steps=rng.randint(40, 120),
+            sizes=(1,) * stages,
+            groups=pipelines + 1,
         ),
         most=rng.randint(pipelines, 2),
         standby=rng.choice((0, 0, 1)),
@@ -133,55 +155,72 @@ def story(seed: int) -> Story:
         careful=rng.random() < 0.7,
         slowdown=10 ** rng.uniform(1.5, 2.5),
         grid=rng.choice((0.0, 0.01, 0.1)),
-        acts=_acts(rng),
-    )  # fmt: skip
+        disturbances=_disturbances(rng),
+    )
 
 
-def _acts(rng: random.Random) -> tuple[Act, ...]:
+def _disturbances(rng: random.Random) -> tuple[Disturbance, ...]:
     """Many come close after the one before."""
-    acts: list[Act] = []
+    disturbances: list[Disturbance] = []
     at = rng.uniform(0.0, 30.0)
     for _ in range(rng.choice((1, 2, 3, 4, 5, 6, 8))):
         alone = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        for what in rng.choice(TOGETHER) if rng.random() < 0.3 else alone:
-            acts.append(Act(what=what, at=at, seconds=10 ** rng.uniform(-1.5, 2.0), number=rng.randrange(1000)))
+        for kind in rng.choice(TOGETHER) if rng.random() < 0.3 else alone:
+            disturbances.append(
+                Disturbance(kind=kind, at=at, seconds=10 ** rng.uniform(-1.5, 2.0), number=rng.randrange(1000))
+            )
             at += 10 ** rng.uniform(-2, 1.0)
         at += 0.0 if rng.random() < 0.6 else rng.uniform(0.0, 60.0)
-    return tuple(act for act in acts if act.at < SPAN_SECONDS)
+    return tuple(disturbance for disturbance in disturbances if disturbance.at < SPAN_SECONDS)
 
 
-def _at(when: float, what: What, seconds: float = 0.0, number: int = 0) -> Act:
-    return Act(what=what, at=when, seconds=seconds, number=number)
+def _at(when: float, kind: DisturbanceKind, seconds: float = 0.0, number: int = 0) -> Disturbance:
+    return Disturbance(kind=kind, at=when, seconds=seconds, number=number)
 
 
-NAMED = {  # that went wrong once
-    "nobody reaches the operator for a while": (_at(60, What.CUT_OFF, 8.0),),
-    "nobody reaches the operator for a minute, and then one after the other": (_at(60, What.CUT_OFF, 60.0),),
-    "nobody reaches the operator after its restart": (_at(60, What.ISOLATE, 1.0, 8),),
-    "a node hangs before its worker has joined": (_at(1.9, What.HANG, 0.1),),
-    "suspended while nobody hears it, and resumed": (_at(60, What.CUT_OFF, 25.0), _at(61, What.SUSPEND, 19.0)),
-    "all pods go while nobody watches": (_at(60, What.WATCH, 30.0), _at(60.5, What.SUSPEND, 1.0)),
-    "a lost worker lives, and the operator restarts": (_at(60, What.FREEZE, 9.0), _at(67, What.OPERATOR, 0.5)),
+REGRESSIONS = {  # that went wrong once
+    "nobody reaches the operator for a while": (_at(60, DisturbanceKind.CUT_OFF, 8.0),),
+    "nobody reaches the operator for a minute, and then one after the other": (_at(60, DisturbanceKind.CUT_OFF, 60.0),),
+    "nobody reaches the operator after its restart": (_at(60, DisturbanceKind.ISOLATE, 1.0, 8),),
+    "a node hangs before its worker has joined": (_at(1.9, DisturbanceKind.HANG, 0.1),),
+    "suspended while nobody hears it, and resumed": (
+        _at(60, DisturbanceKind.CUT_OFF, 25.0),
+        _at(61, DisturbanceKind.SUSPEND, 19.0),
+    ),
+    "all pods go while nobody watches": (_at(60, DisturbanceKind.WATCH, 30.0), _at(60.5, DisturbanceKind.SUSPEND, 1.0)),
+    "a lost worker lives, and the operator restarts": (
+        _at(60, DisturbanceKind.FREEZE, 9.0),
+        _at(67, DisturbanceKind.OPERATOR, 0.5),
+    ),
     "scaled while answers are lost": (
-        _at(60, What.API, 30.0, 1), *(_at(61 + 2 * n, What.SCALE, 0.0, 2 * n + n % 2) for n in range(12)),
+        _at(60, DisturbanceKind.API, 30.0, 1),
+        *(_at(61 + 2 * n, DisturbanceKind.SCALE, 0.0, 2 * n + n % 2) for n in range(12)),
     ),
     "the operator restarts while the manifest is not valid, and a worker is killed": (
-        _at(60, What.BREAK, 100.0, 1), _at(62, What.OPERATOR, 1.0), _at(80, What.KILL),
+        _at(60, DisturbanceKind.BREAK, 100.0, 1),
+        _at(62, DisturbanceKind.OPERATOR, 1.0),
+        _at(80, DisturbanceKind.KILL),
     ),
     "the operator restarts while the task is another one, and a worker is killed": (
-        _at(60, What.BREAK, 100.0, 0), _at(62, What.OPERATOR, 1.0), _at(80, What.KILL),
+        _at(60, DisturbanceKind.BREAK, 100.0, 0),
+        _at(62, DisturbanceKind.OPERATOR, 1.0),
+        _at(80, DisturbanceKind.KILL),
     ),
     "scaled, and then the operator restarts while the manifest is not valid": (
-        _at(50, What.SCALE, 0.0, 3), _at(60, What.BREAK, 100.0, 1), _at(62, What.OPERATOR, 1.0),
-        _at(70, What.SUSPEND, 20.0),
+        _at(50, DisturbanceKind.SCALE, 0.0, 3),
+        _at(60, DisturbanceKind.BREAK, 100.0, 1),
+        _at(62, DisturbanceKind.OPERATOR, 1.0),
+        _at(70, DisturbanceKind.SUSPEND, 20.0),
     ),
     "suspended while answers are lost, and the operator restarts": (
-        _at(60, What.API, 20.0, 1), _at(62, What.SUSPEND, 5.0), _at(66, What.OPERATOR, 0.5),
-        _at(70, What.OPERATOR, 0.5),
+        _at(60, DisturbanceKind.API, 20.0, 1),
+        _at(62, DisturbanceKind.SUSPEND, 5.0),
+        _at(66, DisturbanceKind.OPERATOR, 0.5),
+        _at(70, DisturbanceKind.OPERATOR, 0.5),
     ),
-}  # fmt: skip
+}
 
 
-def named(name: str, seed: int) -> Story:
+def regression(name: str, seed: int) -> ClusterScenario:
     """A job of that seed, which that befalls."""
-    return replace(story(seed), acts=NAMED[name], careful=True)
+    return replace(scenario(seed), disturbances=REGRESSIONS[name], careful=True)
