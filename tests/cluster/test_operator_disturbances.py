@@ -195,23 +195,52 @@ def test_an_operator_that_stood_still_takes_nobody_for_lost(
 def test_the_final_weights_are_kept_in_a_volume_claim(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
+    document = small("keeper", 20, checkpoint={"storage": _claimed(installed, namespace)})
+    job = Job(installed.api, namespace, document)
+    status = job.until("Complete")
+    accepted = condition(status, "Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("True", "Accepted")
+    assert status["checkpoint"]["lastStep"] == 20, "the last step has one"
+    told = job.told("WeightsSaved")
+    kept = _folder_of_the_claim(installed, namespace)
+    (folder,) = (one for one in kept.iterdir() if one.name != "keeper")
+    assert [one.name for one in (kept / "keeper").iterdir()] == ["checkpoints"]
+    assert told == f"the final weights are in /{folder.name}/weights of claim kept"
+    assert _files(folder / "weights") == _files(local_run(document, tmp_path) / "weights")
+
+
+def _claimed(cluster: Cluster, namespace: str) -> Json:
     claim = {
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }  # fmt: skip
-    installed.api.create(claim, namespace)
-    storage = {"persistentVolumeClaim": {"claimName": "kept"}}
-    document = small("keeper", 20, checkpoint={"storage": storage})
+    cluster.api.create(claim, namespace)
+    return {"persistentVolumeClaim": {"claimName": "kept"}}
+
+
+def _folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
+    volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
+    return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
+
+
+def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
+    installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
+) -> None:
+    """All pods at once, and later, when it is suspended, all pods and what the operator knew."""
+    checkpoint = {"storage": _claimed(installed, namespace), "everySteps": 20}
+    document = small("lasting", STEPS, checkpoint=checkpoint)
     job = Job(installed.api, namespace, document)
+    job.wait(lambda status: status.get("checkpoint", {}).get("lastStep", 0) >= 20)
+    for pod in job.pods():
+        installed.api.delete(f"/api/v1/namespaces/{namespace}/pods/{pod}", 0)
+    assert "goes on from the checkpoint of step" in job.told("Restored")
+    at = job.wait(lambda status: status["restores"] == 1)["checkpoint"]["lastStep"]
+    job.wait(lambda status: status["checkpoint"]["lastStep"] > at)
+    job.edit({"suspend": True})
+    job.until("Suspended")
+    job.edit({"suspend": False})
     status = job.until("Complete")
-    accepted = condition(status, "Accepted")
-    assert (accepted["status"], accepted["reason"]) == ("True", "AcceptedInPart")
-    told = job.told("WeightsSaved")
-    volume = installed.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
-    kept = Path(installed.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
-    (folder,) = kept.iterdir()
-    assert told == f"the final weights are in /{folder.name}/weights of claim kept"
-    assert _files(folder / "weights") == _files(local_run(document, tmp_path) / "weights")
+    assert status["digests"] == digests_of_a_local_run(document, tmp_path)
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bamboo.checkpoint.manifest import Part
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
@@ -22,7 +23,7 @@ from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import RedundancyMode
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
-from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, plan_problems
+from bamboo.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan, plan_problems
 from bamboo.preemption.recorded_trace import removals
 from bamboo.preemption.scheduling import parse
 from world import World
@@ -72,6 +73,8 @@ NUMBERS = st.integers(-3, 9) | st.sampled_from([-(2**62), 2**62, 10**30, 10_000,
 FLOATS = st.floats(-1e9, 1e9) | st.sampled_from([math.inf, -math.inf, math.nan, 1e308, -1e308, 5e-324])
 DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 CELLS = st.builds(Cell, NUMBERS, NUMBERS)
+CHECKPOINTS = st.builds(CheckpointId, step=NUMBERS, id=st.sampled_from(["a", "b", "", "A b"]))
+FILES = st.builds(Part, layer=NUMBERS, file=st.text(max_size=3), bytes=NUMBERS, sha256=DIGESTS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
     protocol.Profile: st.builds(
@@ -92,6 +95,20 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.StepCommitted: st.builds(
         protocol.StepCommitted, step=NUMBERS, generation=NUMBERS, loss=st.none() | FLOATS, gradient_norm=FLOATS,
         microbatches=NUMBERS, seconds=FLOATS, learning_rate=st.none() | FLOATS,
+        checkpoint=st.none() | st.tuples(NUMBERS, CHECKPOINTS),
+    ),
+    protocol.CheckpointFound: st.builds(
+        protocol.CheckpointFound, checkpoint=st.none() | CHECKPOINTS, problem=st.just("") | st.text(),
+        passed=st.lists(st.text(), max_size=2).map(tuple) | st.just(("newer",) * 101),
+    ),
+    protocol.CheckpointBegun: st.builds(protocol.CheckpointBegun, number=NUMBERS, checkpoint=CHECKPOINTS),
+    protocol.PartsWritten: st.builds(
+        protocol.PartsWritten, checkpoint=CHECKPOINTS, parts=st.lists(FILES, max_size=9).map(tuple)
+    ),
+    protocol.CheckpointCommitted: st.builds(protocol.CheckpointCommitted, checkpoint=CHECKPOINTS),
+    protocol.CheckpointFailed: st.builds(protocol.CheckpointFailed, checkpoint=CHECKPOINTS, message=st.text()),
+    protocol.RestoreFailed: st.builds(
+        protocol.RestoreFailed, checkpoint=CHECKPOINTS, message=st.text(), damaged=st.booleans()
     ),
     protocol.TakenOver: st.builds(
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,
@@ -118,6 +135,8 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "layouts": st.lists(LAYOUTS, max_size=3).map(tuple),
     "workers": st.lists(PEERS, max_size=4).map(tuple),
     "mode": st.sampled_from(RedundancyMode),
+    "origin": NUMBERS,
+    "restore": st.none() | CHECKPOINTS,
     "boundary": st.booleans(),
     "reason": st.text(max_size=3),
     "message": st.text(max_size=3),
@@ -127,13 +146,25 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
 @cache
 def phases() -> dict[str, World]:
     """A world in each phase that a coordinator can be in, with whom it waits for."""
-    found = {name: World(2, 2, 1) for name in ("Running", "Asking", "Recovering", "Saving", "Over", "Profiling")}
+    names = ("Running", "Asking", "Recovering", "Saving", "Over", "Profiling", "Restoring", "Writing")
+    often = {"everySteps": 5}
+    found = {name: World(2, 2, 1, checkpoint=often if name in names[-2:] else None) for name in names}
     for name, world in found.items():
         if name != "Profiling":
             world.settle()
     found["Pending"] = World(2, 2, 1)
+    found["Looking"] = World(2, 2, 1, checkpoint=often)
+    while found["Looking"].state.costs is None:
+        found["Looking"].deliver()
     while found["Profiling"].state.profiling is None:
         found["Profiling"].deliver()
+    writing, restoring = found["Writing"], found["Restoring"]
+    while not writing.state.checkpoints.writers:
+        writing.commit()
+    restoring.found = None
+    for worker in list(restoring.state.workers):
+        restoring.lose(worker)
+    restoring.settle()
     asking, saving, over, back = found["Asking"], found["Saving"], found["Over"], found["Recovering"]
     plan = found["Running"].state.plan
     assert plan is not None
@@ -143,9 +174,16 @@ def phases() -> dict[str, World]:
     over.tell(Interrupted())
     begun = coordinator.initial(back.spec, back.document, secret="", save_path=None, now=back.now, resumed=True)
     back.state = replace(begun, requested=5)
-    states = {name: (world.state.phase, world.state.asked_at is not None) for name, world in found.items()}
-    assert states == {name: (name, False) for name in ("Running", "Recovering", "Saving", "Over", "Pending")} | {
+    states = {
+        name: (world.state.phase, world.state.phase == "Running" and world.state.asked_at is not None)
+        for name, world in found.items()
+    }
+    assert states == {
+        name: (name, False) for name in ("Running", "Recovering", "Saving", "Over", "Pending", "Restoring")
+    } | {
         "Asking": ("Running", True),
+        "Writing": ("Running", False),
+        "Looking": ("Pending", False),
         "Profiling": ("Pending", False),
     }
     return found
@@ -202,7 +240,10 @@ def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
     return state
 
 
-@pytest.mark.parametrize("phase", ["Pending", "Profiling", "Recovering", "Running", "Asking", "Saving", "Over"])
+@pytest.mark.parametrize(
+    "phase",
+    ["Pending", "Profiling", "Looking", "Recovering", "Running", "Asking", "Writing", "Restoring", "Saving", "Over"],
+)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SAYING | hellos(), max_size=8), st.sets(WORKERS, max_size=2))
 def test_no_worker_brings_the_coordinator_down(phase: str, said: list[WorkerJoined | Received], dead: set[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointStatus, Finish, Outcome, Takeover, WorkerState
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from operator_kit import NOW, at, job, said
@@ -238,7 +238,11 @@ def test_progress():
 
 
 def test_what_is_passed_through():
-    found = seen(said(digests=("a", "b")), plan="{}", selector="x=y", checkpoint={"lastStep": 2, "lastTime": at(0)})
+    kept = CheckpointStatus(step=2, age=5.0, seconds=1.0, bytes=8, restores=3, repeated=7)
+    found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
+    assert (found["checkpoint"], found["restores"]) == ({"lastStep": 2, "lastTime": at(-5)}, 3)
+    later = seen(said(checkpoint=replace(kept, age=9.0)), found)
+    assert later["checkpoint"] == found["checkpoint"], "its time is not computed anew"
     assert (found["digests"], found["plan"], found["selector"]) == (["a", "b"], "{}", "x=y")
     again = seen(None, found)
     assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)

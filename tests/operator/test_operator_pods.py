@@ -15,7 +15,6 @@ from jsonschema import ValidationError
 from bamboo.names import worker_name
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
-    checkpoint_problems,
     selector,
     template_problems,
     weights_folder,
@@ -291,16 +290,12 @@ def test_a_volume_claim_is_mounted():
     assert {"name": "bamboo-storage", "mountPath": "/var/lib/bamboo"} in trainer(pod)["volumeMounts"]
     assert pod["spec"]["securityContext"]["fsGroup"] == 65532
     assert weights_folder(spec, META) == f"/var/lib/bamboo/{spec.name}-{META.uid}/weights"
-    assert checkpoint_problems(spec) == [
-        "checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"
-    ]
 
 
-def test_what_is_kept_nowhere_is_said():
+def test_without_a_claim_the_weights_are_kept_in_checkpoints_only():
     spec = job(checkpoint={"storage": {"uri": "s3://bucket/x"}})
     assert weights_folder(spec, META) is None
-    assert checkpoint_problems(spec)[0].startswith("checkpoint.storage.uri: ignored")
-    assert (weights_folder(job(), META), checkpoint_problems(job())) == (None, [])
+    assert weights_folder(job(), META) is None
 
 
 def test_who_joins_others_runs_what_they_run():

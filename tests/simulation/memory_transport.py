@@ -14,8 +14,8 @@ from bamboo_trainer.transport.frames import Frame
 def travelled(frame: Frame) -> Frame:
     """The frame as it would come out at the other end: tensors of its own, meta through msgpack."""
     tensors = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in frame.tensors)
-    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.payload))
-    return Frame(address=frame.address, epoch=frame.epoch, tensors=tensors, payload=meta)
+    meta = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.payload, enc_hook=str))
+    return Frame(address=frame.address, epoch=frame.epoch, origin=frame.origin, tensors=tensors, payload=meta)
 
 
 class MemoryNetwork:

@@ -24,7 +24,8 @@ from opsim_server import Object, token_of
 from sim_checks import Checks
 from sim_control import Channel
 from sim_network import Network
-from sim_stage import Oracle, StandIn
+from sim_stage import Oracle
+from sim_store import SimStore
 from sim_worker import Node
 
 
@@ -99,6 +100,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
+        self.store = SimStore(self.clock, oracle, rng)
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
@@ -158,7 +160,9 @@ class Workers:
             Ports(
                 worker=node.name,
                 steps=self.oracle.arithmetic.steps,
-                build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+                build=lambda stage, stages, restore: node.build(stage, restore),  # type: ignore[arg-type,return-value]
+                keep=node.keep,  # type: ignore[arg-type]
+                new_id=self.store.new_id,
                 transport=node.transport,
                 tell=node.channel.say,
                 observer=node,

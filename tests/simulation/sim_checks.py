@@ -34,8 +34,8 @@ class Checks:
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
-        self.commits: dict[int, dict[str, Any]] = {}  # step, worker
-        self.newest: dict[str, int] = {}
+        self.commits: dict[tuple[int, int], dict[str, Any]] = {}  # origin and step, worker
+        self.newest: dict[str, tuple[int, int]] = {}
         self.plans: dict[int, Plan] = {}
         self.epoch = 0
 
@@ -68,12 +68,15 @@ class Checks:
 
     def agreed(self, node: "Node", living: Callable[[str], bool]) -> None:
         """No two workers that are alive and belong to the job know different commits of a step."""
-        log = node.engine.components.committer.log if node.engine and node.engine.components else None
-        if log is None or self.newest.get(node.name) == log.newest:
+        parts = node.engine.components if node.engine else None
+        if parts is None:
             return
-        self.newest[node.name] = log.newest
+        log, origin = parts.committer.log, parts.plan.current.origin
+        if self.newest.get(node.name) == (origin, log.newest):
+            return
+        self.newest[node.name] = (origin, log.newest)
         for step, commit in log.commits.items():
-            known = self.commits.setdefault(step, {})
+            known = self.commits.setdefault((origin, step), {})
             known[node.name] = commit
             other = next((w for w, c in known.items() if c != commit and living(w)), None)
             if other and living(node.name):
@@ -168,7 +171,12 @@ def _wrong_result(job: "Simulation") -> str | None:
 
 
 def _avoidable(job: "Simulation") -> str | None:
-    """Was there still a live worker for every stage, of which the coordinator could have made an owner?"""
+    """Was there still a live worker for every stage, of which the coordinator could have made an owner?
+
+    Or a checkpoint that can be read?
+    """
+    if usable_checkpoints := [one for one in job.store.committed if one not in job.store.damaged]:
+        return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"
     commit, gone = job.commit, job.state.gone
     stages = range(job.scenario.arithmetic.stages)
     living = {s: holders(job.nodes.values(), gone, s, commit) for s in stages}

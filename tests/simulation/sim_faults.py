@@ -1,7 +1,7 @@
 """What a seed stands for: a job, and the faults that befall it. Pure: equal seeds give equal values."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -25,9 +25,18 @@ class FaultKind(StrEnum):
     PARTITION = "partition"  # channel and all links of a worker
     CAPACITY = "capacity"  # no new workers for a while
     RESTART = "restart"  # the coordinator
+    KILL_STAGE = "kill stage"  # all workers that hold it
+    KILL_ALL = "kill all"
 
 
-KILLS = (FaultKind.KILL, FaultKind.VANISH, FaultKind.KILL_AT, FaultKind.KILL_SENDING)
+KILLS = (
+    FaultKind.KILL,
+    FaultKind.VANISH,
+    FaultKind.KILL_AT,
+    FaultKind.KILL_SENDING,
+    FaultKind.KILL_STAGE,
+    FaultKind.KILL_ALL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +87,9 @@ class Scenario:
     capacity: int
     faults: tuple[Fault, ...]
     lookahead: int
+    checkpoints: int = 0  # a checkpoint every so many steps; 0: none
+    trouble: float = 0.0  # of the store
+    store_seconds: float = 0.02  # that it takes for a file
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -88,6 +100,8 @@ class Scenario:
             "redundancy": {"mode": self.mode},
             "standby": {"workers": self.standby},
         }
+        if self.checkpoints:
+            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, "everySteps": self.checkpoints}
         if self.elastic:
             least, most, seconds = self.elastic
             spec["elastic"] = {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
@@ -100,6 +114,7 @@ class Scenario:
             f"groups {a.bounds}, {a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
             f"{self.mode}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
+            f"checkpoints {self.checkpoints}, trouble {self.trouble}, store {self.store_seconds:.3f} s, "
             f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
@@ -107,8 +122,10 @@ class Scenario:
 MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 
 
-def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Scenario:
-    """restarts: of the coordinator, too. elastic: the number of pipelines may change."""
+def scenario(seed: int, *, restarts: bool = False, elastic: bool = False, checkpoints: bool = False) -> Scenario:
+    """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
+    and more often loses what only they bring back.
+    """
     rng = random.Random(seed)
     grow = elastic and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow)
@@ -116,20 +133,24 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False) -> Sce
     bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
     standby = rng.choice((0, 0, 1, 1, 2, 3))
     wanted = a.stages * (bounds[1] if bounds else a.pipelines) + standby
+    chance = random.Random(f"{seed} checkpoints")
     return Scenario(
         seed=seed,
-        arithmetic=a,
+        arithmetic=replace(a, steps=a.steps + 8) if checkpoints else a,
         standby=standby,
         mode=rng.choices(list(MODES), list(MODES.values()))[0],
         elastic=bounds,
-        care=rng.choice((0, 1, 1, 2, 2)),
+        care=rng.choice((0, 1, 1, 2, 2)) * (not checkpoints),
         lossy=rng.random() < 0.5,
         saving=rng.random() < 0.5,
         removing=rng.random() < 0.7,
         slowness=10 ** rng.uniform(-1, 0.7),
         capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
-        faults=_faults(rng, a, restarts),
+        faults=_faults(rng, a, restarts, checkpoints),
         lookahead=rng.choice((0, 1, 1, 2)),
+        checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
+        trouble=chance.choice((0.0, 0.0, 0.1, 0.3)),
+        store_seconds=10 ** chance.uniform(-3, -0.5),
     )
 
 
@@ -181,8 +202,10 @@ FRAMES = (
 )  # fmt: skip
 
 
-def _faults(rng: random.Random, a: Arithmetic, restarts: bool) -> tuple[Fault, ...]:
-    weights = {**WEIGHTS, FaultKind.RESTART: 4} if restarts else WEIGHTS
+def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool) -> tuple[Fault, ...]:
+    weights = {**WEIGHTS, FaultKind.RESTART: 4} if restarts else dict(WEIGHTS)
+    if checkpoints:
+        weights |= {FaultKind.KILL_STAGE: 5, FaultKind.KILL_ALL: 3}
     count = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
 

@@ -158,6 +158,9 @@ class FaultInjector:
         match fault.what:
             case FaultKind.KILL:
                 node.end(-9)
+            case FaultKind.KILL_STAGE | FaultKind.KILL_ALL:
+                for victim in self._all(fault):
+                    victim.end(-9)
             case FaultKind.VANISH:
                 node.end(None, silent=fault.seconds)
             case FaultKind.KILL_AT | FaultKind.KILL_SENDING:
@@ -188,6 +191,16 @@ class FaultInjector:
             case FaultKind.RESTART:
                 self.restarted = True
                 job.restart_coordinator(fault.seconds)
+
+    def _all(self, fault: Fault) -> list["Node"]:
+        """All workers, or all that have a part in a stage."""
+        job, plan = self.job, self.job.state.plan
+        living = [n for n in job.nodes.values() if n.alive]
+        if fault.what is FaultKind.KILL_ALL or plan is None:
+            return living
+        cells = [c for c in plan.cells() if c.stage == fault.stage]
+        holders = {w for c in cells for w in plan.at(c).holders}
+        return [n for n in living if n.name in holders]
 
     def _doom(self, node: "Node", seconds: float) -> None:
         """It is taken away at the deadline, whether it has left or not."""

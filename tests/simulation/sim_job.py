@@ -29,7 +29,8 @@ from sim_faults import Scenario
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
-from sim_stage import Oracle, StandIn, Violation
+from sim_stage import Oracle, Violation
+from sim_store import SimStore
 from sim_worker import Name, Node
 
 TICK_SECONDS = 0.1
@@ -51,6 +52,8 @@ class Simulation:
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)
+        chance = random.Random(f"{scenario.seed} store")
+        self.store = SimStore(self.clock, self.oracle, chance, scenario.trouble, scenario.store_seconds)
         self.nodes: dict[str, Node] = {}
         self.wanted, self.capacity = 0, scenario.capacity
         self.finish: Finish | None = None
@@ -260,7 +263,9 @@ class Simulation:
             Ports(
                 worker=node.name,
                 steps=self.scenario.arithmetic.steps,
-                build=lambda stage, stages: StandIn(self.oracle, stage),  # type: ignore[arg-type,return-value]
+                build=lambda stage, stages, restore: node.build(stage, restore),  # type: ignore[arg-type,return-value]
+                keep=node.keep,  # type: ignore[arg-type]
+                new_id=self.store.new_id,
                 transport=node.transport,
                 tell=tell,
                 observer=node,
@@ -293,7 +298,7 @@ class Simulation:
         self.log(f"{node.name} has ended with {code}")
         self.active()
         delay = 10 ** self.rng.uniform(-3, 0.5)
-        known = self.rng.random() < 0.7 or code in (0, 1)
+        known = self.rng.random() < 0.7 or code in (0, 1) or node.name not in self.state.workers
         if known:
             self.clock.after(delay, partial(self._watched, node, code))
 

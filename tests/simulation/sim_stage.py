@@ -7,7 +7,7 @@ one group's sum is exact there, and those of several are rounded, so the order o
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import reduce
@@ -147,6 +147,14 @@ class Oracle:
         return loss
 
 
+@dataclass(frozen=True, slots=True)
+class StandInLayer:
+    """What a checkpoint has of a layer: its stage's state."""
+
+    version: int
+    state: int
+
+
 @dataclass(slots=True)
 class Advancing:
     """A forward on its way through the layers."""
@@ -263,6 +271,13 @@ class StandIn:
         if meta["version"] < self.version:
             raise Violation(f"stage {self._stage} goes back from version {self.version} to {meta['version']}")
         self._state, self.version = int(parts[0].item()), int(meta["version"])
+        self._require("restored state", self._state, self._oracle.states[self.version][self._stage])
+
+    def layer_states(self, only: Collection[int]) -> dict[int, "StandInLayer"]:
+        return {layer: StandInLayer(self.version, self._state) for layer in only}
+
+    def restore_layer(self, kept: "StandInLayer") -> None:
+        self._state, self.version = kept.state, kept.version
         self._require("restored state", self._state, self._oracle.states[self.version][self._stage])
 
     def digest(self) -> str:

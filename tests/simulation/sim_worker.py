@@ -6,18 +6,20 @@ one piece of work, and so on; how long a piece takes is drawn at random.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
+from sim_stage import Oracle, StandIn, StandInLayer
+from sim_store import SimStore, StoreRefuses
 
 SECONDS = {
     "Forward": 1e-3, "Backward": 2e-3, "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
@@ -52,6 +54,8 @@ class Surroundings(Protocol):
     clock: Clock
     rng: random.Random
     network: Network
+    oracle: Oracle
+    store: SimStore
 
     def build_engine(self, node: "Node") -> Engine: ...
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
@@ -85,6 +89,7 @@ class Node:
         self.exit_code: int | None = None
         self.to_save: list[int] = []
         self.saved: dict[int, str] = {}  # stage -> digest
+        self.told: list[Message] = []  # last, of checkpoints
         self.last = ""  # instruction
         self.hangs = 0.0  # seconds that the next instruction takes longer
         self.stuck_at: float | None = None  # since when it is inside one that hangs
@@ -179,7 +184,14 @@ class Node:
                     self.engine.report()
             case protocol.SendPlan(plan=plan):
                 if self.engine:
-                    self.engine.obey(plan)
+                    self._obey(self.engine, plan)
+            case protocol.TakeCheckpoint():
+                if self.engine:
+                    self.engine.take_checkpoint(item)
+            case protocol.CommitCheckpoint():
+                self.around.store.commit(self, item)
+            case protocol.FindCheckpoint(bad=bad):
+                self.around.store.find(self, bad)
             case protocol.Save():
                 self.to_save.append(item.stage)
             case protocol.NoticeReceived():
@@ -191,12 +203,37 @@ class Node:
                 self.exit_code = 4
         return 0.0
 
+    def _obey(self, engine: Engine, plan: Plan) -> None:
+        try:
+            engine.obey(plan)
+        except StoreRefuses as error:
+            engine.forget()
+            failed = protocol.RestoreFailed(checkpoint=error.checkpoint, message=str(error), damaged=error.damaged)
+            self.channel.say(failed)
+
+    def build(self, stage: int, restore: CheckpointId | None) -> StandIn:
+        """The engine's stage in its first state."""
+        built = StandIn(self.around.oracle, stage)
+        if restore:
+            built.restore_layer(self.around.store.read(restore, stage))
+        return built
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+        self.around.store.keep(self, checkpoint, states)
+
+    def tell(self, message: Message) -> None:
+        """Of checkpoints: it is said again when the channel was cut."""
+        self.told = [*self.told[-3:], message]
+        self.channel.say(message)
+
     def _begin(self) -> float:
         if self.engine:
             self.channel.say(protocol.WorkerReady())
             if self.notified:
                 self.channel.say(NOTICE)
             self.engine.report()
+            for message in self.told:
+                self.channel.say(message)
             return 0.0
         self.engine = self.around.build_engine(self)
         self.channel.say(protocol.WorkerReady())

@@ -4,7 +4,8 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
---elastic, --restarts: scenarios in which the number of pipelines may change, or the coordinator restarts.
+--elastic, --restarts, --checkpoints: scenarios in which the number of pipelines may change, the coordinator restarts,
+or the job has checkpoints and loses what only they bring back.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
@@ -31,13 +32,20 @@ def run_scenario(job: Scenario) -> RunResult:
     return Simulation(job).run()
 
 
-def run_seed(seed: int, restarts: bool = False, elastic: bool = False) -> RunResult:
-    return run_scenario(scenario(seed, restarts=restarts, elastic=elastic))
+Kinds = dict[str, bool]  # keyword arguments of `scenario`
 
 
-def command(seed: int, restarts: bool = False, elastic: bool = False) -> str:
-    flags = f"{' --restarts' * restarts}{' --elastic' * elastic} --verbose"
-    return f"python tests/simulation/simulate.py --seed {seed}{flags}"
+def run_seed(seed: int, **kinds: bool) -> RunResult:
+    return run_scenario(scenario(seed, **kinds))
+
+
+def command(seed: int, **kinds: bool) -> str:
+    flags = "".join(f" --{kind}" for kind, wanted in kinds.items() if wanted)
+    return f"python tests/simulation/simulate.py --seed {seed}{flags} --verbose"
+
+
+def kinds_of(arguments: argparse.Namespace) -> Kinds:
+    return {"restarts": arguments.restarts, "elastic": arguments.elastic, "checkpoints": arguments.checkpoints}
 
 
 def shrink(job: Scenario) -> Scenario:
@@ -54,13 +62,13 @@ def shrink(job: Scenario) -> Scenario:
 
 
 def one(arguments: argparse.Namespace) -> int:
-    job = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic)
+    job = scenario(arguments.seed, **kinds_of(arguments))
     if arguments.faults is not None:
         kept = [int(i) for i in arguments.faults.split(",") if i]
         job = replace(job, faults=tuple(job.faults[i] for i in kept))
     if arguments.shrink:
         job = shrink(job)
-    full = scenario(arguments.seed, restarts=arguments.restarts, elastic=arguments.elastic).faults
+    full = scenario(arguments.seed, **kinds_of(arguments)).faults
     print(job)
     for fault in job.faults:
         print(f"  fault {full.index(fault)}: {fault}")
@@ -79,10 +87,10 @@ def events_hash(job: Scenario) -> str:
     return told.hexdigest()[:16]
 
 
-def _hashes(task: tuple[range, bool, bool]) -> list[str]:
+def _hashes(task: tuple[range, Kinds]) -> list[str]:
     torch.set_num_threads(1)
-    seeds, restarts, elastic = task
-    return [f"{seed} {events_hash(scenario(seed, restarts=restarts, elastic=elastic))}\n" for seed in seeds]
+    seeds, kinds = task
+    return [f"{seed} {events_hash(scenario(seed, **kinds))}\n" for seed in seeds]
 
 
 def record(arguments: argparse.Namespace) -> int:
@@ -93,20 +101,20 @@ def record(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def batches(arguments: argparse.Namespace) -> list[tuple[range, bool, bool]]:
+def batches(arguments: argparse.Namespace) -> list[tuple[range, Kinds]]:
     first, last = map(int, arguments.seeds.split(":"))
     starts = range(first, last, BATCH)
-    return [(range(a, min(a + BATCH, last)), arguments.restarts, arguments.elastic) for a in starts]
+    return [(range(a, min(a + BATCH, last)), kinds_of(arguments)) for a in starts]
 
 
-def _batch(task: tuple[range, bool, bool]) -> list[RunResult]:
+def _batch(task: tuple[range, Kinds]) -> list[RunResult]:
     torch.set_num_threads(1)
-    seeds, restarts, elastic = task
-    return [run_seed(seed, restarts, elastic) for seed in seeds]
+    seeds, kinds = task
+    return [run_seed(seed, **kinds) for seed in seeds]
 
 
 def many(arguments: argparse.Namespace) -> int:
-    replay = partial(command, restarts=arguments.restarts, elastic=arguments.elastic)
+    replay = partial(command, **kinds_of(arguments))
     with multiprocessing.Pool(arguments.processes) as pool:
         return report(pool.imap_unordered(_batch, batches(arguments)), replay, arguments.keep_going)
 
@@ -122,6 +130,7 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE", help="write a hash of each seed's events")
     parser.add_argument("--restarts", action="store_true")
     parser.add_argument("--elastic", action="store_true")
+    parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(1)

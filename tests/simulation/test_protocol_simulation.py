@@ -28,6 +28,17 @@ def test_random_faults(batch: int) -> None:
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [({"checkpoints": True}, 0), ({"checkpoints": True}, 12), ({"checkpoints": True, "restarts": True}, 0)],
+)
+def test_random_faults_of_jobs_with_checkpoints(kinds: dict[str, bool], first: int) -> None:
+    """The store is slow, fails, and damages what it has; a whole stage and all workers are lost, too."""
+    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 12)]
+    failed = [v for v in verdicts if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
     """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""

@@ -3,23 +3,28 @@
 Everything is deterministic: a job is a function of its manifest and its faults.
 """
 
+import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from bamboo.checkpoint.layout import part_name
+from bamboo.checkpoint.manifest import Part
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import ReplicaPlacement
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.engine.components import Components, Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.task import Task
@@ -74,6 +79,36 @@ class Node:
         return self.inside.states.by_stage
 
 
+class MemoryStore:
+    """The files of layers as workers write them, in memory, and which checkpoints are whole."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[CheckpointId, int], bytes] = {}
+        self.committed: list[CheckpointId] = []
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> protocol.PartsWritten:
+        parts = []
+        for layer, state in states.items():
+            data = self.files[checkpoint, layer] = b"".join(encode(state))
+            sha256 = hashlib.sha256(data).hexdigest()
+            parts.append(Part(layer=layer, file=part_name(layer), bytes=len(data), sha256=sha256))
+        return protocol.PartsWritten(checkpoint=checkpoint, parts=tuple(parts))
+
+    def commit(self, request: protocol.CommitCheckpoint) -> protocol.CheckpointCommitted:
+        for part in request.parts:
+            data = self.files[request.checkpoint, part.layer]
+            assert hashlib.sha256(data).hexdigest() == part.sha256
+        self.committed.append(request.checkpoint)
+        return protocol.CheckpointCommitted(checkpoint=request.checkpoint)
+
+    def find(self, request: protocol.FindCheckpoint) -> protocol.CheckpointFound:
+        usable = [one for one in self.committed if one not in request.bad]
+        return protocol.CheckpointFound(checkpoint=max(usable, default=None))
+
+    def restore(self, stage: Stage, checkpoint: CheckpointId) -> None:
+        stage.restore_layers({layer: decode(self.files[checkpoint, layer]) for layer in stage.layers_needed()})
+
+
 class Watch:
     """The observer of one worker: raises where a fault strikes."""
 
@@ -99,6 +134,7 @@ class Job:
     """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
+    store: of checkpoints, if it is not empty.
     """
 
     def __init__(
@@ -108,7 +144,9 @@ class Job:
         decide: Callable[["Job"], None] = lambda job: None,
         capacity: int = 1000,
         device: str = "cpu",
+        store: MemoryStore | None = None,
     ) -> None:
+        self.store = store or MemoryStore()
         self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
         task, seed = self.spec.task, self.spec.training.seed
@@ -189,6 +227,12 @@ class Job:
                     node.engine.report()
                 elif isinstance(item, protocol.SendPlan):
                     node.engine.obey(item.plan)
+                elif isinstance(item, protocol.TakeCheckpoint):
+                    node.engine.take_checkpoint(item)
+                elif isinstance(item, protocol.CommitCheckpoint):
+                    self.inbox.append(Received(node.name, self.store.commit(item)))
+                elif isinstance(item, protocol.FindCheckpoint):
+                    self.inbox.append(Received(node.name, self.store.find(item)))
                 elif isinstance(item, protocol.ProfileRequest):
                     self.inbox.append(Received(node.name, protocol.Profile(costs=self._costs())))
                 elif not isinstance(item, protocol.Message):
@@ -233,11 +277,19 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
+        def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
+            stage = self.stage(index, stages, config)
+            if restore:
+                self.store.restore(stage, restore)
+            return stage
+
         engine = Engine(
             Ports(
                 worker=name,
                 steps=training.steps,
-                build=lambda stage, stages: self.stage(stage, stages, config),
+                build=build,
+                keep=lambda checkpoint, states: tell(self.store.keep(checkpoint, states)),
+                new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
                 tell=tell,
                 observer=Watch(self),

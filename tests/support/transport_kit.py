@@ -46,7 +46,7 @@ class Inbox:
 def make_frame(
     *tensors: torch.Tensor, kind: FrameKind = FrameKind.ACTIVATION, microbatch: int = 0, payload: Any = None
 ) -> Frame:
-    return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, tensors=tensors, payload=payload)
+    return Frame(address=Address(kind, 1, 2, 3, microbatch, 5), epoch=7, origin=4, tensors=tensors, payload=payload)
 
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
@@ -59,7 +59,8 @@ def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.sock
 
 def same(left: Frame, right: Frame) -> bool:
     """Bit-equal."""
-    return (left.address, left.epoch, left.payload) == (right.address, right.epoch, right.payload) and all(
+    facts = [(frame.address, frame.epoch, frame.origin, frame.payload) for frame in (left, right)]
+    return facts[0] == facts[1] and all(
         a.dtype == b.dtype and a.shape == b.shape and bytes(wire.byte_view(a)) == bytes(wire.byte_view(b))
         for a, b in zip(left.tensors, right.tensors, strict=True)
     )

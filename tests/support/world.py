@@ -7,10 +7,10 @@ from typing import Any
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
+from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
 from bamboo.coordinator.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell, Plan, plan_problems
+from bamboo.planning.plan import Cell, CheckpointId, Plan, plan_problems
 from manifest_kit import bamboojob, training
 
 
@@ -32,16 +32,24 @@ class World:
         least: int | None = None,
         most: int | None = None,
         split: list[int] | None = None,
+        *,
+        steps: int = 10_000,
+        checkpoint: dict[str, Any] | None = None,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
             "x",
             task={"entrypoint": "a.b:c"},
-            training=training(10_000, 8, 1),
+            training=training(steps, 8, 1),
             topology={"stages": stages, "pipelines": pipelines, "split": split},
             standby={"workers": standby},
             elastic={**bounds, "stabilizationSeconds": 0},
         )
+        if checkpoint is not None:
+            document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
+        self.found: protocol.CheckpointFound | None = protocol.CheckpointFound()  # what a worker that looks finds
+        self.sent: list[tuple[str, Any]] = []  # of checkpoints, and to whom
+        self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
         self.unmade = 0  # those that were asked for and have not come
         self.document, self.spec = document, parse_manifest(document)
@@ -56,7 +64,7 @@ class World:
 
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
-        if not self.state.steady or self.state.phase != "Running":
+        if not self.state.steady or self.state.phase != "Running" or self.state.checkpoints.writers:
             return
         for seconds in (0.1, 3600.0):
             now = self.now + seconds
@@ -95,6 +103,14 @@ class World:
                     for cell in plan.owned_by(worker):
                         for replica in plan.at(cell).replicas:
                             self.pending.append(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
+                case Send(worker, protocol.FindCheckpoint() as message):
+                    self.sent.append((worker, message))
+                    if self.found:
+                        self.pending.append(Received(worker, self.found))
+                case Send(worker, protocol.TakeCheckpoint() | protocol.CommitCheckpoint() as message):
+                    self.sent.append((worker, message))
+                case Emit():
+                    self.told.append(command)
                 case Finish():
                     self.finish = command
 
@@ -115,7 +131,7 @@ class World:
                 s: {w for d in range(len(old.pipelines)) for w in old.at(Cell(d, s)).holders}
                 for s in range(len(old.stages))
             }
-            for cell in plan.cells():
+            for cell in plan.cells() if plan.epoch > plan.origin else []:
                 assert plan.at(cell).owner in stage_holders[cell.stage], "ownership moved to a stranger"
         if not self.plans or plan is not self.plans[-1]:
             self.plans.append(plan)
@@ -123,30 +139,36 @@ class World:
 
     def settle(self, limit: int = 2000) -> None:
         for _ in range(limit):
-            if self.finish:
+            if self.finish or (self.state.phase == "Restoring" and not self.pending):
                 return
             if not self.pending and self.state.asked_at is not None:
                 self.now += 0.3
                 self.tell(Tick())
                 continue
             if not self.pending:
-                step, plan = self.state.step, self.state.plan
-                message = protocol.StepCommitted(
-                    step=step,
-                    generation=plan.target.generation if plan else 0,
-                    loss=1.0,
-                    gradient_norm=1.0,
-                    microbatches=8,
-                    seconds=0.1,
-                )
                 before = (self.state.plan, len(self.state.workers))
                 if self.state.plan:
-                    self.tell(Received(self.state.plan.at(Cell(0, 0)).owner, message))
+                    self.commit()
                 if not self.pending and before == (self.state.plan, len(self.state.workers)):
                     return
                 continue
             self.deliver()
         raise AssertionError("the coordinator does not come to rest")
+
+    def commit(self, checkpoint: tuple[int, CheckpointId] | None = None) -> None:
+        """The root commits the next step. checkpoint: the wish that this fulfils, and the checkpoint."""
+        plan = self.state.plan
+        assert plan is not None
+        message = protocol.StepCommitted(
+            step=self.state.step,
+            generation=plan.target.generation,
+            loss=1.0,
+            gradient_norm=1.0,
+            microbatches=8,
+            seconds=0.1,
+            checkpoint=checkpoint,
+        )
+        self.tell(Received(plan.at(Cell(0, 0)).owner, message))
 
     def deliver(self) -> None:
         event = self.pending.popleft()

@@ -22,6 +22,7 @@ from memory_transport import travelled
 from training_job import Job
 
 COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
+MARK = {"number": 1, "id": "ab12", "writers": [["w0"], ["w1", "w0"]]}
 READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
@@ -69,7 +70,16 @@ def test_a_frame_of_each_kind_is_read(kind: FrameKind) -> None:
     assert payloads.read(travelled(read)).payload == read.payload
 
 
+def test_a_commit_may_carry_the_wish_that_its_state_is_kept() -> None:
+    read = payloads.read(frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": MARK}))
+    mark = payloads.CheckpointMark(number=1, id="ab12", writers=(("w0",), ("w1", "w0")))
+    assert read.payload == Commit(**COMMIT, checkpoint=mark)
+    assert payloads.read(travelled(read)).payload == read.payload
+
+
 WRONG = {
+    "a checkpoint with a path": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "id": "../x"}}),
+    "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
     "no activation": frame(FrameKind.ACTIVATION),
     "an activation's meta": frame(FrameKind.ACTIVATION, {"agains": True}, FLAT),
     "no contribution": frame(FrameKind.CONTRIBUTION, None, ()),
@@ -106,8 +116,12 @@ def test_a_frame_in_a_wrong_form_is_refused(name: str) -> None:
 
 NUMBERS = st.integers(-3, 6) | st.sampled_from([-(2**31), 2**31 - 1])
 FLOATS = st.floats(-1e3, 1e3) | st.sampled_from([math.inf, math.nan])
+MARKS = st.fixed_dictionaries(
+    {"number": NUMBERS, "id": st.sampled_from(["a", "", "/"]), "writers": st.lists(st.just(["w0"]), max_size=3)}
+)
 COMMITTED = st.fixed_dictionaries(
-    {"norm": FLOATS, "loss": FLOATS, "microbatches": NUMBERS, "generation": NUMBERS, "epoch": NUMBERS}
+    {"norm": FLOATS, "loss": FLOATS, "microbatches": NUMBERS, "generation": NUMBERS, "epoch": NUMBERS},
+    optional={"checkpoint": MARKS},
 )
 COMMITS = st.lists(st.tuples(NUMBERS, COMMITTED), max_size=2)
 SCALARS = st.none() | st.booleans() | NUMBERS | FLOATS | st.text(max_size=4)
@@ -146,6 +160,7 @@ FRAMES = st.builds(
     Frame,
     address=ADDRESSES,
     epoch=st.integers(0, 2) | NUMBERS,
+    origin=st.integers(0, 2) | NUMBERS,
     tensors=st.lists(TENSORS, max_size=2).map(tuple),
     payload=METAS,
 )

@@ -89,6 +89,7 @@ def header(**changes: int | bytes) -> bytes:
         "version",
         "kind",
         "epoch",
+        "origin",
         "pipeline",
         "stage",
         "step",
@@ -97,7 +98,8 @@ def header(**changes: int | bytes) -> bytes:
         "meta",
         "body",
     )
-    values: dict[str, int | bytes] = {**dict.fromkeys(names, 0), "magic": wire.MAGIC, "version": 1, "kind": 1}
+    right: dict[str, int | bytes] = {"magic": wire.MAGIC, "version": wire.VERSION, "kind": 1}
+    values = {**dict.fromkeys(names, 0), **right}
     return wire.HEADER.pack(*(values | changes).values())
 
 
@@ -108,7 +110,7 @@ def with_meta(meta: Any, body: int = 0) -> bytes:
 
 BAD_FRAMES = {
     "magic": header(magic=b"HTTP"),
-    "version": header(version=2),
+    "version": header(version=wire.VERSION + 1),
     "kind": header(kind=99),
     "lane": header(kind=int(FrameKind.STATE)),
     "meta too large": header(meta=wire.MAX_META + 1),

@@ -167,6 +167,10 @@ class CheckpointStore:
             return found(state=State.DAMAGED, manifest=manifest, reason=problem)
         return found(state=State.COMPLETE, manifest=manifest)
 
+    def manifest(self, attempt: Attempt) -> Manifest:
+        """A checkpoint's. CheckpointDamaged if it is none, or not any more; StoreUnavailable."""
+        return self._manifest(attempt)
+
     def _manifest(self, attempt: Attempt) -> Manifest:
         manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
         if manifest.place != attempt:

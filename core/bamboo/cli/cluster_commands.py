@@ -178,7 +178,8 @@ def suspend(
 ) -> None:
     """Stop a job and release its nodes.
 
-    There are no checkpoints yet: `resume` starts it again at step 0. What would be lost is said and asked first.
+    `resume` goes on from its newest checkpoint, or from step 0 if it has none. What would be lost is said and asked
+    first.
     """
     from bamboo.remote import changes
 
@@ -194,7 +195,7 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
     timeout: options.Timeout = WAIT,
 ) -> None:
-    """Start a suspended job again, at step 0: there are no checkpoints yet."""
+    """Start a suspended job again: from its newest checkpoint, or from step 0 if it has none."""
     from bamboo.remote import changes
 
     target = targets_of([job])[0]

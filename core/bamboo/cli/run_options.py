@@ -63,6 +63,20 @@ _Output = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keep the trained weights, the workers' log and the run's page in this folder."),
 ]
+_Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Where checkpoints are kept: a folder, or a URL such as s3://bucket/folder.",
+        show_default="the job's",
+    ),
+]
+_Resume = Annotated[
+    bool | None,
+    typer.Option(
+        "--resume/--no-resume", help="Go on from the newest checkpoint, or begin at step 0.", show_default="the job's"
+    ),
+]
 _HeartbeatTimeout = Annotated[
     float,
     typer.Option(metavar="SECONDS", min=1.5, help="Time without a heartbeat after which a worker counts as lost."),
@@ -86,6 +100,8 @@ class LocalRunOptions:
     quiet: _Quiet = False
     debug: _Debug = False
     output: _Output = None
+    checkpoints: _Checkpoints = None
+    resume: _Resume = None
     heartbeat_timeout: _HeartbeatTimeout = HEARTBEAT_TIMEOUT_SECONDS
 
     def job(self, path: Path) -> tuple[JobSpec, dict[str, Any]]:
@@ -103,7 +119,23 @@ class LocalRunOptions:
         if self.standby is not None:
             document["spec"]["standby"] = {**(document["spec"].get("standby") or {}), "workers": self.standby}
             spec = _parse(document, f"--standby {self.standby}")
-        return spec, document
+        return self._with_checkpoints(spec, document)
+
+    def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
+        """A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine."""
+        part = dict(document["spec"].get("checkpoint") or {})
+        if self.checkpoints is not None:
+            url = self.checkpoints if "://" in self.checkpoints else Path(self.checkpoints).absolute().as_uri()
+            part["storage"] = {"uri": url}
+        elif spec.checkpoint and spec.checkpoint.storage.claim_name:
+            typer.echo("bamboo: the job's volume claim is not here: no checkpoints are kept (--checkpoints)", err=True)
+            part = {}
+        if self.resume is not None:
+            if not part:
+                usage("--resume: the job keeps no checkpoints; --checkpoints URL says where they are")
+            part["resume"] = "Latest" if self.resume else "Never"
+        document["spec"]["checkpoint"] = part or None
+        return _parse(document, "--checkpoints"), document
 
     def check(self) -> None:
         """What can be said before anything is run."""

@@ -4,19 +4,23 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from bamboo.checkpoint.manifest import Part
 from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
-from bamboo.planning.plan import Cell, Plan, Port, Short, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
 
 MAX_MESSAGE_BYTES = 4 << 20
 MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # of fp32, and sums of them
+Said = Annotated[str, msgspec.Meta(max_length=4000)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 T = TypeVar("T")
+
+MOST_PASSED = 100  # checkpoints that are told of
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -81,6 +85,51 @@ class ReplicaSynced(Message, frozen=True):
     replica: WorkerId
 
 
+class CheckpointFound(Message, frozen=True):
+    """The answer to FindCheckpoint. checkpoint: None if there is none to go on from. passed: why newer ones are not
+    taken. problem: the store does not tell; then the rest says nothing.
+    """
+
+    checkpoint: CheckpointId | None = None
+    passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()
+    problem: Said = ""
+
+
+class CheckpointBegun(Message, frozen=True):
+    """Said by the root's owner, if it is asked again: a commit has carried that wish, and this is the checkpoint."""
+
+    number: Count
+    checkpoint: CheckpointId
+
+
+class PartsWritten(Message, frozen=True):
+    """These layers' files of a checkpoint are durable."""
+
+    checkpoint: CheckpointId
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
+class CheckpointCommitted(Message, frozen=True):
+    """Its manifest is written."""
+
+    checkpoint: CheckpointId
+
+
+class CheckpointFailed(Message, frozen=True):
+    """A part or the manifest of a checkpoint cannot be written."""
+
+    checkpoint: CheckpointId
+    message: Said
+
+
+class RestoreFailed(Message, frozen=True):
+    """This worker cannot begin with the state that its plan names. damaged: nobody ever can."""
+
+    checkpoint: CheckpointId
+    message: Said
+    damaged: bool
+
+
 class Report(Message, frozen=True):
     """What this worker has: the version of each stage's state it holds, and the newest commit it knows (-1: none)."""
 
@@ -99,7 +148,7 @@ class StepCommitted(Message, frozen=True):
 
     seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
     not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
-    known.
+    known. checkpoint: the one that is written of the state after this step, and the number that it was asked for with.
     """
 
     step: Count
@@ -109,6 +158,7 @@ class StepCommitted(Message, frozen=True):
     microbatches: Count
     seconds: float
     learning_rate: Number | None = None
+    checkpoint: tuple[Count, CheckpointId] | None = None
 
 
 class TakenOver(Message, frozen=True):
@@ -157,7 +207,8 @@ class Bye(Message, frozen=True):
 
 ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
-    | StepCommitted | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+    | StepCommitted | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted | CheckpointFailed
+    | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
 )  # fmt: skip
 
 
@@ -183,6 +234,30 @@ class SendPlan(Message, frozen=True):
     plan: Plan
 
 
+class FindCheckpoint(Message, frozen=True):
+    """Which checkpoint in the job's store can the job go on from? bad: not one of these."""
+
+    bad: tuple[CheckpointId, ...] = ()
+
+
+class TakeCheckpoint(Message, frozen=True):
+    """To the root: let the state of step `at` be kept, or of the next one.
+
+    writers: of each stage, who share its layers.
+    """
+
+    number: Count
+    at: Count
+    writers: tuple[tuple[WorkerId, ...], ...]
+
+
+class CommitCheckpoint(Message, frozen=True):
+    """All parts of that checkpoint are durable: write its manifest."""
+
+    checkpoint: CheckpointId
+    parts: tuple[Part, ...]
+
+
 class Save(Message, frozen=True):
     """Write the stage's final weights to that folder."""
 
@@ -202,7 +277,10 @@ class Refused(Message, frozen=True):
     message: str = ""
 
 
-ToWorker = Welcome | ProfileRequest | ReportRequest | SendPlan | Save | Stop | Refused
+ToWorker = (
+    Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | CommitCheckpoint
+    | Save | Stop | Refused
+)  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
 _from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)

@@ -7,6 +7,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.coordinator.checkpoints import first_number, look_after
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -32,7 +33,7 @@ from bamboo.coordinator.membership import (
     request_workers,
 )
 from bamboo.coordinator.planner import replan
-from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.state import CheckpointState, CoordinatorState, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
 from bamboo.job.edits import apply_edit, refusal_message, refused_fields
@@ -61,6 +62,7 @@ def initial(
         phase="Recovering" if resumed else "Pending",
         spec=spec, manifest=manifest, secret=secret, save_path=save_path, started=now, phase_since=now,
         heartbeat_timeout=heartbeat_timeout, last_progress=now,
+        checkpoints=CheckpointState(number=first_number(secret, now)),
     )  # fmt: skip
 
 
@@ -79,6 +81,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
+        look_after(turn)
         finish_if_done(turn)
     if turn.state.phase == "Saving":
         ask_to_save(turn)
@@ -126,9 +129,11 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
 def _tick(turn: Turn) -> None:
     check_deadlines(turn)
     check_stuck(turn)
+    if turn.state.phase == "Running" and turn.state.checkpoints.writers:
+        look_after(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
-    if state.phase == "Running" and limit and now - state.last_progress > limit:
+    if state.phase in ("Running", "Restoring") and limit and now - state.last_progress > limit:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
     if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:

@@ -58,7 +58,8 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
         profiling=None if state.profiling == worker else state.profiling,
     )
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
-    if state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
+    current = state.phase != "Restoring"
+    if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
         turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))
     if state.asked_at is not None:
         turn.do(Send(worker, protocol.ReportRequest()))
@@ -273,7 +274,7 @@ def _part(turn: Turn) -> Counter[WorkerId]:
 def request_workers(turn: Turn) -> None:
     """Ask for the workers that are missing, and for the profile once there is a worker."""
     state = turn.state
-    if state.phase not in ("Pending", "Running"):
+    if state.phase not in ("Pending", "Running", "Restoring"):
         return
     missing = _missing(state)
     if missing > 0:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bamboo.control import protocol
+from bamboo.coordinator import checkpoints
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
 from bamboo.job.spec import RedundancyMode
@@ -29,7 +30,7 @@ def replan(turn: Turn) -> None:
     if turn.state.phase == "Recovering" and not _recovered(turn):
         return
     state = turn.state
-    if state.plan is None:
+    if state.plan is None or state.phase == "Restoring":
         _start(turn)
         return
     if state.plan.worker_ids() - state.workers.keys():
@@ -113,14 +114,23 @@ def _await_the_first(turn: Turn) -> None:
     patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
     waited = turn.now - state.phase_since
     if waited >= patience:
-        message = f"no worker of the job came back within {patience:g} s"
-        turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+        _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
     elif waited >= ALONE_SECONDS and not state.silence_reported:
         turn.set(silence_reported=True)
         text = (
             f"{count(state.requested, 'worker')} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
         )
         turn.do(Emit("WorkersSilent", text, True))
+
+
+def _nobody_came_back(turn: Turn, message: str) -> None:
+    """All that they held is gone with them; others begin, with what the store has."""
+    if not checkpoints.can_restore(turn.state):
+        turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
+        return
+    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
+    turn.set(requested=0)
+    turn.enter("Pending")
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
@@ -151,7 +161,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
         return
     if state.exit_unknown & state.ends.keys() and turn.now - state.asked_at < END_SECONDS:
         return  # if they ended by themselves, that is the reason that the user has to hear
-    turn.finish(Outcome.UNRECOVERABLE, "StageLost", _stage_lost(state, loss))
+    checkpoints.lost(turn, "StageLost", _stage_lost(state, loss))
 
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
@@ -168,7 +178,7 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
         told += f", after {' and '.join(before)} since the last committed step"
     if plan.mode is RedundancyMode.NONE:
         told += "; redundancy.mode None keeps no other copy"
-    return f"{told}; not recoverable without a checkpoint"
+    return told
 
 
 def _ended(state: CoordinatorState, worker: WorkerId) -> str:
@@ -188,20 +198,37 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 
 
 def _start(turn: Turn) -> None:
-    """The first plan: with the pipelines asked for, or after a while with as many as may be."""
+    """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
     state, spec = turn.state, turn.state.spec
-    if state.costs is None:
+    if (state.costs is None and state.plan is None) or not checkpoints.is_known(turn):
+        return
+    c, state = turn.state.checkpoints, turn.state
+    if state.phase == "Restoring" and c.found is None:
+        turn.finish(Outcome.UNRECOVERABLE, c.reason, f"{c.message}; there is no checkpoint to go back to")
         return
     ready = [w.peer for w in state.ready.values() if w.notice_until is None and w.cut_since is None]
     pipelines = min(len(ready) // spec.topology.stages, spec.topology.pipelines)
-    waited = turn.now - state.started >= spec.elastic.stabilization_seconds
+    since = state.phase_since if state.phase == "Restoring" else state.started
+    waited = turn.now - since >= spec.elastic.stabilization_seconds
     if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
         return
-    stages = layer_ranges(state.costs, spec.topology)
-    plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode)
+    stages = state.plan.stages if state.plan else layer_ranges(state.costs or (), spec.topology)
+    epoch = state.plan.epoch + 1 if state.plan else 1
+    plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found)
+    checkpoints.begun(turn, state.step)
+    _forget_what_was(turn, plan.first_step)
     turn.enter("Running")
-    turn.set(last_progress=turn.now)
     _issue(turn, plan)
+
+
+def _forget_what_was(turn: Turn, step: int) -> None:
+    """All workers begin again with the state before that step."""
+    turn.set(
+        plan=None, step=step, generation=-1, finished=(), finishers={}, asked_to_save={}, saved=frozenset(),
+        losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,
+        applied=frozenset(), synced=frozenset(), reports={}, asked_at=None, ends={}, last_progress=turn.now,
+        gradient_norm=None, learning_rate=None,
+    )  # fmt: skip
 
 
 def _watch_size(turn: Turn) -> None:

@@ -1,15 +1,16 @@
 """The coordinator's memory, and the turn in which an event changes it."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from bamboo.checkpoint.manifest import Part
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
-from bamboo.planning.plan import Cell, Peer, Plan, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 
 KEPT_LOSSES = 2000
 
@@ -25,6 +26,7 @@ class WorkerRecord:
     memory: Memory | None = None  # as it said last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
+    origin: int = 0  # of the newest plan that it obeys
     cut_since: float | None = None  # the channel is closed since then
     notice_until: float | None = None
     notice_seconds: float = 0.0
@@ -70,10 +72,50 @@ def without_moves(recoveries: tuple[Recovery, ...], cells: Set[Cell], epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """What the coordinator knows of the job's checkpoints (`checkpoints`).
+
+    In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
+    progress; writing: the checkpoint, once a commit has carried the wish; parts: by layer. early, failed: parts of
+    checkpoints whose commit is not heard of yet, and why one fails.
+    asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
+    kept: those committed, newest first. bad: those that turned out to be damaged.
+    looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
+    restores, repeated: how often it went back, and the steps that it did again.
+    """
+
+    number: int = 0
+    at: int = 0
+    writers: tuple[tuple[WorkerId, ...], ...] = ()
+    writing: CheckpointId | None = None
+    parts: Mapping[int, Part] = field(default_factory=dict)
+    early: Mapping[CheckpointId, Mapping[int, Part]] = field(default_factory=dict)
+    failed: Mapping[CheckpointId, str] = field(default_factory=dict)
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    since: float = 0.0
+    retry: bool = False  # the next one is due at once
+    last_step: int = 0  # of the newest one, or of the newest attempt
+    kept: tuple[CheckpointId, ...] = ()
+    kept_at: float | None = None
+    bytes: int = 0  # of the newest one
+    seconds: float = 0.0  # that it took
+    bad: tuple[CheckpointId, ...] = ()
+    looked: bool = False
+    found: CheckpointId | None = None
+    problem: str = ""  # why the store does not tell
+    reason: str = ""
+    message: str = ""
+    restores: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorState:
     """links: (reporter, peer) -> since when the reporter cannot reach the peer.
 
-    phase: Pending, Recovering (after the coordinator's own restart), Running, Saving, Over.
+    phase: Pending, Recovering (after the coordinator's own restart), Running, Restoring (it goes back to a checkpoint),
+    Saving, Over.
     steady: the last reconciliation found nothing to do, and the mere passing of time will not change that.
     resize: the number of pipelines that the workers suffice for, and since when, if it is another one than now.
     """
@@ -104,6 +146,7 @@ class CoordinatorState:
     round_at: float = 0.0  # when everyone was asked last
     reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers to that
     recoveries: tuple[Recovery, ...] = ()
+    checkpoints: CheckpointState = field(default_factory=CheckpointState)
     resize: tuple[int, float] | None = None
     steady: bool = False
     step: int = 0  # committed steps

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo.control import protocol
+from bamboo.coordinator import checkpoints
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
@@ -30,8 +31,15 @@ def received(turn: Turn, worker: WorkerId, message: protocol.Message) -> None:
         return
     turn.worker(worker, seen=turn.now)
     handler = _HANDLERS.get(type(message))
-    if handler:
+    if handler and not _is_of_the_past(turn, worker, message):
         handler(turn, worker, message)
+
+
+def _is_of_the_past(turn: Turn, worker: WorkerId, message: protocol.Message) -> bool:
+    """Does it tell of states that are given up? So it is until the worker has the plan that they began anew with."""
+    plan = turn.state.plan
+    began_anew = plan is not None and plan.origin > turn.state.workers[worker].origin and plan.origin > 1
+    return began_anew and isinstance(message, _OF_STATES)
 
 
 def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
@@ -62,7 +70,10 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
-    if turn.state.plan and message.epoch == turn.state.plan.epoch:
+    plan = turn.state.plan
+    if plan and message.epoch >= plan.origin:
+        turn.worker(worker, origin=plan.origin)
+    if plan and message.epoch == plan.epoch:
         turn.set(applied=turn.state.applied | {worker})
 
 
@@ -90,7 +101,7 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
     if turn.state.plan is None or cell not in turn.state.plan.cells():
         return
     text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
-    turn.finish(Outcome.UNRECOVERABLE, "StageLost", f"{text}; not recoverable without a checkpoint")
+    checkpoints.lost(turn, "StageLost", text)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
@@ -99,6 +110,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     training = state.spec.training
     if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
         return
+    checkpoints.committed(turn, message)
     if step in state.losses or step < state.step - KEPT_LOSSES:
         return
     if message.loss is None:
@@ -168,8 +180,8 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
 def finish_if_done(turn: Turn) -> None:
     """The job is done when every cell of a layout that may be in force has finished."""
     state = turn.state
-    if state.plan is None or not state.finished:
-        return
+    if state.plan is None or not state.finished or state.checkpoints.writers:
+        return  # the last state is still being kept
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
@@ -226,6 +238,14 @@ def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
         declare_lost(turn, worker, "it has left")
 
 
+_OF_STATES = (
+    protocol.ReplicaSynced,
+    protocol.Report,
+    protocol.LeftBehind,
+    protocol.StepCommitted,
+    protocol.TakenOver,
+    protocol.CellFinished,
+)
 _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.WorkerReady: _ready,
     protocol.Profile: _profile,
@@ -236,6 +256,12 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.Report: _report,
     protocol.LeftBehind: _left_behind,
     protocol.StepCommitted: _step_committed,
+    protocol.CheckpointFound: checkpoints.checkpoint_found,
+    protocol.CheckpointBegun: lambda turn, _, message: checkpoints.checkpoint_begun(turn, message),
+    protocol.PartsWritten: lambda turn, _, message: checkpoints.parts_written(turn, message),
+    protocol.CheckpointCommitted: lambda turn, _, message: checkpoints.checkpoint_committed(turn, message),
+    protocol.CheckpointFailed: checkpoints.checkpoint_failed,
+    protocol.RestoreFailed: checkpoints.restore_failed,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,

@@ -88,7 +88,7 @@ def undisturbed_job(spec: JobSpec, manifest: Mapping[str, Any]) -> tuple[JobSpec
     if split is not None:
         part["topology"]["split"] = list(split)
     part["redundancy"] = {"mode": RedundancyMode.NONE.value}
-    for name in ("elastic", "standby"):
+    for name in ("elastic", "standby", "checkpoint"):
         part.pop(name, None)
     return parse_manifest(changed), changed
 

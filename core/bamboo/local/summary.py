@@ -12,7 +12,7 @@ from bamboo.control.memory import Memory
 from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.planning.plan import WorkerId
-from bamboo.text import size
+from bamboo.text import count, size
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -32,6 +32,7 @@ class Summary:
     many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
     losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
     all samples are lost. crashes: workers that ended by themselves, and how.
+    restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
 
@@ -57,6 +58,8 @@ class Summary:
     sample: str | None = None
     log_tail: str | None = None
     log_shown: bool = False
+    restores: int = 0
+    repeated_steps: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -99,6 +102,8 @@ def summarize(
         lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else status.step * batch,
         digests=status.digests,
         memory=status.most_memory,
+        restores=status.checkpoint.restores if status.checkpoint else 0,
+        repeated_steps=status.checkpoint.repeated if status.checkpoint else 0,
         crashes=crashes,
         output=output,
         sample=sample,
@@ -139,6 +144,9 @@ def to_text(summary: Summary) -> str:
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
+    if summary.restores:
+        times, steps = count(summary.restores, "time"), count(summary.repeated_steps, "step")
+        lines.append(f"  back to a checkpoint: {times}, {steps} repeated")
     if summary.memory:
         lines.append(f"  most memory: {_memory(*summary.memory)}")
     if summary.crashes:

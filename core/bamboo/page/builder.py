@@ -20,6 +20,7 @@ LOST = "lost"  # runs a stage in the plan, and is not there any more
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
     "Recovering": "The coordinator was restarted and waits for the workers to come back.",
+    "Restoring": "The job goes back to a checkpoint.",
     "Saving": "All steps are done; the workers write the weights.",
     OVER: "The job is over.",
 }

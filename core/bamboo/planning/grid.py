@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 
 from bamboo.job.spec import RedundancyMode, TopologySpec, TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
-from bamboo.planning.plan import Assignment, Layout, Peer, Plan, WorkerId
+from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
 from bamboo.text import count
 
 
@@ -133,8 +133,14 @@ def initial_plan(
     pipelines: int,
     training: TrainingSpec,
     mode: RedundancyMode,
+    *,
+    epoch: int = 1,
+    restore: CheckpointId | None = None,
 ) -> Plan:
-    """The first plan: needs stages x pipelines workers; those that are left stand by."""
+    """The first plan from a state on: needs stages x pipelines workers; those that are left stand by.
+
+    epoch: its own. restore: the state; None: that before the first step.
+    """
     depth, redundant = len(stages), mode is not RedundancyMode.NONE
     order = ring(peers, depth * pipelines)
     rows: list[list[WorkerId]] = []
@@ -150,14 +156,17 @@ def initial_plan(
         for row in rows
     )
     layout = make_layout(0, training.microbatches, pipelines, training.groups)
+    begins = f"goes on from the checkpoint of step {restore.step}" if restore else "begins"
     return Plan(
-        epoch=1,
+        epoch=epoch,
+        origin=epoch,
+        restore=restore,
         stages=stages,
         pipelines=cells,
         layouts=(layout,),
         workers=tuple(peers),
         mode=mode,
         reason="Started",
-        message=f"training begins: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
+        message=f"training {begins}: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
         f" {count(len(peers) - depth * pipelines, 'spare worker')}",
     )

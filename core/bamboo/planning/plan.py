@@ -77,8 +77,19 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     zone: Short = ""
 
 
+class CheckpointId(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, order=True):
+    """A checkpoint in the job's store. step: optimizer steps that its state has seen. id: of the attempt."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once."""
+    """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once.
+
+    origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
+    origin is of no use any more.
+    """
 
     epoch: int
     stages: tuple[tuple[int, int], ...]  # the half-open layer range of each stage
@@ -86,6 +97,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     layouts: tuple[Layout, ...]  # those that may be in force, oldest first; the last one is the target
     workers: tuple[Peer, ...]
     mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
+    origin: int = 1
+    restore: CheckpointId | None = None
     boundary: bool = False
     reason: str = ""
     message: str = ""
@@ -108,6 +121,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def target(self) -> Layout:
         return self.layouts[-1]
+
+    @property
+    def first_step(self) -> int:
+        """With which the workers' states began."""
+        return self.restore.step if self.restore else 0
 
 
 def plan_problems(plan: Plan) -> list[str]:
@@ -171,8 +189,10 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
     """Why a plan that somebody brings can be none of this job's; empty if it can. Takes any plan, however malformed."""
     microbatches = spec.training.microbatches
     problems = []
-    if not 1 <= plan.epoch <= MOST_EPOCHS:
+    if not 1 <= plan.origin <= plan.epoch <= MOST_EPOCHS:
         problems.append("the epoch is out of range")
+    if plan.first_step > spec.training.steps:
+        problems.append("it begins after the last step")
     if len(plan.stages) != spec.topology.stages:
         problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
     elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:

@@ -27,7 +27,10 @@ STYLES = {
 }
 STATES = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "spare", WorkerState.SYNCING: "receiving state",
           WorkerState.TRAINING: "training", WorkerState.LEAVING: "leaving"}  # fmt: skip
-PHASES = {"Pending": "waiting for workers", "Running": "training", "Saving": "writing the weights", "Over": "over"}
+PHASES = {
+    "Pending": "waiting for workers", "Running": "training", "Restoring": "going back to a checkpoint",
+    "Saving": "writing the weights", "Over": "over",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from bamboo_operator.manifests.unknown_fields import outside_the_spec, refusal
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
     WorkerPodSettings,
-    checkpoint_problems,
     template_problems,
     worker_pod,
 )
@@ -83,7 +82,7 @@ class EffectiveSpec:
             return self.follow()
         if (spec := self._read()) is None:
             return None
-        self._status.update(warnings=(*template_problems(spec), *checkpoint_problems(spec)))
+        self._status.update(warnings=tuple(template_problems(spec)))
         if problems := self._changed_task(spec) if self.begun else await self._dry_run(spec, settings):
             self._status.update(problems=problems)
             return None
@@ -109,7 +108,7 @@ class EffectiveSpec:
         """The accepted manifest with what workers follow of the newest one; the status says what they do not."""
         merged, found = merge_followed(self.accepted.manifest or self._manifest(), self._manifest())
         self.accepted.accept(merged, self._generation)
-        warnings = (*template_problems(found.spec), *checkpoint_problems(found.spec))
+        warnings = tuple(template_problems(found.spec))
         self._status.update(
             generation=self._generation, spec=found.spec, problems=found.problems, refused=found.refused,
             warnings=warnings,

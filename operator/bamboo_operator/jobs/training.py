@@ -92,7 +92,7 @@ class Training:
             spec = self._spec.follow()
             self._spec.report_problems(self._runner.events.append)
             if spec.suspend:
-                message = "the job is suspended; without a checkpoint it will start from step 0"
+                message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
                 self._runner.interrupt("Suspended", message)
                 return
             self._runner.edit(spec)

@@ -125,15 +125,6 @@ def weights_folder(job: JobSpec, meta: JobMeta) -> str | None:
     return f"{names.STORAGE_FOLDER}/{job.name}-{meta.uid}/weights" if claim_name(job) else None
 
 
-def checkpoint_problems(job: JobSpec) -> list[str]:
-    """What of `checkpoint` has no effect, a sentence each."""
-    if job.checkpoint is None:
-        return []
-    if claim_name(job) is None:
-        return ["checkpoint.storage.uri: ignored, only a persistentVolumeClaim is written to; nothing is kept"]
-    return ["checkpoint: applied in part: only the final weights are kept; checkpoints are not written yet"]
-
-
 def _common_labels(job: JobSpec) -> Json:
     return {
         "app.kubernetes.io/name": "bamboo-worker",

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.job.spec import Capacity, wanted_pipelines, wanted_workers
+from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.condition_rules import (
     LONGEST_MESSAGE,
@@ -41,7 +43,7 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
         **_counters(status, previous, facts),
         "lastTakeover": _last_takeover(status, previous, facts),
         "training": _training(status, previous, facts),
-        "checkpoint": facts.checkpoint or previous.get("checkpoint"),
+        "checkpoint": _checkpoint(status, previous, facts),
         "cost": _cost(given),
         "digests": list(status.digests) if status and status.digests else previous.get("digests"),
         "plan": None if facts.suspended else facts.plan or previous.get("plan"),
@@ -118,10 +120,21 @@ def _counters(status: Status | None, previous: Json, facts: StatusFacts) -> Json
     now = {
         "preemptions": earlier.preemptions + (status.preemptions if status else 0),
         "takeovers": earlier.takeovers + (len(status.takeovers) if status else 0),
-        "restores": earlier.restores + facts.restores,
+        "restores": earlier.restores + (status.checkpoint.restores if status and status.checkpoint else 0),
         "restarts": earlier.restarts + (status.restarts if status else 0),
     }
     return {name: max(count, int(previous.get(name) or 0)) for name, count in now.items()}
+
+
+def _checkpoint(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:
+    """The newest one that is known; its time is not computed anew."""
+    before: Json | None = previous.get("checkpoint")
+    known = status.checkpoint if status else None
+    if known is None or known.step is None or (before and before.get("lastStep") == known.step):
+        return before
+    if known.age is None:
+        return {"lastStep": known.step}
+    return {"lastStep": known.step, "lastTime": api_time(facts.now - timedelta(seconds=known.age))}
 
 
 def _last_takeover(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:

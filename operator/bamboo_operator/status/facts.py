@@ -36,8 +36,8 @@ class StatusFacts:
     refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
 
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
-    a node, None for all. startup_problems: why some do not start. restores, cost: since the coordinator was created.
-    comparison: of costs, over all operators. checkpoint: {lastStep, lastTime}. plan: as it is to be kept.
+    a node, None for all. startup_problems: why some do not start. cost: since the coordinator was created.
+    comparison: of costs, over all operators. plan: as it is to be kept.
     """
 
     now: datetime
@@ -48,14 +48,12 @@ class StatusFacts:
     unattended: bool = False
     warnings: tuple[str, ...] = ()
     earlier: EarlierCounts = EarlierCounts()
-    restores: int = 0
     pods: Mapping[str, int] = field(default_factory=dict)
     paid: Mapping[str, int] | None = None
     startup_problems: tuple[StartupProblem, ...] = ()
     cost: Decimal = Decimal(0)
     comparison: CostComparison = field(default_factory=CostComparison)
     finish: Finish | None = None
-    checkpoint: Mapping[str, Any] | None = None
     plan: str | None = None
     selector: str | None = None
 

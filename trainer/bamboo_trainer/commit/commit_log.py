@@ -11,15 +11,17 @@ KEPT_STEPS = 3
 class CommitLog:
     """Commits and ready reports by step; remembers the last few, and those that a late replica still needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: int) -> None:
+        """first_step: of the states that the workers began with."""
+        self._first_step = first_step
         self.commits: dict[int, Commit] = {}
         self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
 
     @property
     def newest(self) -> int:
-        """The newest committed step that is known; -1 if none is."""
-        return max(self.commits, default=-1)
+        """The newest committed step that is known; if none is, the one before the first."""
+        return max(self.commits, default=self._first_step - 1)
 
     def ready(self, step: int, report: Ready) -> None:
         """The first report of a cell counts: a later one is the same, sent again."""

@@ -7,15 +7,17 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from bamboo.control.protocol import Message, StepCommitted
+import msgspec
+
+from bamboo.control.protocol import CheckpointBegun, Message, StepCommitted, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import ROOT, Layout, Plan, WorkerId
+from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.transport.frames import Address, FrameKind
-from bamboo_trainer.transport.payloads import Commit
+from bamboo_trainer.transport.payloads import CheckpointMark, Commit
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +32,18 @@ class Committer:
         states: StageStates,
         tell: Callable[[Message], None],
         clock: Callable[[], float],
+        new_id: Callable[[], str],
     ) -> None:
+        """new_id: of an attempt to write a checkpoint."""
+        self._new_id = new_id
         self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
-        self.log = CommitLog()
+        self.log = CommitLog(plan.current.first_step)
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
         self._root_since = 0  # epoch
+        self._marked: tuple[int, CheckpointId] | None = None  # the newest wish that a commit has fulfilled
         self._committed_at: float | None = None
+        self._wanted: TakeCheckpoint | None = None
 
     # the root
 
@@ -49,7 +56,18 @@ class Committer:
         if self.awaited_reports or step in self.log.commits:
             return None
         newest = self._plan.newest
-        return self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
+        commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
+        if commit is None or self._wanted is None or step + 1 < self._wanted.at:
+            return commit
+        mark = CheckpointMark(number=self._wanted.number, id=self._new_id(), writers=self._wanted.writers)
+        return msgspec.structs.replace(commit, checkpoint=mark)
+
+    def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
+        """As the root: the state of the step that it names, or of a later one, is kept. The newest wish counts."""
+        if self._marked and self._marked[0] == wanted.number:
+            self._tell(CheckpointBegun(number=wanted.number, checkpoint=self._marked[1]))
+        elif self.is_root:
+            self._wanted = wanted
 
     def record(self, step: int, commit: Commit) -> bool:
         """A step is committed: by this root, or by another one that told this worker. False if that is known."""
@@ -58,6 +76,12 @@ class Committer:
             if (known.generation, known.epoch) != (commit.generation, commit.epoch):
                 logger.error("two different commits of step %d: %s and %s: a bug in Bamboo", step, known, commit)
             return False
+        if commit.checkpoint:
+            mark = commit.checkpoint
+            if self._marked is None or step >= self._marked[1].step:
+                self._marked = mark.number, CheckpointId(step=step + 1, id=mark.id)
+            if self._wanted and self._wanted.number == mark.number:
+                self._wanted = None
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True
@@ -76,7 +100,7 @@ class Committer:
         """A new root decides nothing before it has heard which commits the others know from the root before it."""
         others = self._plan.others()
         if not self.is_root:
-            self.awaited_reports = set()
+            self.awaited_reports, self._wanted = set(), None
             self._introduce()
             return
         if old is None or old.at(ROOT).owner == self._plan.worker:
@@ -120,7 +144,7 @@ class Committer:
             self._outbox.send(worker, frame)
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
-        root = self._states.here(ROOT.stage)
+        root, mark = self._states.here(ROOT.stage), commit.checkpoint
         rate = root.learning_rate(step) if root else math.nan  # a new root's state may be on its way
         self._tell(
             StepCommitted(
@@ -131,6 +155,7 @@ class Committer:
                 microbatches=commit.microbatches,
                 seconds=seconds,
                 learning_rate=rate if math.isfinite(rate) else None,
+                checkpoint=(mark.number, CheckpointId(step=step + 1, id=mark.id)) if mark else None,
             )
         )
 

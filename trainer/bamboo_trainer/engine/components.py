@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
+from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Keep
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
@@ -33,6 +34,7 @@ Received = tuple[WorkerId, Frame]  # sender, frame
 class Ports:
     """What an engine is given. build: makes a stage in its first state. tell: to the coordinator.
 
+    keep: writes layers of a checkpoint; new_id: of an attempt to write one.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
     """
 
@@ -41,6 +43,8 @@ class Ports:
     build: Build
     transport: Transport
     tell: Callable[[Message], None]
+    keep: Keep
+    new_id: Callable[[], str]
     observer: Observer
     clock: Callable[[], float]
     lookahead: int
@@ -58,7 +62,8 @@ class Components:
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(ports.build, ports.on_host)
-        self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock)
+        self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id)
+        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
@@ -236,6 +241,7 @@ class Components:
         self._observer.started(name, cell, step, 0)
         self.states.apply(index, self.committer.log.commits[step].norm)
         self._observer.finished(name, cell, step, 0)
+        self.shares.applied(index)
         self._memory_changed(step)
         self.redundant.drop(index)
         self.executor.begin(index)

@@ -8,7 +8,7 @@ raises because of a peer: the protocol simulator drives the very same class.
 import logging
 from collections import deque
 
-from bamboo.control.protocol import PeerUp, Report
+from bamboo.control.protocol import PeerUp, Report, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import Plan
 from bamboo_trainer.engine.components import Components, Ports, Received
@@ -28,6 +28,7 @@ class Engine:
         self.meter = MemoryMeter()
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
+        self._early: list[Received] = []  # of an origin that is not known yet
 
     # what happened
 
@@ -35,8 +36,7 @@ class Engine:
         """Take in what the transport tells."""
         match event:
             case Arrived(sender, frame):
-                if self.components is None or self.components.plan.accepts(sender, frame.epoch):
-                    self._received.append((sender, frame))
+                self._received.append((sender, frame))
             case LinkDown(peer) if self.components:
                 self.components.on_link_down(peer)
             case LinkUp(peer):
@@ -48,12 +48,28 @@ class Engine:
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
         """A plan came from the coordinator. arrived: when, if it had to wait for an instruction to end."""
         when = self._ports.clock() if arrived is None else arrived
-        if self.components is None:
-            self.components = Components(self._ports, plan, self.meter, self._received)
-            self.components.on_plan(plan, None, when)
+        before = self.components.plan.current.origin if self.components else 0
+        if plan.origin < before:
+            return
+        if self.components is None or plan.origin > before:
+            self.forget()  # before the new states are made: there may not be memory for both
+            components = Components(self._ports, plan, self.meter, self._received)
+            components.on_plan(plan, None, when)
+            self.components = components
+            self._received.extend(self._early)
+            self._early.clear()
         elif now := self.components.plan.offer(plan):
             self.components.on_plan(now, self.components.plan.current, when)
         self._take_in()
+
+    def forget(self) -> None:
+        """All states and what belongs to them: others will begin."""
+        self.components = None
+
+    def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
+        """The coordinator wishes that the next state is kept."""
+        if self.components:
+            self.components.committer.take_checkpoint(wanted)
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
@@ -66,10 +82,16 @@ class Engine:
     def _take_in(self) -> None:
         """Frames are taken in one after the other, and nowhere else, so nothing is interrupted by one.
 
-        A frame may arrive more than once. What is not as its kind must be is told, and dropped.
+        A frame may arrive more than once. What is not as its kind must be is told, and dropped. What belongs to states
+        that begin with a plan on its way waits for that, and what belongs to states that are given up is dropped.
         """
         while self.components and self._received:
             sender, frame = self._received.popleft()
+            plan = self.components.plan
+            if frame.origin > plan.current.origin:
+                self._early.append((sender, frame))
+            if frame.origin != plan.current.origin or not plan.accepts(sender, frame.epoch):
+                continue
             try:
                 self.components.on_frame(sender, read(frame))
             except RefusedFrame as error:

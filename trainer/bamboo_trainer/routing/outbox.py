@@ -29,8 +29,13 @@ class Outbox:
 
     def frame(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> Frame:
         """What is sent, and so the log, lives in host memory."""
+        plan = self._plan.current
         return Frame(
-            address=address, epoch=self._plan.current.epoch, tensors=tuple(t.cpu() for t in tensors), payload=payload
+            address=address,
+            epoch=plan.epoch,
+            origin=plan.origin,
+            tensors=tuple(t.cpu() for t in tensors),
+            payload=payload,
         )
 
     def emit(self, address: Address, tensors: Iterable[Tensor] = (), payload: Any = None) -> None:

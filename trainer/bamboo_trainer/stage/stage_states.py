@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from bamboo.planning.plan import Plan, WorkerId
+from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
 
-Build = Callable[[int, Sequence[tuple[int, int]]], Stage]
+Build = Callable[[int, Sequence[tuple[int, int]], CheckpointId | None], Stage]
 
 
 @dataclass(slots=True)
@@ -35,14 +35,17 @@ class StageStates:
     """by_stage: changed here only."""
 
     def __init__(self, build: Build, on_host: bool) -> None:
-        """build: makes a stage in its first state. on_host: what is kept for others only waits in host memory."""
+        """build: makes a stage in its first state: that of a checkpoint, or the one before the first step.
+
+        on_host: what is kept for others only waits in host memory.
+        """
         self._build, self._on_host = build, on_host
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId, first: bool) -> None:
         """Keep the states of the stages that this worker has a part in. first: it has obeyed no plan before.
 
-        Who owns a cell in the first plan that it hears of owns it from the job's beginning, and builds its first state.
+        Who owns a cell in the first plan that it hears of owns it since the plan's origin, and builds its first state.
         """
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
@@ -50,9 +53,10 @@ class StageStates:
             del self.by_stage[index]
         for index in sorted(owned | replicated):
             if index not in self.by_stage:
-                begins = first and (plan.epoch == 1 or index in owned)
+                begins = first and (plan.epoch == plan.origin or index in owned)
                 assert begins or index not in owned, f"{worker} is to own stage {index} and has no state of it"
-                self.by_stage[index] = StageState(self._build(index, plan.stages) if begins else None)
+                stage = self._build(index, plan.stages, plan.restore) if begins else None
+                self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
 
     def _give(self, state: StageState, owned: bool) -> None:
@@ -127,7 +131,7 @@ class StageStates:
     def restore(self, index: int, stages: Sequence[tuple[int, int]], tensors: Parts, facts: Mapping[str, Any]) -> None:
         """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
-        stage = state.stage or self._build(index, stages)
+        stage = state.stage or self._build(index, stages, None)
         stage.restore(tensors, facts)
         state.stage = stage
         self._give(state, state.owned)

@@ -59,10 +59,14 @@ class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message between workers. epoch: the sender's. payload: small facts, of each kind its own (`payloads`)."""
+    """One message between workers. epoch: the sender's; origin: in which the states began that it belongs to.
+
+    payload: small facts, of each kind its own (`payloads`).
+    """
 
     address: Address
     epoch: int
+    origin: int = 1
     tensors: tuple[torch.Tensor, ...] = ()
     payload: Any = None
 

@@ -99,4 +99,4 @@ def _read(reader: sockets.SocketReader, lane: wire.Lane) -> Frame:
         raise wire.WireError(f"no room for {header.body_length} bytes") from error
     for tensor in tensors:
         reader.receive_into(wire.byte_view(tensor))
-    return Frame(address=header.address, epoch=header.epoch, tensors=tensors, payload=payload)
+    return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)

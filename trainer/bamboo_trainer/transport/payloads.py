@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
@@ -32,10 +32,18 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     losses: dict[int, float]
 
 
+class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """number: of the coordinator's wish. id: of the attempt. writers: of each stage, who share its layers."""
+
+    number: int
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
+    writers: tuple[tuple[WorkerId, ...], ...]
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
 
-    microbatches: how many the loss is the mean of.
+    microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept.
     """
 
     norm: float
@@ -43,6 +51,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     microbatches: int
     generation: int
     epoch: int
+    checkpoint: CheckpointMark | None = None
 
 
 Commits = list[tuple[int, Commit]]  # by step

@@ -21,7 +21,7 @@ from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
 MAGIC: Final = b"BMBO"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_META: Final = 16 << 20  # the names and shapes of all of a stage's state
 MAX_BODY: Final = 1 << 40  # all of a stage's state, 12 bytes a parameter with AdamW
 MAX_DIMENSIONS: Final = 16
@@ -31,7 +31,7 @@ COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
 
 # magic, version, kind, epoch, pipeline, stage, step, microbatch, part, meta length, body length
-HEADER: Final = struct.Struct("<4sBBqiiqiiIQ")
+HEADER: Final = struct.Struct("<4sBBqqiiqiiIQ")
 HELLO_LENGTH: Final = struct.Struct("<H")
 
 DTYPES: Final = {
@@ -74,6 +74,7 @@ def lane_of(kind: FrameKind) -> Lane:
 class Header(NamedTuple):
     address: Address
     epoch: int
+    origin: int
     meta_length: int
     body_length: int
 
@@ -124,7 +125,7 @@ def encode_frame(frame: Frame) -> list[Buffer]:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
         kind, *place = frame.address
-        header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, *place, len(meta), body_length)
+        header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
     return [header + meta, *(byte_view(tensor) for tensor in tensors if tensor.nbytes)]
@@ -134,7 +135,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
     """Raises WireError."""
     if len(raw) != HEADER.size:
         raise WireError(f"a header of {len(raw)} bytes")
-    magic, version, kind, epoch, pipeline, stage, step, microbatch, part, meta, body = HEADER.unpack(raw)
+    magic, version, kind, epoch, origin, pipeline, stage, step, microbatch, part, meta, body = HEADER.unpack(raw)
     if magic != MAGIC or version != VERSION:
         raise WireError(f"magic {magic!r}, version {version}")
     if meta > MAX_META or body > MAX_BODY:
@@ -143,7 +144,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
         address = Address(FrameKind(kind), pipeline, stage, step, microbatch, part)
     except ValueError as error:
         raise WireError(f"kind {kind}") from error
-    return Header(address, epoch, meta, body)
+    return Header(address, epoch, origin, meta, body)
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:

@@ -3,11 +3,12 @@
 import logging
 import math
 import os
+import secrets
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from safetensors.torch import save_file
 
 from bamboo.control.protocol import (
     Bye,
+    CommitCheckpoint,
+    FindCheckpoint,
     Heartbeat,
     Hello,
     Message,
@@ -27,10 +30,12 @@ from bamboo.control.protocol import (
     ProfileRequest,
     Refused,
     ReportRequest,
+    RestoreFailed,
     Save,
     Saved,
     SendPlan,
     Stop,
+    TakeCheckpoint,
     ToWorker,
     Welcome,
     WorkerFailed,
@@ -39,6 +44,7 @@ from bamboo.control.protocol import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
+from bamboo.planning.plan import CheckpointId, Plan
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
@@ -55,6 +61,7 @@ from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker import logs
+from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
@@ -141,6 +148,7 @@ class WorkerAgent:
         self.task: Task | None = None
         self.spec: JobSpec | None = None
         self.reader: BatchReader | None = None
+        self.checkpoints: Checkpointing | None = None
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
@@ -170,6 +178,8 @@ class WorkerAgent:
             self.observer.close()
             if self.reader:
                 self.reader.close()
+            if self.checkpoints:
+                self.checkpoints.close()
             if self.last:  # the last line of a pod's log is what Kubernetes tells of its end
                 logger.error(self.last)
         assert self.exit_code is not None
@@ -209,7 +219,16 @@ class WorkerAgent:
                     self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
-                    self.engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
+                    self._obey_plan(self.engine, plan)
+            case TakeCheckpoint():
+                if self.engine:
+                    self.engine.take_checkpoint(message)
+            case CommitCheckpoint():
+                if self.checkpoints:
+                    self.checkpoints.commit(message)
+            case FindCheckpoint():
+                if self.checkpoints:
+                    self.checkpoints.find(message)
             case Save():
                 self.to_save.append(message)
             case NoticeReceived(seconds=seconds):
@@ -222,12 +241,23 @@ class WorkerAgent:
                 logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
                 self.exit_code = EXIT_FENCED
 
+    def _obey_plan(self, engine: Engine, plan: Plan) -> None:
+        try:
+            engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
+        except RestoreError as error:
+            logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
+            engine.forget()
+            failed = RestoreFailed(checkpoint=error.checkpoint, message=str(error)[:4000], damaged=error.damaged)
+            self.control.send(failed)
+
     def _begin(self, manifest: dict[str, object], secret: str) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
             self.control.send(WorkerReady())
             if self.leave_by < math.inf:
                 self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
             self.engine.report()
+            if self.checkpoints:
+                self.checkpoints.report()
             return
         spec = self.spec = parse_manifest(manifest)
         training = spec.training
@@ -238,11 +268,21 @@ class WorkerAgent:
         use(device)
         self.device = str(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
+        kept = self.checkpoints = Checkpointing(spec, self.control.send)
+
+        def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
+            stage = Stage(task, index, stages, config, device, reader)
+            if restore:
+                kept.restore(stage, restore)
+            return stage
+
         self.engine = Engine(
             Ports(
                 worker=self.worker,
                 steps=training.steps,
-                build=lambda stage, stages: Stage(task, stage, stages, config, device, reader),
+                build=build,
+                keep=kept.keep,
+                new_id=lambda: secrets.token_hex(6),
                 transport=self.transport,
                 tell=self.control.send,
                 observer=self.inside,

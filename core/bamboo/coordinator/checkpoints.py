@@ -1,0 +1,281 @@
+"""Checkpoints: when one is taken, who writes what of it, when it is one, and which one the job goes on from.
+
+The root marks the commit after which the state is kept; whoever is named as a writer copies its layers of that state
+and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
+"""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Final
+
+from bamboo.control import protocol
+from bamboo.coordinator.events import Emit, Outcome, Send
+from bamboo.coordinator.state import CheckpointState, CoordinatorState, Turn
+from bamboo.job.spec import Resume
+from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo.text import count, one_line
+
+AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
+AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
+WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
+MOST_WRITERS: Final = 16  # of a stage
+MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
+MOST_KEPT: Final = 100
+
+
+def first_number(secret: str, now: float) -> int:
+    """Of a coordinator's wishes: workers must not take them for those of the one before it."""
+    return int.from_bytes(sha256(f"{secret} {now}".encode()).digest()[:5], "big")
+
+
+def next_one(state: CoordinatorState) -> int | None:
+    """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one."""
+    c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
+    if spec is None or state.step >= steps:
+        return None
+    if c.retry:
+        return state.step + 1
+    after = max(c.last_step, state.step)
+    return min((after // spec.every_steps + 1) * spec.every_steps, steps)
+
+
+def look_after(turn: Turn) -> None:
+    """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
+    state = turn.state
+    if state.spec.checkpoint is None or state.plan is None:
+        return
+    c = state.checkpoints
+    if not c.writers:
+        at = next_one(state)
+        if at is not None and state.step + AHEAD_STEPS >= at:
+            writers = _writers(state, state.plan)
+            _change(turn, number=c.number + 1, at=at, writers=writers, since=turn.now, retry=False, early={}, failed={})
+            _ask_root(turn)
+        return
+    lost = {w for stage in c.writers for w in stage} - state.workers.keys()
+    missing = _missing(c, state.plan)
+    if lost and missing:
+        _abandon(turn, f"{' and '.join(sorted(lost))} is lost", retry=True)
+    elif c.writing is None and _came_too_late(turn):
+        _abandon(turn, "the last step was committed without it")
+    elif turn.now - c.since > WRITE_SECONDS:
+        _abandon(turn, f"it is not written after {WRITE_SECONDS:g} s")
+    elif c.writing is None:
+        if c.asked != state.plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
+            _ask_root(turn)
+    elif not missing and (c.asked not in state.workers or turn.now - c.asked_at > AGAIN_SECONDS):
+        _commit(turn)
+
+
+def _came_too_late(turn: Turn) -> bool:
+    """All steps are committed, and the root, asked again, does not say that one of the commits has carried the wish."""
+    state = turn.state
+    over = state.step >= state.spec.training.steps
+    return over and turn.now - state.last_progress > 2 * AGAIN_SECONDS
+
+
+def _change(turn: Turn, **changes: object) -> None:
+    turn.set(checkpoints=replace(turn.state.checkpoints, **changes))  # type: ignore[arg-type]
+
+
+def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
+    """All who hold a stage for certain share its layers, owners first; who is to leave writes only if all are."""
+
+    def holders(stage: int) -> tuple[WorkerId, ...]:
+        cells = [Cell(d, stage) for d in range(plan.target.pipelines)]
+        owners = [plan.at(c).owner for c in cells]
+        replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in state.synced]
+        found = dict.fromkeys((*owners, *replicas))
+        staying = [w for w in found if w in state.workers and state.workers[w].notice_until is None]
+        return tuple((staying or owners)[:MOST_WRITERS])
+
+    return tuple(holders(stage) for stage in range(len(plan.stages)))
+
+
+def _ask_root(turn: Turn) -> None:
+    c, plan = turn.state.checkpoints, turn.state.plan
+    assert plan is not None
+    root = plan.at(ROOT).owner
+    _change(turn, asked=root, asked_at=turn.now)
+    turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
+
+
+def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
+    """Layers whose files are not known to be durable."""
+    return frozenset(range(plan.stages[-1][1])) - c.parts.keys()
+
+
+def _commit(turn: Turn) -> None:
+    """Have the manifest written, by one worker after the other if need be."""
+    c, state = turn.state.checkpoints, turn.state
+    assert c.writing is not None
+    staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
+    if not staying:
+        return
+    _change(turn, asked=staying[0], asked_at=turn.now)
+    parts = tuple(c.parts[layer] for layer in sorted(c.parts))
+    turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts)))
+
+
+def _abandon(turn: Turn, why: str, *, retry: bool = False) -> None:
+    c = turn.state.checkpoints
+    step = c.writing.step if c.writing else turn.state.step
+    turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
+    _change(turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step)
+
+
+# what workers report
+
+
+def committed(turn: Turn, message: protocol.StepCommitted) -> None:
+    """A commit says that the state after it is kept."""
+    if message.checkpoint is not None:
+        _begun(turn, *message.checkpoint)
+
+
+def checkpoint_begun(turn: Turn, message: protocol.CheckpointBegun) -> None:
+    _begun(turn, message.number, message.checkpoint)
+
+
+def _begun(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
+    c = turn.state.checkpoints
+    if number != c.number or not c.writers or c.writing is not None:
+        return
+    parts = dict(c.early.get(checkpoint, {}))
+    _change(turn, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={})
+    if checkpoint in c.failed:
+        _abandon(turn, c.failed[checkpoint])
+    else:
+        _commit_if_written(turn)
+
+
+def parts_written(turn: Turn, message: protocol.PartsWritten) -> None:
+    c, plan = turn.state.checkpoints, turn.state.plan
+    if plan is None:
+        return
+    new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
+    if message.checkpoint == c.writing:
+        _change(turn, parts={**c.parts, **new})
+        _commit_if_written(turn)
+    elif c.writers and c.writing is None:
+        early = {**c.early, message.checkpoint: {**c.early.get(message.checkpoint, {}), **new}}
+        _change(turn, early=dict(list(early.items())[-MOST_EARLY:]))
+
+
+def _commit_if_written(turn: Turn) -> None:
+    c, plan = turn.state.checkpoints, turn.state.plan
+    if plan is not None and c.writing is not None and not _missing(c, plan):
+        _commit(turn)
+
+
+def checkpoint_committed(turn: Turn, message: protocol.CheckpointCommitted) -> None:
+    c = turn.state.checkpoints
+    if message.checkpoint != c.writing:
+        return
+    size = sum(part.bytes for part in c.parts.values())
+    kept = (message.checkpoint, *c.kept)[:MOST_KEPT]
+    seconds = turn.now - c.since
+    turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
+    _change(
+        turn, kept=kept, kept_at=turn.now, bytes=size, seconds=seconds, writers=(), writing=None, parts={}, asked=None,
+        last_step=message.checkpoint.step,
+    )  # fmt: skip
+
+
+def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.CheckpointFailed) -> None:
+    c, why = turn.state.checkpoints, f"{worker}: {message.message}"
+    if c.writers and message.checkpoint == c.writing:
+        _abandon(turn, why)
+    elif c.writers and c.writing is None:
+        _change(turn, failed={**c.failed, message.checkpoint: why})
+
+
+# going on from one
+
+
+def can_restore(state: CoordinatorState) -> bool:
+    """Is it worth looking for a checkpoint to go back to?"""
+    return state.spec.checkpoint is not None and (state.spec.checkpoint.resume is Resume.LATEST or bool(_own(state)))
+
+
+def _own(state: CoordinatorState) -> list[CheckpointId]:
+    """Those that this job has written or begun with, as far as is known here; the newest first."""
+    c, begun = state.checkpoints, state.plan.restore if state.plan else None
+    return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
+
+
+def lost(turn: Turn, reason: str, message: str) -> None:
+    """Redundancy and peers do not cover what is lost: go back to a checkpoint, or end the job."""
+    if not can_restore(turn.state):
+        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
+        return
+    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
+    _begin_to_look(turn, reason, message)
+
+
+def _begin_to_look(turn: Turn, reason: str, message: str) -> None:
+    _change(
+        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
+        message=message, asked_at=turn.now,
+    )  # fmt: skip
+    turn.enter("Restoring")
+
+
+def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
+    """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
+    state, c = turn.state, turn.state.checkpoints
+    if state.phase != "Running" or state.plan is None or state.plan.restore != message.checkpoint:
+        return
+    text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
+    turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
+    if message.damaged:
+        _change(turn, bad=(*c.bad, message.checkpoint)[-MOST_KEPT:])
+    _begin_to_look(turn, "RestoreFailed", text)
+
+
+def is_known(turn: Turn) -> bool:
+    """Is it known with which state the job begins? If not, somebody is asked who can look."""
+    state, c = turn.state, turn.state.checkpoints
+    spec = state.spec.checkpoint
+    if spec is None or c.looked:
+        return True
+    if spec.resume is Resume.NEVER:
+        own = _own(state) if state.phase == "Restoring" else []
+        _change(turn, looked=True, found=own[0] if own else None)
+        return True
+    if (c.asked is None or c.asked not in state.workers or turn.now - c.asked_at > AGAIN_SECONDS) and state.ready:
+        worker = next(iter(state.ready))
+        _change(turn, asked=worker, asked_at=turn.now)
+        turn.do(Send(worker, protocol.FindCheckpoint(bad=c.bad)))
+    return False
+
+
+def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
+    c = turn.state.checkpoints
+    if c.looked or worker != c.asked or turn.state.phase not in ("Pending", "Restoring"):
+        return
+    if message.problem:
+        if message.problem != c.problem:
+            turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
+        _change(turn, problem=message.problem)  # the worker is asked again after a while
+        return
+    for text in message.passed:
+        turn.do(Emit("CheckpointUnusable", one_line(text), True))
+    steps = turn.state.spec.training.steps
+    found = message.checkpoint if message.checkpoint and message.checkpoint.step <= steps else None
+    _change(turn, looked=True, found=found, asked=None, problem="")
+
+
+def begun(turn: Turn, before: int) -> None:
+    """A plan has been made that begins with the checkpoint found. before: how many steps had been committed."""
+    c, state = turn.state.checkpoints, turn.state
+    first = c.found.step if c.found else 0
+    repeated = max(0, before - first)
+    if state.phase == "Restoring" or c.found:
+        told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
+        again = f", and repeats {count(repeated, 'step')}" if repeated else ""
+        turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
+    _change(
+        turn, restores=c.restores + (state.phase == "Restoring"), repeated=c.repeated + repeated, last_step=first,
+        reason="", message="", retry=False,
+    )  # fmt: skip

@@ -1,0 +1,436 @@
+"""The coordinator's decisions on checkpoints: when one is taken, when it is one, and how a job goes on from one."""
+
+from typing import Any
+
+import pytest
+
+from bamboo.checkpoint.layout import part_name
+from bamboo.checkpoint.manifest import Part
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, WRITE_SECONDS, first_number
+from bamboo.coordinator.events import Outcome, PreemptionNotice, Tick
+from bamboo.coordinator.job_status import status
+from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
+from world import World, silence
+
+LAYERS = 8  # of the world's task
+FIRST = first_number("", 0.0) + 1  # of the world's wishes
+STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}
+
+
+def made(stages: int = 2, pipelines: int = 1, standby: int = 0, *, steps: int = 10_000, **checkpoint: Any) -> World:
+    """A world that trains, at step 1 or a little later."""
+    world = World(stages, pipelines, standby, steps=steps, checkpoint={"everySteps": 8, **checkpoint})
+    world.settle()
+    assert world.state.phase == "Running"
+    return world
+
+
+def plan_of(world: World) -> Plan:
+    assert world.state.plan is not None
+    return world.state.plan
+
+
+def root_of(world: World) -> str:
+    return plan_of(world).at(ROOT).owner
+
+
+def train(world: World, step: int) -> None:
+    while world.state.step < step:
+        world.commit()
+
+
+def sent(world: World, kind: type) -> list[tuple[str, Any]]:
+    return [(worker, message) for worker, message in world.sent if isinstance(message, kind)]
+
+
+def reasons(world: World) -> list[str]:
+    return [event.reason for event in world.told]
+
+
+def parts(*layers: int) -> tuple[Part, ...]:
+    return tuple(Part(layer=i, file=part_name(i), bytes=10, sha256="0" * 64) for i in layers)
+
+
+def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
+    message = protocol.PartsWritten(checkpoint=checkpoint, parts=parts(*(layers or range(LAYERS))))
+    world.tell(Received(root_of(world), message))
+
+
+def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
+    """The commit before that step says that its state is kept."""
+    train(world, step - 1)
+    checkpoint = CheckpointId(step=step, id=id)
+    world.commit((world.state.checkpoints.number, checkpoint))
+    return checkpoint
+
+
+def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
+    checkpoint = begin(world, step, id)
+    written(world, checkpoint)
+    committer, _ = sent(world, protocol.CommitCheckpoint)[-1]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    return checkpoint
+
+
+def lose_stage(world: World) -> None:
+    """All copies of a stage at once; a third worker lives."""
+    plan = plan_of(world)
+    for worker in sorted(plan.at(Cell(0, 1)).holders):
+        world.lose(worker)
+    assert world.state.workers
+
+
+def test_the_root_is_asked_two_steps_before() -> None:
+    world = made()
+    train(world, 5)
+    assert not sent(world, protocol.TakeCheckpoint)
+    train(world, 6)
+    ((worker, wish),) = sent(world, protocol.TakeCheckpoint)
+    assert (worker, wish.number, wish.at) == (root_of(world), FIRST, 8)
+    save(world)
+    train(world, 13)
+    assert len(sent(world, protocol.TakeCheckpoint)) == 1
+    train(world, 14)
+    assert [(wish.number, wish.at) for _, wish in sent(world, protocol.TakeCheckpoint)] == [(FIRST, 8), (FIRST + 1, 16)]
+
+
+def test_the_last_state_is_kept_too() -> None:
+    world = made(steps=11)
+    save(world)
+    train(world, 9)
+    assert [wish.at for _, wish in sent(world, protocol.TakeCheckpoint)] == [8, 11]
+
+
+def test_all_holders_write_but_not_who_is_to_leave() -> None:
+    world = made(2, 2, 1)
+    train(world, 3)
+    plan = plan_of(world)
+    holders = [{w for d in range(2) for w in plan.at(Cell(d, s)).holders} for s in range(2)]
+    leaving = plan.at(Cell(1, 1)).owner
+    world.tell(PreemptionNotice(leaving, 1e9))
+    train(world, 6)
+    ((_, wish),) = sent(world, protocol.TakeCheckpoint)
+    assert all(len(stage) > 1 for stage in wish.writers)
+    assert leaving not in {w for stage in wish.writers for w in stage}
+    for stage, writers in enumerate(wish.writers):
+        plan = plan_of(world)
+        owners = {plan.at(Cell(d, stage)).owner for d in range(2)} - {leaving}
+        assert set(writers[: len(owners)]) == owners
+        assert set(writers) <= holders[stage] | {w for d in range(2) for w in plan.at(Cell(d, stage)).holders}
+
+
+def test_a_replica_that_is_not_in_step_yet_does_not_write() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 1})
+    while not sent(world, protocol.TakeCheckpoint):
+        world.deliver()
+    ((_, wish),) = sent(world, protocol.TakeCheckpoint)
+    plan = plan_of(world)
+    assert world.state.synced == frozenset()
+    assert wish.writers == tuple((plan.at(Cell(0, s)).owner,) for s in range(2))
+
+
+def test_the_manifest_is_written_when_all_parts_are_durable() -> None:
+    world = made()
+    checkpoint = begin(world)
+    written(world, checkpoint, *range(LAYERS - 1))
+    assert not sent(world, protocol.CommitCheckpoint)
+    written(world, checkpoint, LAYERS - 1)
+    ((worker, request),) = sent(world, protocol.CommitCheckpoint)
+    assert (request.checkpoint, [part.layer for part in request.parts]) == (checkpoint, list(range(LAYERS)))
+    assert "CheckpointSaved" not in reasons(world)
+    world.tell(Received(worker, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    assert "CheckpointSaved" in reasons(world)
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.step, shown.bytes) == (8, 10 * LAYERS)
+
+
+def test_parts_may_be_heard_of_before_the_commit() -> None:
+    world = made()
+    train(world, 7)
+    early = CheckpointId(step=8, id="a")
+    written(world, early, *range(4))
+    written(world, early, *range(4, LAYERS))
+    written(world, CheckpointId(step=8, id="other"))
+    assert not sent(world, protocol.CommitCheckpoint)
+    begin(world)
+    assert [request.checkpoint for _, request in sent(world, protocol.CommitCheckpoint)] == [early]
+
+
+def test_a_failure_may_be_heard_of_before_the_commit() -> None:
+    world = made()
+    train(world, 7)
+    early = CheckpointId(step=8, id="a")
+    world.tell(Received("w0", protocol.CheckpointFailed(checkpoint=early, message="no space left")))
+    assert "CheckpointAbandoned" not in reasons(world)
+    begin(world)
+    assert "no space left" in next(e.message for e in world.told if e.reason == "CheckpointAbandoned")
+    assert not world.state.checkpoints.writers
+    train(world, 14)
+    assert [wish.at for _, wish in sent(world, protocol.TakeCheckpoint)] == [8, 16], "not at once: it may fail again"
+
+
+def test_a_lost_writer_costs_the_checkpoint_and_another_is_taken_at_once() -> None:
+    world = made(2, 1, 2)
+    checkpoint = begin(world)
+    written(world, checkpoint, *range(4))
+    gone = world.state.checkpoints.writers[1][0]
+    world.lose(gone)
+    assert "CheckpointAbandoned" in reasons(world)
+    world.tell(Tick())
+    wish = sent(world, protocol.TakeCheckpoint)[-1][1]
+    assert (wish.number, wish.at) == (FIRST + 1, 9)
+    assert gone not in {w for stage in wish.writers for w in stage}
+
+
+def test_a_writer_that_is_lost_after_all_is_written_costs_nothing() -> None:
+    world = made(2, 1, 2)
+    checkpoint = begin(world)
+    written(world, checkpoint)
+    asked = sent(world, protocol.CommitCheckpoint)[-1][0]
+    world.lose(asked)
+    other = sent(world, protocol.CommitCheckpoint)[-1][0]
+    assert other != asked
+    world.tell(Received(other, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    assert "CheckpointAbandoned" not in reasons(world)
+    assert world.state.checkpoints.kept == (checkpoint,)
+
+
+def test_another_worker_is_asked_for_the_manifest_after_a_while() -> None:
+    world = made()
+    written(world, begin(world))
+    silence(world, set(), AGAIN_SECONDS - 1)
+    assert len(sent(world, protocol.CommitCheckpoint)) == 1
+    silence(world, set(), 2)
+    first, second = (worker for worker, _ in sent(world, protocol.CommitCheckpoint))
+    assert first != second
+
+
+def test_a_new_root_is_asked_for_the_same_and_the_same_root_again() -> None:
+    world = made(2, 1, 2, everySteps=1000)
+    train(world, 998)
+    old = root_of(world)
+    silence(world, set(), AGAIN_SECONDS + 1)
+    assert [(w, m.number) for w, m in sent(world, protocol.TakeCheckpoint)] == [(old, FIRST), (old, FIRST)]
+    world.tell(PreemptionNotice(old, 1e9))
+    while root_of(world) == old:
+        if world.pending:
+            world.deliver()
+        else:
+            world.tell(Tick())
+    assert [(w, m.number) for w, m in sent(world, protocol.TakeCheckpoint)][2:] == [(root_of(world), FIRST)]
+
+
+def test_what_is_not_written_for_long_is_given_up() -> None:
+    world = made()
+    begin(world)
+    world.now += WRITE_SECONDS
+    world.tell(Received("w0", protocol.Heartbeat(step=8)))
+    silence(world, set(), 1)
+    assert "CheckpointAbandoned" in reasons(world)
+
+
+def finished(world: World) -> None:
+    for cell in plan_of(world).cells():
+        message = protocol.CellFinished(cell=cell, digest="0" * 64)
+        world.tell(Received(plan_of(world).at(cell).owner, message))
+
+
+def test_a_finished_job_waits_for_its_last_checkpoint() -> None:
+    world = made(steps=8)
+    checkpoint = begin(world)
+    finished(world)
+    assert world.finish is None
+    written(world, checkpoint)
+    assert world.finish is None
+    committer = sent(world, protocol.CommitCheckpoint)[-1][0]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    assert world.finish is not None
+    assert world.finish.outcome is Outcome.COMPLETE
+
+
+@pytest.mark.parametrize("told", ["no commit carries it", "it fails", "its writer is lost"])
+def test_a_finished_job_does_not_wait_for_a_checkpoint_that_cannot_be(told: str) -> None:
+    world = made(2, 2, steps=8)
+    if told == "no commit carries it":
+        train(world, 8)
+    else:
+        begin(world)
+    finished(world)
+    assert world.finish is None
+    if told == "it fails":
+        failed = protocol.CheckpointFailed(checkpoint=CheckpointId(step=8, id="a"), message="full")
+        world.tell(Received(root_of(world), failed))
+    elif told == "its writer is lost":
+        world.lose(world.state.checkpoints.writers[1][0])
+    else:
+        silence(world, set(), 2 * AGAIN_SECONDS + 2)
+    assert world.finish is not None
+    assert world.finish.outcome is Outcome.COMPLETE
+
+
+def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
+    world = made(3)
+    kept = save(world)
+    train(world, 13)
+    before = plan_of(world)
+    world.found = protocol.CheckpointFound(checkpoint=kept)
+    lose_stage(world)
+    for _ in range(300):
+        if world.state.phase == "Restoring":
+            break
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    assert world.state.phase == "Restoring"
+    world.settle()
+    plan = plan_of(world)
+    assert (plan.origin, plan.restore) == (plan_of(world).origin, kept)
+    assert plan.origin > before.epoch
+    restored = status(world.state, world.now).checkpoint
+    assert restored is not None
+    assert (restored.restores, restored.repeated) == (1, 5)
+    assert ("Restoring" in reasons(world), "Restored" in reasons(world)) == (True, True)
+    assert world.finish is None
+
+
+def test_the_steps_after_the_checkpoint_are_done_again() -> None:
+    world = made(3)
+    kept = save(world)
+    train(world, 13)
+    world.found = None
+    lose_stage(world)
+    world.settle()
+    asked, _ = sent(world, protocol.FindCheckpoint)[-1]
+    world.tell(Received(asked, protocol.CheckpointFound(checkpoint=kept)))
+    assert (world.state.phase, world.state.step) == ("Running", 8)
+    assert max(world.state.losses) == 7
+
+
+def test_without_a_checkpoint_the_job_ends() -> None:
+    world = made(3, everySteps=5000)
+    lose_stage(world)
+    world.settle()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
+    assert "lost with" in world.finish.message
+
+
+def test_a_job_that_keeps_none_says_so() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    lose_stage(world)
+    world.settle()
+    assert world.finish is not None
+    assert world.finish.message.endswith("not recoverable without a checkpoint")
+    assert not world.sent
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
+    world = made(3, resume="Never")
+    world.found = protocol.CheckpointFound(checkpoint=CheckpointId(step=4, id="others"))
+    assert plan_of(world).restore is None
+    kept = save(world) if own else None
+    lose_stage(world)
+    world.settle()
+    assert not sent(world, protocol.FindCheckpoint)
+    if own:
+        assert plan_of(world).restore == kept
+    else:
+        assert world.finish is not None
+        assert world.finish.outcome is Outcome.UNRECOVERABLE
+
+
+def started(checkpoint: CheckpointId, **found: Any) -> World:
+    """A job whose store has one from the beginning."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(checkpoint=checkpoint, **found)
+    world.settle()
+    return world
+
+
+def test_a_job_begins_with_what_its_store_has() -> None:
+    world = started(STARTS["a"], passed=("the checkpoint of step 9 is damaged",))
+    assert plan_of(world).restore == STARTS["a"]
+    assert plan_of(world).origin == 1
+    assert world.state.step >= 6
+    assert min(world.state.losses) == 6
+    assert [r for r in reasons(world) if r != "WorkerJoined"][:2] == ["CheckpointUnusable", "Restored"]
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.step, shown.restores, shown.repeated) == (6, 0, 0)
+
+
+def test_one_that_is_beyond_the_last_step_is_none_to_begin_with() -> None:
+    world = World(2, 1, 0, steps=5, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(checkpoint=STARTS["a"])
+    while world.state.plan is None:
+        world.deliver()
+    assert plan_of(world).restore is None
+
+
+def test_a_damaged_one_leads_to_an_older_one() -> None:
+    world = started(STARTS["a"])
+    world.found = protocol.CheckpointFound(checkpoint=STARTS["b"])
+    failed = protocol.RestoreFailed(checkpoint=STARTS["a"], message="torn", damaged=True)
+    world.tell(Received("w1", failed))
+    assert world.state.phase == "Restoring"
+    assert sent(world, protocol.FindCheckpoint)[-1][1].bad == (STARTS["a"],)
+    world.settle()
+    assert plan_of(world).restore == STARTS["b"]
+    before = len(world.plans)
+    world.tell(Received("w1", failed))
+    assert (world.state.phase, len(world.plans)) == ("Running", before), "it is of a plan of the past"
+
+
+def test_one_that_cannot_be_read_now_is_tried_again() -> None:
+    world = started(STARTS["a"])
+    failed = protocol.RestoreFailed(checkpoint=STARTS["a"], message="timeout", damaged=False)
+    world.tell(Received("w1", failed))
+    assert sent(world, protocol.FindCheckpoint)[-1][1].bad == ()
+    world.settle()
+    assert plan_of(world).restore == STARTS["a"]
+    assert plan_of(world).origin > 1
+
+
+def test_a_store_that_does_not_tell_is_asked_again() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(problem="connection refused")
+    world.settle()
+    silence(world, set(), 3 * AGAIN_SECONDS)
+    while world.pending:
+        world.deliver()
+    for _ in range(3):
+        silence(world, set(), AGAIN_SECONDS + 1)
+        while world.pending:
+            world.deliver()
+    assert len(sent(world, protocol.FindCheckpoint)) >= 3
+    assert reasons(world).count("CheckpointStoreUnavailable") == 1
+    assert world.state.plan is None
+    world.found = protocol.CheckpointFound(checkpoint=STARTS["a"])
+    silence(world, set(), AGAIN_SECONDS + 1)
+    world.settle()
+    assert plan_of(world).restore == STARTS["a"]
+
+
+def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
+    world = made(3)
+    kept = save(world)
+    train(world, 13)
+    world.found = None
+    lose_stage(world)
+    world.settle()
+    asked, _ = sent(world, protocol.FindCheckpoint)[-1]
+    world.tell(Received(asked, protocol.CheckpointFound(checkpoint=kept)))
+    plan, step = plan_of(world), world.state.step
+    late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
+    ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
+    world.tell(Received(asked, late))
+    world.tell(Received(asked, ended))
+    assert (world.state.step, world.state.finished) == (step, ())
+    world.tell(Received(asked, protocol.PlanApplied(epoch=plan.epoch)))
+    owner = plan.owned_by(asked)
+    world.commit()
+    assert world.state.step == step + (ROOT in owner)

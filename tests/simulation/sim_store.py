@@ -1,0 +1,122 @@
+"""A store of checkpoints in virtual time: slow, refusing, damaged, and what a worker does with it.
+
+A part is durable some time after it is given, if its worker still lives then; what was committed is checked against the
+oracle, and what is read is what was written, unless it was damaged.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from bamboo.checkpoint.layout import part_name
+from bamboo.checkpoint.manifest import Part
+from bamboo.control import protocol
+from bamboo.control.protocol import Message
+from bamboo.planning.plan import CheckpointId
+from sim_clock import Clock
+from sim_stage import Oracle, StandInLayer, Violation
+
+SHA = "0" * 64
+FROZEN_SECONDS = 0.1
+
+
+class Writer(Protocol):
+    """A worker, to the store."""
+
+    alive: bool
+    frozen: bool
+
+    def tell(self, message: Message) -> None: ...
+
+
+class StoreRefuses(Exception):
+    """A stage cannot be restored. damaged: it never can."""
+
+    def __init__(self, checkpoint: CheckpointId, damaged: bool) -> None:
+        super().__init__(f"step {checkpoint.step}")
+        self.checkpoint, self.damaged = checkpoint, damaged
+
+
+@dataclass
+class SimStore:
+    """trouble: how often something goes wrong, from 0 to 1. seconds: that a write takes, about.
+
+    A stage of the stand-in model is one layer.
+    """
+
+    clock: Clock
+    oracle: Oracle
+    rng: random.Random
+    trouble: float = 0.0
+    seconds: float = 0.02
+    parts: dict[CheckpointId, dict[int, StandInLayer]] = field(default_factory=dict)
+    committed: list[CheckpointId] = field(default_factory=list)
+    damaged: set[CheckpointId] = field(default_factory=set)
+    restored: int = 0
+
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(48):012x}"
+
+    def keep(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+        self._later(writer, partial(self._write, writer, checkpoint, states))
+
+    def _write(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+        if self.rng.random() < self.trouble:
+            writer.tell(protocol.CheckpointFailed(checkpoint=checkpoint, message="no space left on device"))
+            return
+        self.parts.setdefault(checkpoint, {}).update(states)
+        parts = tuple(Part(layer=layer, file=part_name(layer), bytes=8, sha256=SHA) for layer in states)
+        writer.tell(protocol.PartsWritten(checkpoint=checkpoint, parts=parts))
+
+    def commit(self, writer: Writer, request: protocol.CommitCheckpoint) -> None:
+        self._later(writer, partial(self._commit, writer, request))
+
+    def _commit(self, writer: Writer, request: protocol.CommitCheckpoint) -> None:
+        checkpoint, there = request.checkpoint, self.parts.get(request.checkpoint, {})
+        if {part.layer for part in request.parts} != set(range(self.oracle.arithmetic.stages)):
+            raise Violation(f"{checkpoint} is committed with the layers {[part.layer for part in request.parts]}")
+        for layer, kept in there.items():
+            expected = self.oracle.states[checkpoint.step][layer]
+            if (kept.version, kept.state) != (checkpoint.step, expected):
+                raise Violation(f"layer {layer} of {checkpoint} has state {kept}, not {expected}")
+        if len(there) != len(request.parts):
+            raise Violation(f"{checkpoint} is committed, and only the layers {sorted(there)} are written")
+        if checkpoint not in self.committed:
+            self.committed.append(checkpoint)
+            if self.rng.random() < self.trouble / 2:
+                self.damaged.add(checkpoint)
+        writer.tell(protocol.CheckpointCommitted(checkpoint=checkpoint))
+
+    def find(self, writer: Writer, bad: tuple[CheckpointId, ...]) -> None:
+        self._later(writer, partial(self._find, writer, bad))
+
+    def _find(self, writer: Writer, bad: tuple[CheckpointId, ...]) -> None:
+        if self.rng.random() < self.trouble:
+            writer.tell(protocol.CheckpointFound(problem="the store does not answer"))
+            return
+        usable = [one for one in self.committed if one not in bad]
+        writer.tell(protocol.CheckpointFound(checkpoint=max(usable, default=None)))
+
+    def read(self, checkpoint: CheckpointId, stage: int) -> StandInLayer:
+        """A stage's state. Raises StoreRefuses."""
+        if checkpoint not in self.committed:
+            raise Violation(f"{checkpoint} is read, which was never committed")
+        if checkpoint in self.damaged:
+            raise StoreRefuses(checkpoint, damaged=True)
+        if self.rng.random() < self.trouble / 4:
+            raise StoreRefuses(checkpoint, damaged=False)
+        self.restored += 1
+        return self.parts[checkpoint][stage]
+
+    def _later(self, writer: Writer, action: Callable[[], None]) -> None:
+        """When the store has done it, if the worker still lives; a frozen one goes on where it was."""
+
+        def due() -> None:
+            if writer.alive and writer.frozen:
+                self.clock.after(FROZEN_SECONDS, due)
+            elif writer.alive:
+                action()
+
+        self.clock.after(self.seconds * self.rng.uniform(0.1, 3.0), due)

@@ -1,0 +1,167 @@
+"""A worker's part in checkpoints, with a real store: what is kept by one split is restored by another, bit for bit."""
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo.control import protocol
+from bamboo.control.protocol import Message
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import CheckpointId
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
+from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
+
+SECONDS = 120.0
+
+
+class Worker:
+    """One that keeps its checkpoints in a folder, and what it says to the coordinator."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        document = {
+            "apiVersion": "bamboo.dev/v1alpha1",
+            "kind": "BambooJob",
+            "metadata": {"name": "small"},
+            "spec": {
+                "task": {"entrypoint": "a.b:c"},
+                "training": {"steps": 9, "globalBatchSize": 6, "microBatchSize": 2},
+                "topology": {"stages": 2},
+                "checkpoint": {"storage": {"uri": f"file://{folder}"}, **options},
+            },
+        }
+        self.said: queue.Queue[Message] = queue.Queue()
+        self.part = Checkpointing(parse_manifest(document), self.said.put)
+
+    def hear(self) -> Any:
+        return self.said.get(timeout=SECONDS)
+
+    def save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
+        parts = []
+        for stage in stages:
+            self.part.keep(checkpoint, stage.layer_states())
+            told = self.hear()
+            assert isinstance(told, protocol.PartsWritten)
+            parts += told.parts
+        self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts)))
+        assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
+
+    def find(self, *bad: CheckpointId) -> Any:
+        self.part.find(protocol.FindCheckpoint(bad=bad))
+        return self.hear()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def trained(tmp_path: Path, split: int, steps: int) -> list[Stage]:
+    stages = chain(small_gpt(tmp_path), SPLITS[split])
+    for step in range(steps):
+        one_step(stages, step)
+    return stages
+
+
+def at(step: int) -> CheckpointId:
+    return CheckpointId(step=step, id=f"a{step}")
+
+
+@pytest.mark.parametrize(("kept", "restored"), [(2, 4), (4, 1)])
+def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path, kept: int, restored: int) -> None:
+    stages = trained(tmp_path, kept, 2)
+    writer, reader = Worker(folder), Worker(folder)
+    writer.save(stages, at(2))
+    assert reader.find() == protocol.CheckpointFound(checkpoint=at(2))
+    others = chain(small_gpt(tmp_path), SPLITS[restored])
+    for stage in others:
+        reader.part.restore(stage, at(2))
+    assert [stage.version for stage in others] == [2] * restored
+    losses = [(one_step(stages, step), one_step(others, step)) for step in (2, 3)]
+    assert all(a == b for a, b in losses)
+    here, there = state_of(stages), state_of(others)
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    writer.part.close()
+    reader.part.close()
+
+
+def test_only_the_latest_are_kept(tmp_path: Path, folder: Path) -> None:
+    stages = trained(tmp_path, 2, 1)
+    worker = Worker(folder, keepLatest=2)
+    for step in (1, 2, 3):
+        worker.save(stages, at(step))
+        one_step(stages, step)
+    worker.find()  # is done after what follows the commit
+    manifests = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert not [path for path in manifests if "a1" in path]
+    assert [step for step in (2, 3) if any(f"a{step}" in path for path in manifests)] == [2, 3]
+    assert worker.find(at(3)).checkpoint == at(2)
+    worker.part.close()
+
+
+def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
+    stages = trained(tmp_path, 1, 1)
+    worker = Worker(folder)
+    worker.save(stages, at(1))
+    (part,) = (path for path in folder.rglob("layer-00001*"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    (fresh,) = chain(small_gpt(tmp_path), SPLITS[1])
+    with pytest.raises(RestoreError) as caught:
+        worker.part.restore(fresh, at(1))
+    assert (caught.value.checkpoint, caught.value.damaged) == (at(1), True)
+    with pytest.raises(RestoreError):
+        worker.part.restore(fresh, at(7))
+    worker.part.close()
+
+
+def test_one_of_another_task_is_no_use_ever(tmp_path: Path, folder: Path) -> None:
+    worker = Worker(folder)
+    worker.save(trained(tmp_path, 1, 1), at(1))
+    (other,) = chain(small_gpt(tmp_path, dModel=32), SPLITS[1])
+    with pytest.raises(RestoreError, match="does not fit the task") as caught:
+        worker.part.restore(other, at(1))
+    assert caught.value.damaged
+    worker.part.close()
+
+
+def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path, folder: Path) -> None:
+    folder.write_text("a file, where a folder should be")
+    stages = trained(tmp_path, 1, 1)
+    worker = Worker(folder)
+    worker.part.keep(at(1), stages[0].layer_states())
+    told = worker.hear()
+    assert isinstance(told, protocol.CheckpointFailed)
+    assert told.checkpoint == at(1)
+    assert told.message
+    worker.part.commit(protocol.CommitCheckpoint(checkpoint=at(1), parts=()))
+    assert isinstance(worker.hear(), protocol.CheckpointFailed)
+    assert worker.find().problem
+    worker.part.close()
+
+
+def test_what_was_said_last_is_said_again(tmp_path: Path, folder: Path) -> None:
+    worker = Worker(folder)
+    worker.save(trained(tmp_path, 1, 1), at(1))
+    assert worker.said.empty()
+    worker.part.report()
+    again = [worker.hear(), worker.hear()]
+    assert isinstance(again[0], protocol.PartsWritten)
+    assert again[1] == protocol.CheckpointCommitted(checkpoint=at(1))
+    worker.part.close()
+
+
+def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
+    before = set(threading.enumerate())
+    worker = Worker(folder)
+    worker.part.close()
+    worker.find()
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["checkpoints"]
+    worker.part.close()
+    assert not set(threading.enumerate()) - before

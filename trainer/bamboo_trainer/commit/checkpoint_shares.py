@@ -1,0 +1,35 @@
+"""Which layers this worker writes of a state that is kept, and the copy of them, taken when it has that state."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from bamboo.planning.plan import CheckpointId, WorkerId
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.stage_states import StageStates
+
+Keep = Callable[[CheckpointId, Mapping[int, LayerState]], None]
+
+
+def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
+    """The layers of a stage that one of its writers writes: they are dealt in turn. layers: half-open range."""
+    first, end = layers
+    return [layer for layer in range(first, end) if writers and writers[(layer - first) % len(writers)] == worker]
+
+
+class CheckpointShares:
+    """Without a state of its own. keep: takes copies, and does the rest elsewhere."""
+
+    def __init__(self, plan: PlanState, states: StageStates, log: CommitLog, keep: Keep) -> None:
+        self._plan, self._states, self._log, self._keep = plan, states, log, keep
+
+    def applied(self, stage: int) -> None:
+        """The optimizer's step of a stage that is held here is done."""
+        version = self._states.version(stage)
+        commit = self._log.commits.get(version - 1)
+        mark = commit.checkpoint if commit else None
+        if mark is None or stage >= len(mark.writers):
+            return
+        layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])
+        if layers:
+            self._keep(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states(layers))

@@ -1,0 +1,230 @@
+"""A worker's part in checkpoints: writes and commits them while training goes on, finds them, and reads them.
+
+What is written goes through one thread, which alone waits for the store.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.manifest import DataPosition, Manifest, Part
+from bamboo.checkpoint.resume import choose
+from bamboo.checkpoint.retention import removable
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.control.protocol import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointFound,
+    CommitCheckpoint,
+    FindCheckpoint,
+    Message,
+    PartsWritten,
+)
+from bamboo.job.edits import numbers_digest
+from bamboo.job.spec import JobSpec
+from bamboo.names import STORAGE_FOLDER
+from bamboo.planning.plan import CheckpointId
+from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.checkpoint.versions import versions
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.stage import Stage
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
+END_SECONDS: Final = 5.0  # for the thread, at the worker's end
+KEPT_MESSAGES: Final = 4
+MOST_PASSED: Final = 20  # checkpoints that are told of
+
+
+class RestoreError(Exception):
+    """A stage cannot begin with a checkpoint. damaged: it never can."""
+
+    def __init__(self, checkpoint: CheckpointId, message: str, damaged: bool) -> None:
+        super().__init__(message)
+        self.checkpoint, self.damaged = checkpoint, damaged
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    checkpoint: CheckpointId
+    states: Mapping[int, LayerState]
+
+
+Work = _Layers | CommitCheckpoint | FindCheckpoint
+
+
+def store_url(spec: JobSpec) -> str | None:
+    """Where the job keeps its checkpoints; None if nowhere."""
+    if spec.checkpoint is None:
+        return None
+    return spec.checkpoint.storage.uri or f"{STORAGE_FOLDER}/{spec.name}/checkpoints"
+
+
+class Checkpointing:
+    """Of one job. tell: to the coordinator; any thread may say something."""
+
+    def __init__(self, spec: JobSpec, tell: Callable[[Message], None]) -> None:
+        self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
+        self._told: deque[Message] = deque(maxlen=KEPT_MESSAGES)
+        self._digest = numbers_digest(spec)
+        self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._store: CheckpointStore | None = None
+        self._opening = threading.Lock()
+        self._manifests: dict[CheckpointId, Manifest] = {}
+        self.bytes_written = 0
+        self.stall_seconds = 0.0  # that training has waited for copies to be taken
+
+    # in the worker's thread
+
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
+        """Write these layers; they are copies."""
+        self._do(_Layers(checkpoint, states))
+
+    def commit(self, request: CommitCheckpoint) -> None:
+        self._do(request)
+
+    def find(self, request: FindCheckpoint) -> None:
+        self._do(request)
+
+    def restore(self, stage: Stage, checkpoint: CheckpointId) -> None:
+        """Take over a checkpoint's state, whatever grid has written it. Raises RestoreError."""
+        try:
+            manifest = self._manifest(checkpoint)
+            states = {layer: decode(self._open().read_part(manifest, layer)) for layer in stage.layers_needed()}
+            stage.restore_layers(states)
+        except CheckpointError as error:
+            raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
+        except ValueError as error:
+            raise RestoreError(checkpoint, f"it does not fit the task: {error}", True) from error
+        if stage.version != checkpoint.step:
+            raise RestoreError(checkpoint, f"its files are of step {stage.version}", True)
+
+    def report(self) -> None:
+        """What was said last may be lost: say it again."""
+        for message in tuple(self._told):
+            self._to_coordinator(message)
+
+    def _tell(self, message: Message) -> None:
+        self._told.append(message)
+        self._to_coordinator(message)
+
+    def close(self) -> None:
+        """What is not written yet is not written any more."""
+        if self._thread is None:
+            return
+        while not self._work.empty():
+            try:
+                self._work.get_nowait()
+            except queue.Empty:
+                break
+        self._work.put(None)
+        self._thread.join(END_SECONDS)
+
+    def _do(self, work: Work) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+            self._thread.start()
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            if not isinstance(work, FindCheckpoint):
+                self._tell(
+                    CheckpointFailed(checkpoint=work.checkpoint, message="the store is too slow for this worker")
+                )
+
+    # in the thread of its own
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                self._handle(work)
+            except CheckpointError as error:
+                self._failed(work, str(error))
+            except Exception as error:  # a thread that ends in silence would leave the coordinator waiting
+                logger.exception("a checkpoint was not written")
+                self._failed(work, f"{type(error).__name__}: {error}")
+
+    def _failed(self, work: Work, message: str) -> None:
+        if isinstance(work, FindCheckpoint):
+            self._tell(CheckpointFound(problem=message[:4000]))
+        else:
+            self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:4000]))
+
+    def _handle(self, work: Work) -> None:
+        match work:
+            case _Layers(checkpoint, states):
+                parts = tuple(self._write(checkpoint, state) for state in states.values())
+                self._tell(PartsWritten(checkpoint=checkpoint, parts=parts))
+            case CommitCheckpoint(checkpoint=checkpoint, parts=parts):
+                self._commit(checkpoint, parts)
+                self._tell(CheckpointCommitted(checkpoint=checkpoint))
+                self._collect(checkpoint)
+            case FindCheckpoint(bad=bad):
+                self._tell(self._find(bad))
+
+    def _write(self, checkpoint: CheckpointId, state: LayerState) -> Part:
+        part = self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
+        self.bytes_written += part.bytes
+        return part
+
+    def _commit(self, checkpoint: CheckpointId, parts: Sequence[Part]) -> None:
+        spec = self._spec
+        manifest = Manifest(
+            job=spec.name,
+            step=checkpoint.step,
+            attempt=checkpoint.id,
+            layers=tuple(parts),
+            data=DataPosition(step=checkpoint.step, samples=checkpoint.step * spec.training.global_batch_size),
+            seed=spec.training.seed,
+            digest=self._digest,
+            versions=versions(),
+            created=datetime.now(UTC),
+        )
+        self._open().commit(manifest)
+
+    def _collect(self, newest: CheckpointId) -> None:
+        """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
+        assert self._spec.checkpoint is not None
+        store = self._open()
+        try:
+            keep, now = self._spec.checkpoint.keep_latest, time.time()
+            for removal in removable(store.list(), keep, now=now, digest=self._digest):
+                store.delete(removal.attempt)
+        except CheckpointError as error:
+            logger.warning("old checkpoints were not removed: %s", error)
+
+    def _find(self, bad: Sequence[CheckpointId]) -> CheckpointFound:
+        attempts = {Attempt(one.step, one.id) for one in bad}
+        choice = choose(self._open().list(), self._digest, bad=attempts)
+        passed = tuple(
+            f"the checkpoint of step {attempt.step} is not used: {reason}"[:4000]
+            for attempt, reason in choice.passed[:MOST_PASSED]
+            if attempt not in attempts
+        )
+        manifest = choice.manifest
+        found = CheckpointId(step=manifest.step, id=manifest.attempt) if manifest else None
+        return CheckpointFound(checkpoint=found, passed=passed)
+
+    # in either
+
+    def _manifest(self, checkpoint: CheckpointId) -> Manifest:
+        if checkpoint not in self._manifests:
+            self._manifests = {checkpoint: self._open().manifest(Attempt(checkpoint.step, checkpoint.id))}
+        return self._manifests[checkpoint]
+
+    def _open(self) -> CheckpointStore:
+        assert self._url is not None
+        with self._opening:
+            if self._store is None:
+                self._store = CheckpointStore(self._url)
+            return self._store
