@@ -302,6 +302,7 @@ def test_others_text_cannot_steer_the_terminal() -> None:
         ({**SPEC, "checkpoint": {}}, {}, None),
         ({**SPEC, "checkpoint": {"everySteps": 9}}, {}, "has no checkpoint yet: it will start from step 0"),
         ({**SPEC, "checkpoint": {"everySteps": 9}}, {"checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
+        ({**SPEC, "checkpoint": {"everySteps": 9}}, {"conditions": [condition("Running", True)]}, None),
         ({**SPEC, "suspend": True}, {}, None),
         (SPEC, {"conditions": [condition("Complete", True)]}, None),
     ],

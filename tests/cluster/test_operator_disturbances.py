@@ -236,9 +236,11 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     assert "goes on from the checkpoint of step" in job.told("Restored")
     at = job.wait(lambda status: status["restores"] == 1)["checkpoint"]["lastStep"]
     job.wait(lambda status: status["checkpoint"]["lastStep"] > at)
+    before = job.status()["training"]["step"]
     job.edit({"suspend": True})
-    job.until("Suspended")
+    assert job.until("Suspended")["checkpoint"]["lastStep"] >= before, "its state is kept first"
     job.edit({"suspend": False})
+    assert job.told("Restored")
     status = job.until("Complete")
     assert status["digests"] == digests_of_a_local_run(document, tmp_path)
 

@@ -8,8 +8,8 @@ from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import Part
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, WRITE_SECONDS, first_number
-from bamboo.coordinator.events import Outcome, PreemptionNotice, Tick
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, WRITE_SECONDS, first_number
+from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
 from world import World, silence
@@ -434,3 +434,57 @@ def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
     owner = plan.owned_by(asked)
     world.commit()
     assert world.state.step == step + (ROOT in owner)
+
+
+def test_a_job_that_is_suspended_keeps_its_state_first() -> None:
+    world = made()
+    save(world)
+    train(world, 11)
+    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=True))
+    _, wish = sent(world, protocol.TakeCheckpoint)[-1]
+    assert (wish.at, world.finish) == (12, None)
+    save(world, 12, "b")
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.INTERRUPTED, "Suspended")
+
+
+@pytest.mark.parametrize("how", ["no checkpoints", "nothing new", "it fails", "it takes too long", "not asked to"])
+def test_a_job_that_is_suspended_does_not_wait_in_vain(how: str) -> None:
+    world = World(2, 1, 0) if how == "no checkpoints" else made()
+    world.settle()
+    if how == "no checkpoints":
+        train(world, 3)
+    else:
+        save(world)
+    if how not in ("nothing new", "no checkpoints"):
+        train(world, 11)
+    world.tell(Interrupted(None, "Suspended", "the job is suspended", keep=how != "not asked to"))
+    if how == "it fails":
+        assert world.finish is None
+        failing = begin(world, 12, "b")
+        world.tell(Received(root_of(world), protocol.CheckpointFailed(checkpoint=failing, message="full")))
+    elif how == "it takes too long":
+        begin(world, 12, "b")
+        world.now += STOP_SECONDS - 1
+        world.tell(Tick())
+        assert world.finish is None
+        world.now += 1000.0
+        world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "Suspended"
+
+
+def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:
+    world = made(2, 1, 0)
+    train(world, 3)
+    plan = plan_of(world)
+    first, *others = plan.at(Cell(0, 1)).holders
+    world.tell(PreemptionNotice(first, 1000.0))
+    assert not sent(world, protocol.TakeCheckpoint)
+    for worker in others:
+        world.tell(PreemptionNotice(worker, 1000.0))
+    ((_, wish),) = sent(world, protocol.TakeCheckpoint)
+    assert wish.at == 4
+    save(world, 4)
+    world.tell(Tick())
+    assert len(sent(world, protocol.TakeCheckpoint)) == 1, "once for the same workers"

@@ -3,10 +3,15 @@
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import ROOT
+from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import Commit
 from training_job import Job, MemoryStore
 
 STEPS = 7
@@ -82,3 +87,32 @@ def test_a_job_that_loses_a_stage_before_its_first_checkpoint_ends() -> None:
     assert job.finish is not None
     assert job.finish.outcome is Outcome.UNRECOVERABLE
     assert "there is no checkpoint to go back to" in job.finish.message
+
+
+def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits() -> None:
+    """A commit with another norm: of an older origin, which must not count, and of one whose plan is on its way."""
+
+    def decide(job: Job) -> None:
+        disaster(job)
+        plan = job.state.plan
+        if plan is None or plan.origin == 1 or said or job.state.step < 5:
+            return
+        for node in job.nodes.values():
+            inside = node.engine.components if node.alive else None
+            if inside is None or inside.plan.current.origin != plan.origin:
+                continue
+            step = inside.step
+            wrong = Commit(norm=1e9, loss=0.0, microbatches=4, generation=0, epoch=plan.epoch)
+            address = Address(FrameKind.COMMIT, *ROOT, step)
+            for origin in (1, plan.origin + 1):
+                peer = next(w for w in sorted(plan.worker_ids()) if w != node.name)
+                frame = Frame(address=address, epoch=plan.epoch, origin=origin, payload=msgspec.to_builtins(wrong))
+                node.engine.handle(Arrived(peer, frame))
+                assert step not in inside.committer.log.commits
+            said.append(node.name)
+
+    said: list[str] = []
+    disaster = Disaster(5, 1)
+    job = Job(manifest(3, 1, every=3), decide=decide).run()
+    assert said
+    assert result(job) == undisturbed()

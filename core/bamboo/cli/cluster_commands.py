@@ -178,8 +178,8 @@ def suspend(
 ) -> None:
     """Stop a job and release its nodes.
 
-    `resume` goes on from its newest checkpoint, or from step 0 if it has none. What would be lost is said and asked
-    first.
+    If it keeps checkpoints, its state is kept first, and `resume` goes on from there; otherwise it starts from step 0.
+    What would be lost is said and asked first.
     """
     from bamboo.remote import changes
 

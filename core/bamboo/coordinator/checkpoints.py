@@ -10,7 +10,7 @@ from typing import Final
 
 from bamboo.control import protocol
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import CheckpointState, CoordinatorState, Turn
+from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.job.spec import Resume
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.text import count, one_line
@@ -18,6 +18,7 @@ from bamboo.text import count, one_line
 AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
+STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
 MOST_WRITERS: Final = 16  # of a stage
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
 MOST_KEPT: Final = 100
@@ -41,9 +42,11 @@ def next_one(state: CoordinatorState) -> int | None:
 
 def look_after(turn: Turn) -> None:
     """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
-    state = turn.state
-    if state.spec.checkpoint is None or state.plan is None:
+    if turn.state.spec.checkpoint is None or turn.state.plan is None:
         return
+    _keep_the_endangered(turn)
+    state = turn.state
+    assert state.plan is not None
     c = state.checkpoints
     if not c.writers:
         at = next_one(state)
@@ -67,6 +70,38 @@ def look_after(turn: Turn) -> None:
         _commit(turn)
 
 
+def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool) -> None:
+    """The job is to end. keep: with a checkpoint of what it has trained, if it keeps any and is training."""
+    state = turn.state
+    newest = max((one.step for one in state.checkpoints.kept), default=0)
+    if keep and state.spec.checkpoint and state.phase == "Running" and state.step > newest:
+        turn.set(stopping=Stopping(outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now))
+        _change(turn, retry=True)
+    else:
+        turn.finish(outcome, reason, message)
+
+
+def stop_if_kept(turn: Turn) -> None:
+    """If the job is to end: with the checkpoint in progress, or the next one; not for ever."""
+    state, c, stopping = turn.state, turn.state.checkpoints, turn.state.stopping
+    if stopping is None:
+        return
+    given_up = state.phase != "Running" or not (c.writers or c.retry)
+    late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
+    if given_up or late or (c.kept and c.kept[0].step >= stopping.step):
+        turn.finish(stopping.outcome, stopping.reason, stopping.message)
+
+
+def _keep_the_endangered(turn: Turn) -> None:
+    """If all who hold a stage are to be taken away, one is taken before they are; again if more are."""
+    state, c = turn.state, turn.state.checkpoints
+    noticed = frozenset(w for w, r in state.workers.items() if r.notice_until is not None)
+    if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
+        return
+    if any(set(holders) <= noticed for holders in _holders(state, state.plan)):
+        _change(turn, endangered=noticed, retry=state.step > c.last_step)
+
+
 def _came_too_late(turn: Turn) -> bool:
     """All steps are committed, and the root, asked again, does not say that one of the commits has carried the wish."""
     state = turn.state
@@ -78,18 +113,25 @@ def _change(turn: Turn, **changes: object) -> None:
     turn.set(checkpoints=replace(turn.state.checkpoints, **changes))  # type: ignore[arg-type]
 
 
-def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
-    """All who hold a stage for certain share its layers, owners first; who is to leave writes only if all are."""
+def _holders(state: CoordinatorState, plan: Plan) -> list[list[WorkerId]]:
+    """Of each stage, all who hold it for certain, owners first."""
 
-    def holders(stage: int) -> tuple[WorkerId, ...]:
+    def holders(stage: int) -> list[WorkerId]:
         cells = [Cell(d, stage) for d in range(plan.target.pipelines)]
         owners = [plan.at(c).owner for c in cells]
         replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in state.synced]
-        found = dict.fromkeys((*owners, *replicas))
-        staying = [w for w in found if w in state.workers and state.workers[w].notice_until is None]
-        return tuple((staying or owners)[:MOST_WRITERS])
+        return list(dict.fromkeys((*owners, *replicas)))
 
-    return tuple(holders(stage) for stage in range(len(plan.stages)))
+    return [holders(stage) for stage in range(len(plan.stages))]
+
+
+def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
+    """All who hold a stage for certain share its layers; who is to leave writes only if all are."""
+    writers = []
+    for holders in _holders(state, plan):
+        staying = [w for w in holders if w in state.workers and state.workers[w].notice_until is None]
+        writers.append(tuple((staying or holders)[:MOST_WRITERS]))
+    return tuple(writers)
 
 
 def _ask_root(turn: Turn) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator.checkpoints import first_number, look_after
+from bamboo.coordinator.checkpoints import first_number, look_after, stop, stop_if_kept
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -82,6 +82,8 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         replan(turn)
     if turn.state.phase == "Running":
         look_after(turn)
+        stop_if_kept(turn)
+    if turn.state.phase == "Running":
         finish_if_done(turn)
     if turn.state.phase == "Saving":
         ask_to_save(turn)
@@ -106,8 +108,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             turn.set(requested=max(0, turn.state.requested - count))
         case SpecChanged(spec):
             _edit(turn, spec)
-        case Interrupted(outcome, reason, message):
-            turn.finish(outcome or Outcome.INTERRUPTED, reason, message)
+        case Interrupted(outcome, reason, message, keep):
+            stop(turn, outcome or Outcome.INTERRUPTED, reason, message, keep=keep)
         case Tick():
             _tick(turn)
 
@@ -131,6 +133,7 @@ def _tick(turn: Turn) -> None:
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         look_after(turn)
+    stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     if state.phase in ("Running", "Restoring") and limit and now - state.last_progress > limit:

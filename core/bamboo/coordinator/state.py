@@ -81,7 +81,8 @@ class CheckpointState:
     asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
     kept: those committed, newest first. bad: those that turned out to be damaged.
     looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
-    restores, repeated: how often it went back, and the steps that it did again.
+    restores, repeated: how often it went back, and the steps that it did again. endangered: the workers with notice for
+    whose sake one was taken.
     """
 
     number: int = 0
@@ -108,6 +109,18 @@ class CheckpointState:
     message: str = ""
     restores: int = 0
     repeated: int = 0
+    endangered: frozenset[WorkerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """How the job is to end as soon as a state of that many steps or more is kept. since: when that was said."""
+
+    outcome: Outcome
+    reason: str
+    message: str
+    step: int
+    since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +160,7 @@ class CoordinatorState:
     reports: dict[WorkerId, protocol.Report] = field(default_factory=dict)  # the answers to that
     recoveries: tuple[Recovery, ...] = ()
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
+    stopping: Stopping | None = None
     resize: tuple[int, float] | None = None
     steady: bool = False
     step: int = 0  # committed steps

@@ -105,6 +105,8 @@ def suspending(job: RemoteJob) -> str | None:
         return None
     if not job.checkpoints:
         return f"{job.name} saves no checkpoints: it will start from step 0, which loses its {count(job.step, 'step')}"
+    if job.holds("Running"):
+        return None  # its state is kept before it stops
     if job.checkpoint_step is None:
         return f"{job.name} has no checkpoint yet: it will start from step 0, which loses its {count(job.step, 'step')}"
     lost = job.step - job.checkpoint_step

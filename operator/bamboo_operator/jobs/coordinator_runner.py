@@ -199,9 +199,10 @@ class CoordinatorRunner:
         taken, self._failed_starts = self._failed_starts, []
         return taken
 
-    def interrupt(self, reason: str, message: str, outcome: Outcome | None = None) -> None:
+    def interrupt(self, reason: str, message: str, outcome: Outcome | None = None, *, keep: bool = False) -> None:
+        """keep: with a checkpoint of what is trained, if the job keeps any."""
         self._interrupted = True
-        self._inbox.put_nowait(Interrupted(outcome, reason, message))
+        self._inbox.put_nowait(Interrupted(outcome, reason, message, keep))
 
     def stop_workers(self, reason: str, message: str) -> None:
         """The workers that are connected are told to stop."""

@@ -93,7 +93,7 @@ class Training:
             self._spec.report_problems(self._runner.events.append)
             if spec.suspend:
                 message = "the job is suspended; it goes on from its newest checkpoint, or from step 0 if it has none"
-                self._runner.interrupt("Suspended", message)
+                self._runner.interrupt("Suspended", message, keep=True)
                 return
             self._runner.edit(spec)
         spec_now, active = self._status.facts.spec, self._status.active_for()
