@@ -30,7 +30,12 @@ def test_random_faults(batch: int) -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "first"),
-    [({"checkpoints": True}, 0), ({"checkpoints": True}, 12), ({"checkpoints": True, "restarts": True}, 0)],
+    [
+        ({"checkpoints": True}, 0),
+        ({"checkpoints": True}, 12),
+        ({"checkpoints": True}, 395),  # 400: a writer gives its stage away with the very commit that is kept
+        ({"checkpoints": True, "restarts": True}, 0),
+    ],
 )
 def test_random_faults_of_jobs_with_checkpoints(kinds: dict[str, bool], first: int) -> None:
     """The store is slow, fails, and damages what it has; a whole stage and all workers are lost, too."""

@@ -55,10 +55,9 @@ def look_after(turn: Turn) -> None:
             _change(turn, number=c.number + 1, at=at, writers=writers, since=turn.now, retry=False, early={}, failed={})
             _ask_root(turn)
         return
-    lost = {w for stage in c.writers for w in stage} - state.workers.keys()
-    missing = _missing(c, state.plan)
+    lost, missing = _lost_writers(state, state.plan), _missing(c, state.plan)
     if lost and missing:
-        _abandon(turn, f"{' and '.join(sorted(lost))} is lost", retry=True)
+        _abandon(turn, f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part", retry=True)
     elif c.writing is None and _came_too_late(turn):
         _abandon(turn, "the last step was committed without it")
     elif turn.now - c.since > WRITE_SECONDS:
@@ -140,6 +139,16 @@ def _ask_root(turn: Turn) -> None:
     root = plan.at(ROOT).owner
     _change(turn, asked=root, asked_at=turn.now)
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
+
+
+def _lost_writers(state: CoordinatorState, plan: Plan) -> list[WorkerId]:
+    """Those that are gone, or that do not hold the stage any more that they should write."""
+    lost = set()
+    for stage, writers in enumerate(state.checkpoints.writers):
+        cells = [cell for cell in plan.cells() if cell.stage == stage]
+        holders = {w for cell in cells for w in plan.at(cell).holders}
+        lost |= {w for w in writers if w not in state.workers or w not in holders}
+    return sorted(lost)
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:

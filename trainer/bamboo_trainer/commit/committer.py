@@ -59,6 +59,8 @@ class Committer:
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
         if commit is None or self._wanted is None or step + 1 < self._wanted.at:
             return commit
+        if newest.epoch != self._plan.current.epoch:
+            return commit  # with this commit stages change hands, and a writer may not have the state after it
         mark = CheckpointMark(number=self._wanted.number, id=self._new_id(), writers=self._wanted.writers)
         return msgspec.structs.replace(commit, checkpoint=mark)
 
