@@ -1,6 +1,7 @@
 """The remote commands' pure parts: what objects say, what is drawn, what is lost."""
 
 import io
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -126,9 +127,8 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
     from bamboo.remote.objects import UNRECOVERABLE
 
     source = "".join(p.read_text() for p in Path(bamboo.__file__).parent.rglob("*.py"))
-    told = {line.split('Outcome.UNRECOVERABLE, "')[1].split('"')[0] for line in source.splitlines()
-            if 'Outcome.UNRECOVERABLE, "' in line}  # fmt: skip
-    assert told == set(UNRECOVERABLE)
+    told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)
+    assert set(told) == set(UNRECOVERABLE)
 
 
 @pytest.mark.parametrize("name", ["story", "a" * 60, "story-w1"])
@@ -294,15 +294,19 @@ def test_others_text_cannot_steer_the_terminal() -> None:
 # Consequences
 
 
+KEEPING = {**SPEC, "checkpoint": {"everySteps": 9}}
+WAITING = condition("Running", False)
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "said"),
     [
         (SPEC, {}, "saves no checkpoints: it will start from step 0, which loses its 100 steps"),
         (SPEC, {"training": {"step": 0, "steps": 9}}, None),
         ({**SPEC, "checkpoint": {}}, {}, None),
-        ({**SPEC, "checkpoint": {"everySteps": 9}}, {}, "has no checkpoint yet: it will start from step 0"),
-        ({**SPEC, "checkpoint": {"everySteps": 9}}, {"checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
-        ({**SPEC, "checkpoint": {"everySteps": 9}}, {"conditions": [condition("Running", True)]}, None),
+        (KEEPING, {"conditions": [WAITING]}, "has no checkpoint yet: it will start from step 0"),
+        (KEEPING, {"conditions": [WAITING], "checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
+        (KEEPING, {"conditions": [condition("Running", True)]}, None),  # its state is kept first
         ({**SPEC, "suspend": True}, {}, None),
         (SPEC, {"conditions": [condition("Complete", True)]}, None),
     ],

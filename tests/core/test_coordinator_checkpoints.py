@@ -15,6 +15,7 @@ from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
 from world import World, silence
 
 LAYERS = 8  # of the world's task
+ORIGIN = 1  # of a job that has not gone back to a checkpoint
 FIRST = first_number("", 0.0) + 1  # of the world's wishes
 STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}
 
@@ -208,7 +209,7 @@ def test_another_worker_is_asked_for_the_manifest_after_a_while() -> None:
     assert first != second
 
 
-def test_a_new_root_is_asked_for_the_same_and_the_same_root_again() -> None:
+def test_a_root_that_says_nothing_is_asked_again_and_so_is_a_new_one() -> None:
     world = made(2, 1, 2, everySteps=1000)
     train(world, 998)
     old = root_of(world)
@@ -220,7 +221,10 @@ def test_a_new_root_is_asked_for_the_same_and_the_same_root_again() -> None:
             world.deliver()
         else:
             world.tell(Tick())
-    assert [(w, m.number) for w, m in sent(world, protocol.TakeCheckpoint)][2:] == [(root_of(world), FIRST)]
+    worker, wish = sent(world, protocol.TakeCheckpoint)[-1]
+    assert (worker, wish.at) == (root_of(world), 1000)
+    assert all(set(writers) <= set(world.state.workers) for writers in wish.writers)
+    assert "CheckpointAbandoned" not in reasons(world), "nothing was begun"
 
 
 def test_what_is_not_written_for_long_is_given_up() -> None:
@@ -276,7 +280,7 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     kept = save(world)
     train(world, 13)
     before = plan_of(world)
-    world.found = protocol.CheckpointFound(checkpoint=kept)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
     lose_stage(world)
     for _ in range(300):
         if world.state.phase == "Restoring":
@@ -303,7 +307,7 @@ def test_the_steps_after_the_checkpoint_are_done_again() -> None:
     lose_stage(world)
     world.settle()
     asked, _ = sent(world, protocol.FindCheckpoint)[-1]
-    world.tell(Received(asked, protocol.CheckpointFound(checkpoint=kept)))
+    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
     assert (world.state.phase, world.state.step) == ("Running", 8)
     assert max(world.state.losses) == 7
 
@@ -330,7 +334,7 @@ def test_a_job_that_keeps_none_says_so() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
     world = made(3, resume="Never")
-    world.found = protocol.CheckpointFound(checkpoint=CheckpointId(step=4, id="others"))
+    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=4, id="others"))
     assert plan_of(world).restore is None
     kept = save(world) if own else None
     lose_stage(world)
@@ -346,7 +350,7 @@ def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
 def started(checkpoint: CheckpointId, **found: Any) -> World:
     """A job whose store has one from the beginning."""
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    world.found = protocol.CheckpointFound(checkpoint=checkpoint, **found)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint, **found)
     world.settle()
     return world
 
@@ -363,18 +367,26 @@ def test_a_job_begins_with_what_its_store_has() -> None:
     assert (shown.step, shown.restores, shown.repeated) == (6, 0, 0)
 
 
-def test_one_that_is_beyond_the_last_step_is_none_to_begin_with() -> None:
-    world = World(2, 1, 0, steps=5, checkpoint={"everySteps": 8})
-    world.found = protocol.CheckpointFound(checkpoint=STARTS["a"])
-    while world.state.plan is None:
-        world.deliver()
-    assert plan_of(world).restore is None
+def test_an_answer_to_an_earlier_question_does_not_count() -> None:
+    """It may have been on its way since before the channel was cut, or before a checkpoint was found damaged."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = None
+    world.settle()
+    first = sent(world, protocol.FindCheckpoint)[-1]
+    world.now += AGAIN_SECONDS + 1
+    world.tell(Tick())
+    second = sent(world, protocol.FindCheckpoint)[-1]
+    assert first[0] != second[0], "another worker is asked: it may have the way to the store"
+    world.tell(Received(first[0], protocol.CheckpointFound(number=first[1].number)))
+    assert world.state.plan is None
+    world.tell(Received(second[0], protocol.CheckpointFound(number=second[1].number, checkpoint=STARTS["a"])))
+    assert plan_of(world).restore == STARTS["a"]
 
 
 def test_a_damaged_one_leads_to_an_older_one() -> None:
     world = started(STARTS["a"])
-    world.found = protocol.CheckpointFound(checkpoint=STARTS["b"])
-    failed = protocol.RestoreFailed(checkpoint=STARTS["a"], message="torn", damaged=True)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["b"])
+    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="torn", damaged=True)
     world.tell(Received("w1", failed))
     assert world.state.phase == "Restoring"
     assert sent(world, protocol.FindCheckpoint)[-1][1].bad == (STARTS["a"],)
@@ -387,8 +399,13 @@ def test_a_damaged_one_leads_to_an_older_one() -> None:
 
 def test_one_that_cannot_be_read_now_is_tried_again() -> None:
     world = started(STARTS["a"])
-    failed = protocol.RestoreFailed(checkpoint=STARTS["a"], message="timeout", damaged=False)
+    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="timeout", damaged=False)
     world.tell(Received("w1", failed))
+    asked = len(sent(world, protocol.FindCheckpoint))
+    world.tell(Tick())
+    assert len(sent(world, protocol.FindCheckpoint)) == asked, "not at once"
+    world.now += AGAIN_SECONDS + 1
+    world.tell(Tick())
     assert sent(world, protocol.FindCheckpoint)[-1][1].bad == ()
     world.settle()
     assert plan_of(world).restore == STARTS["a"]
@@ -397,7 +414,7 @@ def test_one_that_cannot_be_read_now_is_tried_again() -> None:
 
 def test_a_store_that_does_not_tell_is_asked_again() -> None:
     world = World(2, 1, 0, checkpoint={"everySteps": 8})
-    world.found = protocol.CheckpointFound(problem="connection refused")
+    world.found = protocol.CheckpointFound(number=0, problem="connection refused")
     world.settle()
     silence(world, set(), 3 * AGAIN_SECONDS)
     while world.pending:
@@ -409,7 +426,7 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
     assert len(sent(world, protocol.FindCheckpoint)) >= 3
     assert reasons(world).count("CheckpointStoreUnavailable") == 1
     assert world.state.plan is None
-    world.found = protocol.CheckpointFound(checkpoint=STARTS["a"])
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
     silence(world, set(), AGAIN_SECONDS + 1)
     world.settle()
     assert plan_of(world).restore == STARTS["a"]
@@ -423,7 +440,7 @@ def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
     lose_stage(world)
     world.settle()
     asked, _ = sent(world, protocol.FindCheckpoint)[-1]
-    world.tell(Received(asked, protocol.CheckpointFound(checkpoint=kept)))
+    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
     plan, step = plan_of(world), world.state.step
     late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
     ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)

@@ -98,7 +98,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         checkpoint=st.none() | st.tuples(NUMBERS, CHECKPOINTS),
     ),
     protocol.CheckpointFound: st.builds(
-        protocol.CheckpointFound, checkpoint=st.none() | CHECKPOINTS, problem=st.just("") | st.text(),
+        protocol.CheckpointFound, number=NUMBERS, checkpoint=st.none() | CHECKPOINTS, problem=st.just("") | st.text(),
         passed=st.lists(st.text(), max_size=2).map(tuple) | st.just(("newer",) * 101),
     ),
     protocol.CheckpointBegun: st.builds(protocol.CheckpointBegun, number=NUMBERS, checkpoint=CHECKPOINTS),
@@ -108,7 +108,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.CheckpointCommitted: st.builds(protocol.CheckpointCommitted, checkpoint=CHECKPOINTS),
     protocol.CheckpointFailed: st.builds(protocol.CheckpointFailed, checkpoint=CHECKPOINTS, message=st.text()),
     protocol.RestoreFailed: st.builds(
-        protocol.RestoreFailed, checkpoint=CHECKPOINTS, message=st.text(), damaged=st.booleans()
+        protocol.RestoreFailed, origin=NUMBERS, checkpoint=CHECKPOINTS, message=st.text(), damaged=st.booleans()
     ),
     protocol.TakenOver: st.builds(
         protocol.TakenOver, epoch=NUMBERS, cell=CELLS, step=NUMBERS, reform_ms=FLOATS, recompute_ms=FLOATS,

@@ -165,7 +165,7 @@ class Simulation:
                 self.active()
                 self.checked(self.checks.committed, worker, said)
                 self.injector.look()
-            case WorkerJoined():
+            case WorkerJoined() | Received(_, protocol.RestoreFailed() | protocol.CheckpointFound()):
                 self.active()
         if self.logging and not isinstance(event, Tick):
             self.log(f"coordinator hears {_short(event)}")

@@ -89,15 +89,15 @@ class SimStore:
                 self.damaged.add(checkpoint)
         writer.tell(protocol.CheckpointCommitted(checkpoint=checkpoint))
 
-    def find(self, writer: Writer, bad: tuple[CheckpointId, ...]) -> None:
-        self._later(writer, partial(self._find, writer, bad))
+    def find(self, writer: Writer, request: protocol.FindCheckpoint) -> None:
+        self._later(writer, partial(self._find, writer, request))
 
-    def _find(self, writer: Writer, bad: tuple[CheckpointId, ...]) -> None:
+    def _find(self, writer: Writer, request: protocol.FindCheckpoint) -> None:
         if self.rng.random() < self.trouble:
-            writer.tell(protocol.CheckpointFound(problem="the store does not answer"))
+            writer.tell(protocol.CheckpointFound(number=request.number, problem="the store does not answer"))
             return
-        usable = [one for one in self.committed if one not in bad]
-        writer.tell(protocol.CheckpointFound(checkpoint=max(usable, default=None)))
+        usable = [one for one in self.committed if one not in request.bad]
+        writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
     def read(self, checkpoint: CheckpointId, stage: int) -> StandInLayer:
         """A stage's state. Raises StoreRefuses."""

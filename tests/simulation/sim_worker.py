@@ -190,8 +190,8 @@ class Node:
                     self.engine.take_checkpoint(item)
             case protocol.CommitCheckpoint():
                 self.around.store.commit(self, item)
-            case protocol.FindCheckpoint(bad=bad):
-                self.around.store.find(self, bad)
+            case protocol.FindCheckpoint():
+                self.around.store.find(self, item)
             case protocol.Save():
                 self.to_save.append(item.stage)
             case protocol.NoticeReceived():
@@ -208,8 +208,8 @@ class Node:
             engine.obey(plan)
         except StoreRefuses as error:
             engine.forget()
-            failed = protocol.RestoreFailed(checkpoint=error.checkpoint, message=str(error), damaged=error.damaged)
-            self.channel.say(failed)
+            told = {"checkpoint": error.checkpoint, "message": str(error), "damaged": error.damaged}
+            self.channel.say(protocol.RestoreFailed(origin=plan.origin, **told))
 
     def build(self, stage: int, restore: CheckpointId | None) -> StandIn:
         """The engine's stage in its first state."""

@@ -103,7 +103,7 @@ class MemoryStore:
 
     def find(self, request: protocol.FindCheckpoint) -> protocol.CheckpointFound:
         usable = [one for one in self.committed if one not in request.bad]
-        return protocol.CheckpointFound(checkpoint=max(usable, default=None))
+        return protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None))
 
     def restore(self, stage: Stage, checkpoint: CheckpointId) -> None:
         stage.restore_layers({layer: decode(self.files[checkpoint, layer]) for layer in stage.layers_needed()})

@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
@@ -47,7 +49,7 @@ class World:
         )
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
-        self.found: protocol.CheckpointFound | None = protocol.CheckpointFound()  # what a worker that looks finds
+        self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
         self.sent: list[tuple[str, Any]] = []  # of checkpoints, and to whom
         self.told: list[Emit] = []
         self.away = 0  # workers that are asked for and do not come
@@ -106,7 +108,9 @@ class World:
                 case Send(worker, protocol.FindCheckpoint() as message):
                     self.sent.append((worker, message))
                     if self.found:
-                        self.pending.append(Received(worker, self.found))
+                        self.pending.append(
+                            Received(worker, msgspec.structs.replace(self.found, number=message.number))
+                        )
                 case Send(worker, protocol.TakeCheckpoint() | protocol.CommitCheckpoint() as message):
                     self.sent.append((worker, message))
                 case Emit():

@@ -17,6 +17,7 @@ from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
 SECONDS = 120.0
+LAYERS = 4  # of the model
 
 
 class Worker:
@@ -35,7 +36,7 @@ class Worker:
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), self.said.put)
+        self.part = Checkpointing(parse_manifest(document), LAYERS, self.said.put)
 
     def hear(self) -> Any:
         return self.said.get(timeout=SECONDS)
@@ -44,14 +45,15 @@ class Worker:
         parts = []
         for stage in stages:
             self.part.keep(checkpoint, stage.layer_states())
-            told = self.hear()
-            assert isinstance(told, protocol.PartsWritten)
-            parts += told.parts
+            for _ in range(stage.layers):
+                told = self.hear()
+                assert isinstance(told, protocol.PartsWritten)
+                parts += told.parts
         self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts)))
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
 
     def find(self, *bad: CheckpointId) -> Any:
-        self.part.find(protocol.FindCheckpoint(bad=bad))
+        self.part.find(protocol.FindCheckpoint(number=1, bad=bad))
         return self.hear()
 
 
@@ -76,7 +78,7 @@ def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path,
     stages = trained(tmp_path, kept, 2)
     writer, reader = Worker(folder), Worker(folder)
     writer.save(stages, at(2))
-    assert reader.find() == protocol.CheckpointFound(checkpoint=at(2))
+    assert reader.find() == protocol.CheckpointFound(number=1, checkpoint=at(2))
     others = chain(small_gpt(tmp_path), SPLITS[restored])
     for stage in others:
         reader.part.restore(stage, at(2))
@@ -151,9 +153,9 @@ def test_what_was_said_last_is_said_again(tmp_path: Path, folder: Path) -> None:
     worker.save(trained(tmp_path, 1, 1), at(1))
     assert worker.said.empty()
     worker.part.report()
-    again = [worker.hear(), worker.hear()]
-    assert isinstance(again[0], protocol.PartsWritten)
-    assert again[1] == protocol.CheckpointCommitted(checkpoint=at(1))
+    *parts, last = [worker.hear() for _ in range(LAYERS + 1)]
+    assert [part.layer for said in parts for part in said.parts] == list(range(LAYERS))
+    assert last == protocol.CheckpointCommitted(checkpoint=at(1))
     worker.part.close()
 
 

@@ -16,18 +16,27 @@ class Choice:
     passed: tuple[tuple[Attempt, str], ...] = ()
 
 
-def choose(found: Iterable[Found], digest: str, *, layers: int | None = None, bad: Collection[Attempt] = ()) -> Choice:
+def choose(
+    found: Iterable[Found],
+    digest: str,
+    *,
+    layers: int | None = None,
+    steps: int | None = None,
+    bad: Collection[Attempt] = (),
+) -> Choice:
     """The newest one of this job that is complete.
 
-    digest: of what the job's numbers depend on. layers: of the job's model, if it is known. bad: those that turned out
-    to be damaged when they were read. An unfinished one newer than the choice is passed over without a word: nobody
-    was ever told that it exists.
+    digest: of what the job's numbers depend on. layers: of the job's model, if it is known. steps: the most that it may
+    have seen. bad: those that turned out to be damaged when they were read. An unfinished one newer than the choice is
+    passed over without a word: nobody was ever told that it exists.
     """
     passed: list[tuple[Attempt, str]] = []
     for one in sorted(found, key=newest_first):
         if one.state is State.UNFINISHED:
             continue
         reason = _unfit(one, digest, layers, bad)
+        if not reason and steps is not None and one.attempt.step > steps:
+            reason = f"it is of step {one.attempt.step}, and the job ends after {steps}"
         if not reason:
             return Choice(manifest=one.manifest, passed=tuple(passed))
         passed.append((one.attempt, reason))

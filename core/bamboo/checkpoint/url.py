@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bamboo.text import one_line
 
@@ -63,7 +63,7 @@ def parse_url(url: str) -> StoreUrl:
         place, _, path = rest.partition("/")
         if place not in ("", "localhost") or not path.strip("/"):
             raise ValueError(f"checkpoint URL {shown}: expected file:/// and an absolute path")
-        path = os.path.abspath(f"/{path}")
+        path = os.path.abspath(unquote(f"/{path}"))
         return StoreUrl(protocol="file", path=path, shown=path)
     if protocol not in PROTOCOLS:
         raise ValueError(f"checkpoint URL {shown}: nothing is known of {protocol}://; expected {EXPECTED}")

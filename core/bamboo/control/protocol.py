@@ -90,6 +90,7 @@ class CheckpointFound(Message, frozen=True):
     taken. problem: the store does not tell; then the rest says nothing.
     """
 
+    number: Count
     checkpoint: CheckpointId | None = None
     passed: Annotated[tuple[Said, ...], msgspec.Meta(max_length=MOST_PASSED)] = ()
     problem: Said = ""
@@ -123,8 +124,9 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class RestoreFailed(Message, frozen=True):
-    """This worker cannot begin with the state that its plan names. damaged: nobody ever can."""
+    """This worker cannot begin with the state that the plan of that origin names. damaged: nobody ever can."""
 
+    origin: Count
     checkpoint: CheckpointId
     message: Said
     damaged: bool
@@ -235,8 +237,9 @@ class SendPlan(Message, frozen=True):
 
 
 class FindCheckpoint(Message, frozen=True):
-    """Which checkpoint in the job's store can the job go on from? bad: not one of these."""
+    """Which checkpoint in the job's store can the job go on from? number: of the question. bad: not one of these."""
 
+    number: Count
     bad: tuple[CheckpointId, ...] = ()
 
 

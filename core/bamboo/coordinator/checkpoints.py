@@ -49,18 +49,20 @@ def look_after(turn: Turn) -> None:
     assert state.plan is not None
     c = state.checkpoints
     if not c.writers:
+        if state.plan.worker_ids() - state.workers.keys():
+            return  # first the plan gets over that
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:
-            writers = _writers(state, state.plan)
-            _change(turn, number=c.number + 1, at=at, writers=writers, since=turn.now, retry=False, early={}, failed={})
-            _ask_root(turn)
+            _wish(turn, at)
         return
     lost, missing = _lost_writers(state, state.plan), _missing(c, state.plan)
-    if lost and missing:
+    if lost and missing and c.writing is None:
+        _wish(turn, c.at)
+    elif lost and missing:
         _abandon(turn, f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part", retry=True)
     elif c.writing is None and _came_too_late(turn):
         _abandon(turn, "the last step was committed without it")
-    elif turn.now - c.since > WRITE_SECONDS:
+    elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
         _abandon(turn, f"it is not written after {WRITE_SECONDS:g} s")
     elif c.writing is None:
         if c.asked != state.plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
@@ -139,6 +141,17 @@ def _ask_root(turn: Turn) -> None:
     root = plan.at(ROOT).owner
     _change(turn, asked=root, asked_at=turn.now)
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
+
+
+def _wish(turn: Turn, at: int) -> None:
+    """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
+    c, plan = turn.state.checkpoints, turn.state.plan
+    assert plan is not None
+    _change(
+        turn, number=c.number + 1, at=at, writers=_writers(turn.state, plan), since=turn.now, retry=False, early={},
+        failed={},
+    )  # fmt: skip
+    _ask_root(turn)
 
 
 def _lost_writers(state: CoordinatorState, plan: Plan) -> list[WorkerId]:
@@ -257,6 +270,8 @@ def _own(state: CoordinatorState) -> list[CheckpointId]:
 
 def lost(turn: Turn, reason: str, message: str) -> None:
     """Redundancy and peers do not cover what is lost: go back to a checkpoint, or end the job."""
+    if turn.state.phase == "Restoring":
+        return
     if not can_restore(turn.state):
         turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
         return
@@ -264,10 +279,11 @@ def lost(turn: Turn, reason: str, message: str) -> None:
     _begin_to_look(turn, reason, message)
 
 
-def _begin_to_look(turn: Turn, reason: str, message: str) -> None:
+def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
+    """pausing: what has just failed would fail again at once."""
     _change(
         turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
-        message=message, asked_at=turn.now,
+        message=message, asked_at=turn.now, pausing=pausing,
     )  # fmt: skip
     turn.enter("Restoring")
 
@@ -275,13 +291,14 @@ def _begin_to_look(turn: Turn, reason: str, message: str) -> None:
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
     """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
     state, c = turn.state, turn.state.checkpoints
-    if state.phase != "Running" or state.plan is None or state.plan.restore != message.checkpoint:
+    plan = state.plan
+    if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
         return
     text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
     if message.damaged:
         _change(turn, bad=(*c.bad, message.checkpoint)[-MOST_KEPT:])
-    _begin_to_look(turn, "RestoreFailed", text)
+    _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
 
 
 def is_known(turn: Turn) -> bool:
@@ -294,16 +311,17 @@ def is_known(turn: Turn) -> bool:
         own = _own(state) if state.phase == "Restoring" else []
         _change(turn, looked=True, found=own[0] if own else None)
         return True
-    if (c.asked is None or c.asked not in state.workers or turn.now - c.asked_at > AGAIN_SECONDS) and state.ready:
-        worker = next(iter(state.ready))
-        _change(turn, asked=worker, asked_at=turn.now)
-        turn.do(Send(worker, protocol.FindCheckpoint(bad=c.bad)))
+    wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
+    if not wait and state.ready:
+        worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
+        _change(turn, asked=worker, asked_at=turn.now, question=c.question + 1)
+        turn.do(Send(worker, protocol.FindCheckpoint(number=c.question + 1, bad=c.bad)))
     return False
 
 
 def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
     c = turn.state.checkpoints
-    if c.looked or worker != c.asked or turn.state.phase not in ("Pending", "Restoring"):
+    if c.looked or message.number != c.question or turn.state.phase not in ("Pending", "Restoring"):
         return
     if message.problem:
         if message.problem != c.problem:
@@ -312,9 +330,7 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
         return
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
-    steps = turn.state.spec.training.steps
-    found = message.checkpoint if message.checkpoint and message.checkpoint.step <= steps else None
-    _change(turn, looked=True, found=found, asked=None, problem="")
+    _change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
 
 
 def begun(turn: Turn, before: int) -> None:
@@ -327,6 +343,6 @@ def begun(turn: Turn, before: int) -> None:
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
     _change(
-        turn, restores=c.restores + (state.phase == "Restoring"), repeated=c.repeated + repeated, last_step=first,
-        reason="", message="", retry=False,
+        turn, restores=c.restores + (bool(c.reason) and c.reason != "RestoreFailed"), repeated=c.repeated + repeated,
+        last_step=first, reason="", message="", retry=False, pausing=False,
     )  # fmt: skip

@@ -125,12 +125,8 @@ def _await_the_first(turn: Turn) -> None:
 
 def _nobody_came_back(turn: Turn, message: str) -> None:
     """All that they held is gone with them; others begin, with what the store has."""
-    if not checkpoints.can_restore(turn.state):
-        turn.finish(Outcome.UNRECOVERABLE, "WorkersGone", f"{message}; not recoverable without a checkpoint")
-        return
-    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
     turn.set(requested=0)
-    turn.enter("Pending")
+    checkpoints.lost(turn, "WorkersGone", message)
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
@@ -200,7 +196,7 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 def _start(turn: Turn) -> None:
     """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
     state, spec = turn.state, turn.state.spec
-    if (state.costs is None and state.plan is None) or not checkpoints.is_known(turn):
+    if not checkpoints.is_known(turn) or (state.costs is None and state.plan is None):
         return
     c, state = turn.state.checkpoints, turn.state
     if state.phase == "Restoring" and c.found is None:

@@ -95,6 +95,7 @@ class CheckpointState:
     asked: WorkerId | None = None
     asked_at: float = 0.0
     since: float = 0.0
+    pausing: bool = False  # before the store is asked again
     retry: bool = False  # the next one is due at once
     last_step: int = 0  # of the newest one, or of the newest attempt
     kept: tuple[CheckpointId, ...] = ()
@@ -102,6 +103,7 @@ class CheckpointState:
     bytes: int = 0  # of the newest one
     seconds: float = 0.0  # that it took
     bad: tuple[CheckpointId, ...] = ()
+    question: int = 0  # the number of the newest one to a worker that looks
     looked: bool = False
     found: CheckpointId | None = None
     problem: str = ""  # why the store does not tell

@@ -121,7 +121,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         del losses[min(losses)]
     turn.set(
         losses=losses,
-        first_loss=message.loss if step == 0 else state.first_loss,
+        first_loss=message.loss if step == 0 or state.first_loss is None else state.first_loss,
         lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
     )
     if step >= state.step:

@@ -25,7 +25,11 @@ from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE
 Json = Mapping[str, Any]
 CellIndex = tuple[int, int]  # pipeline and stage
 
-UNRECOVERABLE = ("StageLost", "WorkersGone")  # reasons with which a job fails that nothing could have saved
+UNRECOVERABLE = (
+    "RestoreFailed",
+    "StageLost",
+    "WorkersGone",
+)  # reasons of jobs that nothing could save
 USUAL = {
     "Accepted": True,
     "WorkersReady": True,

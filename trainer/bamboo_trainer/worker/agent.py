@@ -247,8 +247,11 @@ class WorkerAgent:
         except RestoreError as error:
             logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
             engine.forget()
-            failed = RestoreFailed(checkpoint=error.checkpoint, message=str(error)[:4000], damaged=error.damaged)
-            self.control.send(failed)
+            self.control.send(
+                RestoreFailed(
+                    origin=plan.origin, checkpoint=error.checkpoint, message=str(error)[:4000], damaged=error.damaged
+                )
+            )
 
     def _begin(self, manifest: dict[str, object], secret: str) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
@@ -268,7 +271,7 @@ class WorkerAgent:
         use(device)
         self.device = str(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
-        kept = self.checkpoints = Checkpointing(spec, self.control.send)
+        kept = self.checkpoints = Checkpointing(spec, len(task.layers), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
             stage = Stage(task, index, stages, config, device, reader)

@@ -9,11 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists
+from bamboo.checkpoint.found import State
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.manifest import DataPosition, Manifest, Part
 from bamboo.checkpoint.resume import choose
@@ -41,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
 END_SECONDS: Final = 5.0  # for the thread, at the worker's end
-KEPT_MESSAGES: Final = 4
+KEPT_MESSAGES: Final = 10_000  # parts of the newest checkpoint, and of those before it
 MOST_PASSED: Final = 20  # checkpoints that are told of
 
 
@@ -56,7 +58,7 @@ class RestoreError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Layers:
     checkpoint: CheckpointId
-    states: Mapping[int, LayerState]
+    states: dict[int, LayerState]  # those that are not written yet
 
 
 Work = _Layers | CommitCheckpoint | FindCheckpoint
@@ -70,9 +72,10 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """Of one job. tell: to the coordinator; any thread may say something."""
+    """Of one job. layers: of its model. tell: to the coordinator; any thread may say something."""
 
-    def __init__(self, spec: JobSpec, tell: Callable[[Message], None]) -> None:
+    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None]) -> None:
+        self._layers = layers
         self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
         self._told: deque[Message] = deque(maxlen=KEPT_MESSAGES)
         self._digest = numbers_digest(spec)
@@ -81,14 +84,14 @@ class Checkpointing:
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
         self._manifests: dict[CheckpointId, Manifest] = {}
-        self.bytes_written = 0
-        self.stall_seconds = 0.0  # that training has waited for copies to be taken
+        self._newest: CheckpointId | None = None  # of which layers were to be written
 
     # in the worker's thread
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
         """Write these layers; they are copies."""
-        self._do(_Layers(checkpoint, states))
+        self._newest = checkpoint
+        self._do(_Layers(checkpoint, dict(states)))
 
     def commit(self, request: CommitCheckpoint) -> None:
         self._do(request)
@@ -104,7 +107,7 @@ class Checkpointing:
             stage.restore_layers(states)
         except CheckpointError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             raise RestoreError(checkpoint, f"it does not fit the task: {error}", True) from error
         if stage.version != checkpoint.step:
             raise RestoreError(checkpoint, f"its files are of step {stage.version}", True)
@@ -115,7 +118,8 @@ class Checkpointing:
             self._to_coordinator(message)
 
     def _tell(self, message: Message) -> None:
-        self._told.append(message)
+        if not isinstance(message, CheckpointFound):  # it is asked for again
+            self._told.append(message)
         self._to_coordinator(message)
 
     def close(self) -> None:
@@ -145,37 +149,47 @@ class Checkpointing:
     # in the thread of its own
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                self._handle(work)
-            except CheckpointError as error:
-                self._failed(work, str(error))
-            except Exception as error:  # a thread that ends in silence would leave the coordinator waiting
-                logger.exception("a checkpoint was not written")
-                self._failed(work, f"{type(error).__name__}: {error}")
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        """False at the end. A function of its own, so that no copy is held while there is nothing to do."""
+        work = self._work.get()
+        if work is None:
+            return False
+        try:
+            self._handle(work)
+        except CheckpointError as error:
+            self._failed(work, str(error))
+        except Exception as error:  # a thread that ends in silence would leave the coordinator waiting
+            logger.exception("a checkpoint was not written")
+            self._failed(work, f"{type(error).__name__}: {error}")
+        return True
 
     def _failed(self, work: Work, message: str) -> None:
         if isinstance(work, FindCheckpoint):
-            self._tell(CheckpointFound(problem=message[:4000]))
+            self._tell(CheckpointFound(number=work.number, problem=message[:4000]))
         else:
             self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:4000]))
 
     def _handle(self, work: Work) -> None:
         match work:
             case _Layers(checkpoint, states):
-                parts = tuple(self._write(checkpoint, state) for state in states.values())
-                self._tell(PartsWritten(checkpoint=checkpoint, parts=parts))
+                for layer in sorted(states):
+                    if self._newest != checkpoint:
+                        return  # it was given up, or another one would not have begun
+                    part = self._write(checkpoint, states.pop(layer))
+                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,)))
             case CommitCheckpoint(checkpoint=checkpoint, parts=parts):
-                self._commit(checkpoint, parts)
+                with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
+                    self._commit(checkpoint, parts)
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect(checkpoint)
-            case FindCheckpoint(bad=bad):
-                self._tell(self._find(bad))
+            case FindCheckpoint(number=number, bad=bad):
+                self._tell(self._find(number, bad))
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> Part:
-        part = self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
-        self.bytes_written += part.bytes
-        return part
+        return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
 
     def _commit(self, checkpoint: CheckpointId, parts: Sequence[Part]) -> None:
         spec = self._spec
@@ -203,9 +217,14 @@ class Checkpointing:
         except CheckpointError as error:
             logger.warning("old checkpoints were not removed: %s", error)
 
-    def _find(self, bad: Sequence[CheckpointId]) -> CheckpointFound:
+    def _find(self, number: int, bad: Sequence[CheckpointId]) -> CheckpointFound:
         attempts = {Attempt(one.step, one.id) for one in bad}
-        choice = choose(self._open().list(), self._digest, bad=attempts)
+        there, steps = self._open().list(), self._spec.training.steps
+        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts)
+        newest = choice.manifest.step if choice.manifest else -1
+        for one in there:
+            if one.state is State.UNREADABLE and newest < one.attempt.step <= steps and one.attempt not in attempts:
+                return CheckpointFound(number=number, problem=one.reason[:4000])  # it may be sound
         passed = tuple(
             f"the checkpoint of step {attempt.step} is not used: {reason}"[:4000]
             for attempt, reason in choice.passed[:MOST_PASSED]
@@ -213,7 +232,7 @@ class Checkpointing:
         )
         manifest = choice.manifest
         found = CheckpointId(step=manifest.step, id=manifest.attempt) if manifest else None
-        return CheckpointFound(checkpoint=found, passed=passed)
+        return CheckpointFound(number=number, checkpoint=found, passed=passed)
 
     # in either
 
