@@ -18,6 +18,7 @@ from bamboo.checkpoint.url import parse_url, shown_url, without_secrets
         ("run/1", "file", os.path.abspath("run/1"), os.path.abspath("run/1")),
         ("file:///data/run/", "file", "/data/run", "/data/run"),
         ("file://localhost/data", "file", "/data", "/data"),
+        ("file:///my%20data/100%25", "file", "/my data/100%", "/my data/100%"),
         ("s3://bucket/run/", "s3", "s3://bucket/run", "s3://bucket/run"),
         ("S3A://bucket/run", "s3", "s3://bucket/run", "s3a://bucket/run"),
         ("gcs://bucket", "gs", "gs://bucket", "gcs://bucket"),

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointStatus, Emit, Finish, Outcome, Status, Takeover, WorkerState
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.trace_files import merge_traces
 from bamboo.planning.plan import Cell
@@ -216,6 +216,18 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
         assert "lost samples: 24 (all: no weights were saved)" in text
         assert "\n  the workers' log: /out/workers.log" in text
         assert "weights and" not in text
+
+
+def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
+    kept = CheckpointStatus(step=2, age=1.0, seconds=0.1, bytes=8, restores=1, repeated=3, first=1)
+    summary = summarize(
+        "job", replace(STATUS, checkpoint=kept), Finish(Outcome.INTERRUPTED, "Reason", "x"), batch=8, seconds=2.0
+    )
+    text = to_text(summary)
+    assert summary.samples_per_second == (3 - 1) * 8 / 2
+    assert "3 of 10 steps, from step 1 on, in 2.0 s" in text
+    assert "lost samples: 8 (all since the checkpoint of step 2)" in text
+    assert "back to a checkpoint: 1 time, 3 steps repeated" in text
 
 
 def test_nothing_to_compare_is_no_equality() -> None:

@@ -344,5 +344,5 @@ def begun(turn: Turn, before: int) -> None:
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
     _change(
         turn, restores=c.restores + (bool(c.reason) and c.reason != "RestoreFailed"), repeated=c.repeated + repeated,
-        last_step=first, reason="", message="", retry=False, pausing=False,
+        last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False, pausing=False,
     )  # fmt: skip

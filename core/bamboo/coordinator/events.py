@@ -170,7 +170,7 @@ class CheckpointStatus:
     """step: of the newest one that is known; age: seconds since it was committed, None if before this coordinator.
 
     seconds, bytes: that it took, and has. restores, repeated: how often the job went back to one, and the steps that
-    it did again.
+    it did again. first: the step that the job began with.
     """
 
     step: int | None
@@ -179,6 +179,7 @@ class CheckpointStatus:
     bytes: int
     restores: int
     repeated: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointStatus | None:
         bytes=c.bytes,
         restores=c.restores,
         repeated=c.repeated,
+        first=c.first,
     )
 
 

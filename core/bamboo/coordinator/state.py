@@ -81,8 +81,8 @@ class CheckpointState:
     asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
     kept: those committed, newest first. bad: those that turned out to be damaged.
     looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
-    restores, repeated: how often it went back, and the steps that it did again. endangered: the workers with notice for
-    whose sake one was taken.
+    restores, repeated: how often it went back, and the steps that it did again. first: with which it began.
+    endangered: the workers with notice for whose sake one was taken.
     """
 
     number: int = 0
@@ -111,6 +111,7 @@ class CheckpointState:
     message: str = ""
     restores: int = 0
     repeated: int = 0
+    first: int = 0
     endangered: frozenset[WorkerId] = frozenset()
 
 

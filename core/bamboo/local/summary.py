@@ -32,6 +32,7 @@ class Summary:
     many microbatches it counts; the coordinator adds up what is missing from them. Gradients are summed along with the
     losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
     all samples are lost. crashes: workers that ended by themselves, and how.
+    kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
     restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
@@ -58,6 +59,8 @@ class Summary:
     sample: str | None = None
     log_tail: str | None = None
     log_shown: bool = False
+    kept_step: int = 0
+    first_step: int = 0
     restores: int = 0
     repeated_steps: int = 0
 
@@ -84,6 +87,8 @@ def summarize(
     log_shown: bool = False,
 ) -> Summary:
     """seconds: of training, without the start of the workers. batch: samples of one step."""
+    kept, first = (status.checkpoint.step or 0, status.checkpoint.first) if status.checkpoint else (0, 0)
+    done = (status.step - first) * batch
     return Summary(
         job=job,
         outcome=finish.outcome,
@@ -94,14 +99,16 @@ def summarize(
         first_loss=status.first_loss,
         last_loss=status.loss,
         seconds=seconds,
-        samples_per_second=status.step * batch / seconds if status.step and seconds > 0 else None,
+        samples_per_second=done / seconds if done > 0 and seconds > 0 else None,
         step_seconds=status.step_seconds,
         preemptions=status.preemptions,
         notices=status.notices,
         takeovers=status.takeovers,
-        lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else status.step * batch,
+        lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else (status.step - kept) * batch,
         digests=status.digests,
         memory=status.most_memory,
+        kept_step=kept,
+        first_step=first,
         restores=status.checkpoint.restores if status.checkpoint else 0,
         repeated_steps=status.checkpoint.repeated if status.checkpoint else 0,
         crashes=crashes,
@@ -134,13 +141,13 @@ def to_text(summary: Summary) -> str:
     lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
     if summary.first_loss is not None and summary.last_loss is not None:
         lines.append(
-            f"  {summary.committed} of {summary.steps} steps in {summary.seconds:.1f} s"
+            f"  {summary.committed} of {summary.steps} steps{_begun(summary)} in {summary.seconds:.1f} s"
             f"{_rate(summary.samples_per_second)}, loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
         )
     lines.append(
         f"  preemptions: {summary.preemptions} ({summary.notices} with notice), "
         f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
-        + ("" if complete or not summary.committed else " (all: no weights were saved)")
+        + ("" if complete or not summary.committed else f" ({_loss(summary)})")
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
@@ -171,6 +178,17 @@ def to_text(summary: Summary) -> str:
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:
     """Whether both runs ended in the same state, bit for bit, whatever their grids; nothing is equal to nothing."""
     return bool(disturbed) and bool(undisturbed) and add_digests(disturbed) == add_digests(undisturbed)
+
+
+def _begun(summary: Summary) -> str:
+    return f", from step {summary.first_step} on," if summary.first_step else ""
+
+
+def _loss(summary: Summary) -> str:
+    """Of a run that did not complete: why these are lost."""
+    return (
+        f"all since the checkpoint of step {summary.kept_step}" if summary.kept_step else "all: no weights were saved"
+    )
 
 
 def _rate(samples_per_second: float | None) -> str:
