@@ -126,6 +126,7 @@ def test_several_files_and_standard_input_are_checked(tmp_path: Any) -> None:
         ({}, "the job ends if two neighbouring workers vanish"),
         ({"redundancy": {"mode": "None"}}, "the job ends if any worker vanishes"),
         ({"topology": {"stages": 1}}, "the job ends if its worker vanishes"),
+        ({"checkpoint": {"storage": {"uri": "s3://b/x"}}}, "the job goes back to its newest checkpoint if two"),
         ({"topology": {"stages": 2, "pipelines": 2}}, ""),
     ],
 )
