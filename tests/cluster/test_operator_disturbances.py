@@ -238,7 +238,8 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     job.wait(lambda status: status["checkpoint"]["lastStep"] > at)
     before = job.status()["training"]["step"]
     job.edit({"suspend": True})
-    assert job.until("Suspended")["checkpoint"]["lastStep"] >= before, "its state is kept first"
+    job.until_pods(lambda pods: not pods)
+    assert job.status()["checkpoint"]["lastStep"] >= before, "its state is kept first"
     job.edit({"suspend": False})
     assert job.told("Restored")
     status = job.until("Complete")
