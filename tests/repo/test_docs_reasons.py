@@ -57,6 +57,7 @@ PASSED_ON = {
     "plan.reason": "next_plan, and the first plan's",
     "message.reason": "the worker's own, WorkerFailed",
     "c.reason": "checkpoints.lost",
+    "stopping.reason": "checkpoints.stop, which is given Interrupted's",
     "signal.source": "signals and cloud_marks",
     "of_node.source": "the same",
     "mark.source": "the same",
