@@ -11,18 +11,21 @@ from bamboo.planning.gradient_groups import Node, group_bounds, halves, nodes_of
 from bamboo.planning.grid import make_layout
 
 
-def plus(left: str, right: str) -> str:
-    return f"({left}+{right})"
+class Term(str):
+    """Shows in which order it was summed."""
+
+    def __add__(self, other: str) -> "Term":
+        return Term(f"({self}+{other})")
 
 
-def summed(groups: int, share: Node) -> dict[Node, str]:
+def summed(groups: int, share: Node) -> dict[Node, Term]:
     """What a pipeline is left with that adds up its groups one after the other, and whatever then is one node."""
-    done: list[tuple[Node, str]] = []
+    done: list[tuple[Node, Term]] = []
     for group in range(share.first, share.end):
-        done.append((Node(group, group + 1), str(group)))
+        done.append((Node(group, group + 1), Term(group)))
         while len(done) > 1 and (whole := parent(done[-2][0], done[-1][0], groups)):
             right, left = done.pop(), done.pop()
-            done.append((whole, plus(left[1], right[1])))
+            done.append((whole, left[1] + right[1]))
     return dict(done)
 
 
@@ -38,13 +41,13 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
 def test_the_order_of_the_sum_does_not_depend_on_the_number_of_pipelines(drawn: tuple[int, int, int]) -> None:
     microbatches, groups, pipelines = drawn
     layout = make_layout(0, microbatches, pipelines, groups)
-    sums: dict[Node, str] = {}
+    sums: dict[Node, Term] = {}
     for part in layout.split:
         share = share_of(part, layout.bounds)
         mine = summed(groups, share)
         assert tuple(mine) == nodes_of(share, groups)
         sums |= mine
-    assert tree_sum(sums, groups, plus) == tree_sum({Node(i, i + 1): str(i) for i in range(groups)}, groups, plus)
+    assert tree_sum(sums, groups) == tree_sum({Node(i, i + 1): Term(i) for i in range(groups)}, groups)
 
 
 @given(layouts())

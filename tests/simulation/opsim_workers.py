@@ -16,8 +16,6 @@ from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
-from bamboo_trainer.engine.components import Ports
-from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
@@ -100,7 +98,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store = SimStore(self.clock, oracle, rng)
+        self.store, self.lookahead = SimStore(self.clock, oracle, rng), 1
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
@@ -154,22 +152,6 @@ class Workers:
         )  # fmt: skip
 
     # what a Node asks of its surroundings
-
-    def build_engine(self, node: Node) -> Engine:
-        return Engine(
-            Ports(
-                worker=node.name,
-                steps=self.oracle.arithmetic.steps,
-                build=lambda stage, stages, restore: node.build(stage, restore),  # type: ignore[arg-type,return-value]
-                keep=node.keep,  # type: ignore[arg-type]
-                new_id=self.store.new_id,
-                transport=node.transport,
-                tell=node.channel.say,
-                observer=node,
-                clock=lambda: self.clock.now,
-                lookahead=1,
-            )
-        )
 
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
         return False

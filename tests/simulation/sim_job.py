@@ -19,8 +19,6 @@ from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, 
 from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
-from bamboo_trainer.engine.components import Ports
-from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
@@ -48,7 +46,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
         self._say = say
-        self.clock = Clock()
+        self.clock, self.lookahead = Clock(), scenario.lookahead
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)
@@ -254,25 +252,6 @@ class Simulation:
         elif self.logging and isinstance(message, protocol.SendPlan):
             self.log(f"{node.name} gets {describe(message.plan)}")
         node.put(message)
-
-    def build_engine(self, node: Node) -> Engine:
-        def tell(message: Message) -> None:
-            node.channel.say(message)
-
-        return Engine(
-            Ports(
-                worker=node.name,
-                steps=self.scenario.arithmetic.steps,
-                build=lambda stage, stages, restore: node.build(stage, restore),  # type: ignore[arg-type,return-value]
-                keep=node.keep,  # type: ignore[arg-type]
-                new_id=self.store.new_id,
-                transport=node.transport,
-                tell=tell,
-                observer=node,
-                clock=lambda: self.clock.now,
-                lookahead=self.scenario.lookahead,
-            )
-        )
 
     def struck(self, node: Node, what: str, cell: Cell, step: int, microbatch: int) -> bool:
         if self.logging and what.startswith("after"):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
+from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.transport.frames import Frame
 from sim_clock import Clock
@@ -57,7 +58,8 @@ class Surroundings(Protocol):
     oracle: Oracle
     store: SimStore
 
-    def build_engine(self, node: "Node") -> Engine: ...
+    lookahead: int
+
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
     def turned(self, node: "Node") -> None: ...
@@ -235,9 +237,26 @@ class Node:
             for message in self.told:
                 self.channel.say(message)
             return 0.0
-        self.engine = self.around.build_engine(self)
+        self.engine = self._new_engine()
         self.channel.say(protocol.WorkerReady())
         return LOAD_SECONDS * self.around.rng.random()
+
+    def _new_engine(self) -> Engine:
+        around = self.around
+        return Engine(
+            Ports(
+                worker=self.name,
+                steps=around.oracle.arithmetic.steps,
+                build=lambda stage, stages, restore: self.build(stage, restore),  # type: ignore[arg-type,return-value]
+                keep=self.keep,  # type: ignore[arg-type]
+                new_id=around.store.new_id,
+                transport=self.transport,
+                tell=self.channel.say,
+                observer=self,
+                clock=lambda: around.clock.now,
+                lookahead=around.lookahead,
+            )
+        )
 
     def _turn(self) -> float:
         if self.engine is None:

@@ -123,11 +123,14 @@ class LocalRunOptions:
 
     def _with_checkpoints(self, spec: JobSpec, document: dict[str, Any]) -> tuple[JobSpec, dict[str, Any]]:
         """A volume claim is not here: without a URL of its own such a job keeps no checkpoints on this machine."""
+        claimed = spec.checkpoint is not None and spec.checkpoint.storage.claim_name is not None
+        if self.checkpoints is None and self.resume is None and not claimed:
+            return spec, document
         part = dict(document["spec"].get("checkpoint") or {})
         if self.checkpoints is not None:
             url = self.checkpoints if "://" in self.checkpoints else Path(self.checkpoints).absolute().as_uri()
             part["storage"] = {"uri": url}
-        elif spec.checkpoint and spec.checkpoint.storage.claim_name:
+        elif claimed:
             typer.echo("bamboo: the job's volume claim is not here: no checkpoints are kept (--checkpoints)", err=True)
             part = {}
         if self.resume is not None:

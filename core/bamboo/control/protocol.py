@@ -16,7 +16,8 @@ MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # of fp32, and sums of them
-Said = Annotated[str, msgspec.Meta(max_length=4000)]
+MOST_TEXT = 4000  # characters of what a worker says in words
+Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 T = TypeVar("T")
 

@@ -194,14 +194,15 @@ def _abandon(turn: Turn, why: str, *, retry: bool = False) -> None:
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
     """A commit says that the state after it is kept."""
     if message.checkpoint is not None:
-        _begun(turn, *message.checkpoint)
+        _carried(turn, *message.checkpoint)
 
 
-def checkpoint_begun(turn: Turn, message: protocol.CheckpointBegun) -> None:
-    _begun(turn, message.number, message.checkpoint)
+def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
+    _carried(turn, message.number, message.checkpoint)
 
 
-def _begun(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
+def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
+    """A commit has carried the wish of that number."""
     c = turn.state.checkpoints
     if number != c.number or not c.writers or c.writing is not None:
         return
@@ -213,7 +214,7 @@ def _begun(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
         _commit_if_written(turn)
 
 
-def parts_written(turn: Turn, message: protocol.PartsWritten) -> None:
+def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) -> None:
     c, plan = turn.state.checkpoints, turn.state.plan
     if plan is None:
         return
@@ -232,7 +233,7 @@ def _commit_if_written(turn: Turn) -> None:
         _commit(turn)
 
 
-def checkpoint_committed(turn: Turn, message: protocol.CheckpointCommitted) -> None:
+def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.CheckpointCommitted) -> None:
     c = turn.state.checkpoints
     if message.checkpoint != c.writing:
         return

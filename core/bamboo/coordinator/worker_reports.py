@@ -13,7 +13,6 @@ from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.text import count, one_line
 
-MOST_TEXT = 4000
 MOST_SECONDS = 1e9
 DIVERGED = (
     "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
@@ -47,7 +46,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
-    said = {"seen": turn.now, "doing": message.doing[:MOST_TEXT], "busy": message.busy}
+    said = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
     if message.memory is None:
         turn.worker(worker, **said)
         return
@@ -257,9 +256,9 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.LeftBehind: _left_behind,
     protocol.StepCommitted: _step_committed,
     protocol.CheckpointFound: checkpoints.checkpoint_found,
-    protocol.CheckpointBegun: lambda turn, _, message: checkpoints.checkpoint_begun(turn, message),
-    protocol.PartsWritten: lambda turn, _, message: checkpoints.parts_written(turn, message),
-    protocol.CheckpointCommitted: lambda turn, _, message: checkpoints.checkpoint_committed(turn, message),
+    protocol.CheckpointBegun: checkpoints.checkpoint_begun,
+    protocol.PartsWritten: checkpoints.parts_written,
+    protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
     protocol.CheckpointFailed: checkpoints.checkpoint_failed,
     protocol.RestoreFailed: checkpoints.restore_failed,
     protocol.TakenOver: _taken_over,

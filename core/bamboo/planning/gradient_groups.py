@@ -9,7 +9,7 @@ the same additions, whoever does them. With one group of a power of two a pipeli
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import add
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -67,18 +67,14 @@ def nodes_of(share: Node, groups: int) -> tuple[Node, ...]:
     return within(Node(0, groups))
 
 
-def tree_sum(sums: Mapping[Node, T], groups: int, plus: Any = add) -> T:
-    """The sum of all groups, from those of some nodes that are all groups together.
-
-    plus: adds two; what it is given as its second argument is not used again, nor is its first one unless it is of
-    `sums`.
-    """
+def tree_sum(sums: Mapping[Node, T], groups: int) -> T:
+    """The sum of all groups, from those of some nodes that are all groups together. What is summed has a `+`."""
 
     def of(node: Node) -> T:
         if node in sums:
             return sums[node]
         first, second = halves(node)
-        total: T = plus(of(first), of(second))
+        total: T = add(of(first), of(second))
         return total
 
     return of(Node(0, groups))

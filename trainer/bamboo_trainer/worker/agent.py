@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from bamboo.control.protocol import (
+    MOST_TEXT,
     Bye,
     CommitCheckpoint,
     FindCheckpoint,
@@ -249,7 +250,10 @@ class WorkerAgent:
             engine.forget()
             self.control.send(
                 RestoreFailed(
-                    origin=plan.origin, checkpoint=error.checkpoint, message=str(error)[:4000], damaged=error.damaged
+                    origin=plan.origin,
+                    checkpoint=error.checkpoint,
+                    message=str(error)[:MOST_TEXT],
+                    damaged=error.damaged,
                 )
             )
 

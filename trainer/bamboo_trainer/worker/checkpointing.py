@@ -7,7 +7,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.control.protocol import (
+    MOST_TEXT,
     CheckpointCommitted,
     CheckpointFailed,
     CheckpointFound,
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 64  # pieces of work: a store that cannot keep up fails checkpoints, not the training
 END_SECONDS: Final = 5.0  # for the thread, at the worker's end
-KEPT_MESSAGES: Final = 10_000  # parts of the newest checkpoint, and of those before it
 MOST_PASSED: Final = 20  # checkpoints that are told of
 
 
@@ -62,6 +61,7 @@ class _Layers:
 
 
 Work = _Layers | CommitCheckpoint | FindCheckpoint
+AboutCheckpoint = PartsWritten | CheckpointCommitted | CheckpointFailed
 
 
 def store_url(spec: JobSpec) -> str | None:
@@ -77,7 +77,7 @@ class Checkpointing:
     def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None]) -> None:
         self._layers = layers
         self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
-        self._told: deque[Message] = deque(maxlen=KEPT_MESSAGES)
+        self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
         self._work: queue.Queue[Work | None] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -114,12 +114,12 @@ class Checkpointing:
 
     def report(self) -> None:
         """What was said last may be lost: say it again."""
-        for message in tuple(self._told):
+        for message in self._told:
             self._to_coordinator(message)
 
-    def _tell(self, message: Message) -> None:
-        if not isinstance(message, CheckpointFound):  # it is asked for again
-            self._told.append(message)
+    def _tell(self, message: AboutCheckpoint) -> None:
+        same = (told for told in self._told if told.checkpoint == message.checkpoint)
+        self._told = (*same, message)
         self._to_coordinator(message)
 
     def close(self) -> None:
@@ -168,9 +168,9 @@ class Checkpointing:
 
     def _failed(self, work: Work, message: str) -> None:
         if isinstance(work, FindCheckpoint):
-            self._tell(CheckpointFound(number=work.number, problem=message[:4000]))
+            self._to_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
         else:
-            self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:4000]))
+            self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:MOST_TEXT]))
 
     def _handle(self, work: Work) -> None:
         match work:
@@ -184,9 +184,9 @@ class Checkpointing:
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
                     self._commit(checkpoint, parts)
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
-                self._collect(checkpoint)
+                self._collect()
             case FindCheckpoint(number=number, bad=bad):
-                self._tell(self._find(number, bad))
+                self._to_coordinator(self._find(number, bad))  # if it is lost it is asked for again
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> Part:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
@@ -206,7 +206,7 @@ class Checkpointing:
         )
         self._open().commit(manifest)
 
-    def _collect(self, newest: CheckpointId) -> None:
+    def _collect(self) -> None:
         """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
         assert self._spec.checkpoint is not None
         store = self._open()
@@ -224,9 +224,9 @@ class Checkpointing:
         newest = choice.manifest.step if choice.manifest else -1
         for one in there:
             if one.state is State.UNREADABLE and newest < one.attempt.step <= steps and one.attempt not in attempts:
-                return CheckpointFound(number=number, problem=one.reason[:4000])  # it may be sound
+                return CheckpointFound(number=number, problem=one.reason[:MOST_TEXT])  # it may be sound
         passed = tuple(
-            f"the checkpoint of step {attempt.step} is not used: {reason}"[:4000]
+            f"the checkpoint of step {attempt.step} is not used: {reason}"[:MOST_TEXT]
             for attempt, reason in choice.passed[:MOST_PASSED]
             if attempt not in attempts
         )
