@@ -299,7 +299,8 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     assert world.finish is None
 
 
-def test_the_steps_after_the_checkpoint_are_done_again() -> None:
+def gone_back() -> tuple[World, str]:
+    """A world that went from step 13 to its checkpoint of step 8, and the worker that was asked for it."""
     world = made(3)
     kept = save(world)
     train(world, 13)
@@ -308,6 +309,11 @@ def test_the_steps_after_the_checkpoint_are_done_again() -> None:
     world.settle()
     asked, _ = sent(world, protocol.FindCheckpoint)[-1]
     world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
+    return world, asked
+
+
+def test_the_steps_after_the_checkpoint_are_done_again() -> None:
+    world, _ = gone_back()
     assert (world.state.phase, world.state.step) == ("Running", 8)
     assert max(world.state.losses) == 7
 
@@ -433,14 +439,7 @@ def test_a_store_that_does_not_tell_is_asked_again() -> None:
 
 
 def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
-    world = made(3)
-    kept = save(world)
-    train(world, 13)
-    world.found = None
-    lose_stage(world)
-    world.settle()
-    asked, _ = sent(world, protocol.FindCheckpoint)[-1]
-    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
+    world, asked = gone_back()
     plan, step = plan_of(world), world.state.step
     late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
     ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
