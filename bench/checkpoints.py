@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from _common import machine, median, say, show, write_json
 from bamboo.checkpoint.layout import new_attempt
-from bamboo.checkpoint.manifest import DataPosition, Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest, DataPosition
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.checkpoint.versions import versions
@@ -101,9 +101,9 @@ def measure(states: list[LayerState], folder: Path) -> dict[str, float]:
     return seconds
 
 
-def write(store: CheckpointStore, states: list[LayerState]) -> Manifest:
+def write(store: CheckpointStore, states: list[LayerState]) -> CheckpointManifest:
     attempt = new_attempt(1)
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         job="bench",
         step=attempt.step,
         attempt=attempt.id,

@@ -7,17 +7,12 @@ parameters in optimizer steps; from these follows what a comparison every so man
 """
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import torch
-
+from _gpt_stage import add_arguments, gpt_stage
 from bamboo_trainer.commit.state_comparison import EVERY
-from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.training import TrainingConfig
 
 
 def best(what: Callable[[], object], times: int = 5) -> float:
@@ -32,18 +27,9 @@ def best(what: Callable[[], object], times: int = 5) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--blocks", type=int, default=2)
+    add_arguments(parser, width=1024)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
-        text.write_text("def f(): pass\n" * 2000)
-        task = gpt.build(
-            {"dModel": arguments.width, "heads": 8, "blocks": arguments.blocks, "context": 128, "text": str(text)}
-        )
-        config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=8, micro_batch_size=8)
-        stage = Stage(task, 0, [(0, len(task.layers))], config)
+    with gpt_stage(arguments.width, arguments.blocks, microbatches=8, rows=8) as (stage, _):
         measure(stage)
 
 

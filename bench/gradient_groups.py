@@ -8,38 +8,26 @@ with as many as there are microbatches. CPU time of the process, so other proces
 
 import argparse
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
-import torch
-
+from _gpt_stage import add_arguments, gpt_stage
 from bamboo.planning.gradient_groups import group_bounds
-from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.training import TrainingConfig
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--blocks", type=int, default=2)
+    add_arguments(parser, width=512)
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8, help="samples of 128 tokens in a microbatch")
     parser.add_argument("--steps", type=int, default=8)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
-        text.write_text("def f(): pass\n" * 2000)
-        task = gpt.build(
-            {"dModel": arguments.width, "heads": 8, "blocks": arguments.blocks, "context": 128, "text": str(text)}
-        )
-        config = TrainingConfig(
-            seed=0, precision="fp32", max_gradient_norm=None,
-            microbatches=arguments.microbatches, micro_batch_size=arguments.rows,
-        )  # fmt: skip
-        measure(Stage(task, 0, [(0, len(task.layers))], config), config, arguments.steps)
+    with gpt_stage(arguments.width, arguments.blocks, microbatches=arguments.microbatches, rows=arguments.rows) as (
+        stage,
+        config,
+    ):
+        measure(stage, config, arguments.steps)
 
 
 def measure(stage: Stage, config: TrainingConfig, steps: int) -> None:

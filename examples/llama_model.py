@@ -255,7 +255,7 @@ class Weights:
                 f"{name} in {path} is {found.dtype} {list(found.shape)}, "
                 f"expected {list(shape)} in float32, bfloat16 or float16"
             )
-        return found.to(torch.float32, copy=True)  # NB: not a view of the file
+        return found.to(torch.float32, copy=True)  # a copy, not a view of the file
 
 
 def make_layer(a: Architecture, weights: Weights | None, index: int) -> nn.Module:

@@ -6,11 +6,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from bamboo.checkpoint.bounded import StoreLimits
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.local_files import LocalFiles
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.cli.commands import app
+from bamboo.storage.bounded import StoreLimits
+from bamboo.storage.local_files import LocalFiles
 from checkpoint_kit import layer_bytes, save
 
 

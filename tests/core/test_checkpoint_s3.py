@@ -8,15 +8,16 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from bamboo.checkpoint.bounded import StoreLimits
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists, StoreUnavailable
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import State
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.object_store import open_store
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
-from bamboo.checkpoint.url import parse_url
+from bamboo.storage.bounded import StoreLimits
+from bamboo.storage.errors import StorageError, StoreUnavailable
+from bamboo.storage.object_store import open_store
+from bamboo.storage.url import parse_url
 from checkpoint_kit import DIGEST, layer_bytes, make_manifest, save
 
 LIMITS = StoreLimits(tries=2, pause=0.0)
@@ -82,7 +83,7 @@ def test_a_checkpoint_goes_to_s3_and_back(client):
 
 @pytest.mark.slow
 def test_a_large_part_goes_in_pieces(client, monkeypatch):
-    monkeypatch.setattr("bamboo.checkpoint.object_store.CHUNK", 16 << 20)
+    monkeypatch.setattr("bamboo.storage.object_store.CHUNK", 16 << 20)
     store = CheckpointStore("s3://bucket/run", LIMITS)
     data = bytes(range(256)) * (110 << 12)  # 110 MiB: several parts of an upload
     attempt = Attempt(20, "a")
@@ -142,13 +143,13 @@ def test_what_s3_refuses_is_told_in_a_sentence_without_the_secret(client, monkey
             act()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     gone = CheckpointStore("s3://bucket/run", StoreLimits(tries=1))
-    with pytest.raises(CheckpointError, match=r"^cannot list s3://bucket/run: the store cannot be reached") as caught:
+    with pytest.raises(StorageError, match=r"^cannot list s3://bucket/run: the store cannot be reached") as caught:
         gone.list()
     assert SECRET not in str(caught.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(CheckpointError, match=r"no valid credentials in the environment"):
+    with pytest.raises(StorageError, match=r"no valid credentials in the environment"):
         CheckpointStore("s3://bucket/run", StoreLimits(tries=1)).list()
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists, StoreUnavailable
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import State
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.local_files import LocalFiles
-from bamboo.checkpoint.object_store import ObjectFiles
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.storage.errors import StorageError, StoreUnavailable
+from bamboo.storage.local_files import LocalFiles
+from bamboo.storage.object_store import ObjectFiles
 from checkpoint_kit import IMPATIENT, FaultyFileSystem, faulty_store, layer_bytes, make_manifest, save
 
 
@@ -135,7 +136,7 @@ def test_what_is_not_ours_is_left_alone(place):
 
 def test_large_files_are_read_in_pieces(place, monkeypatch):
     store, _ = place
-    monkeypatch.setattr("bamboo.checkpoint.object_store.CHUNK", 7)
+    monkeypatch.setattr("bamboo.storage.object_store.CHUNK", 7)
     manifest = save(store, 20)
     assert store.read_part(manifest, 1) == layer_bytes(20, 1)
 
@@ -194,7 +195,7 @@ def test_a_store_without_a_bucket_is_named():
         protocol = "s3"
 
     store = CheckpointStore("memory://nothing", IMPATIENT, ObjectFiles(Buckets(), "nothing/run"))
-    with pytest.raises(CheckpointError, match=r"^cannot list memory://nothing: it is not there \(there is no bucket"):
+    with pytest.raises(StorageError, match=r"^cannot list memory://nothing: it is not there \(there is no bucket"):
         store.list()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bamboo.checkpoint.layout import part_name
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, WRITE_SECONDS, first_number
@@ -50,8 +50,8 @@ def reasons(world: World) -> list[str]:
     return [event.reason for event in world.told]
 
 
-def parts(*layers: int) -> tuple[Part, ...]:
-    return tuple(Part(layer=i, file=part_name(i), bytes=10, sha256="0" * 64) for i in layers)
+def parts(*layers: int) -> tuple[CheckpointPart, ...]:
+    return tuple(CheckpointPart(layer=i, file=part_name(i), bytes=10, sha256="0" * 64) for i in layers)
 
 
 def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
@@ -74,7 +74,7 @@ FLOATS = st.floats(-1e9, 1e9) | st.sampled_from([math.inf, -math.inf, math.nan, 
 DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 CELLS = st.builds(Cell, NUMBERS, NUMBERS)
 CHECKPOINTS = st.builds(CheckpointId, step=NUMBERS, id=st.sampled_from(["a", "b", "", "A b"]))
-FILES = st.builds(Part, layer=NUMBERS, file=st.text(max_size=3), bytes=NUMBERS, sha256=DIGESTS)
+FILES = st.builds(CheckpointPart, layer=NUMBERS, file=st.text(max_size=3), bytes=NUMBERS, sha256=DIGESTS)
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
     protocol.Profile: st.builds(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.job.spec import TrainingSpec
-from bamboo.planning.gradient_groups import Node, group_bounds, halves, nodes_of, parent, share_of, tree_sum
+from bamboo.planning.gradient_groups import SumNode, group_bounds, halves, nodes_of, parent, share_of, tree_sum
 from bamboo.planning.grid import make_layout
 
 
@@ -18,11 +18,11 @@ class Term(str):
         return Term(f"({self}+{other})")
 
 
-def summed(groups: int, share: Node) -> dict[Node, Term]:
+def summed(groups: int, share: SumNode) -> dict[SumNode, Term]:
     """What a pipeline is left with that adds up its groups one after the other, and whatever then is one node."""
-    done: list[tuple[Node, Term]] = []
+    done: list[tuple[SumNode, Term]] = []
     for group in range(share.first, share.end):
-        done.append((Node(group, group + 1), Term(group)))
+        done.append((SumNode(group, group + 1), Term(group)))
         while len(done) > 1 and (whole := parent(done[-2][0], done[-1][0], groups)):
             right, left = done.pop(), done.pop()
             done.append((whole, left[1] + right[1]))
@@ -41,13 +41,13 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
 def test_the_order_of_the_sum_does_not_depend_on_the_number_of_pipelines(drawn: tuple[int, int, int]) -> None:
     microbatches, groups, pipelines = drawn
     layout = make_layout(0, microbatches, pipelines, groups)
-    sums: dict[Node, Term] = {}
+    sums: dict[SumNode, Term] = {}
     for part in layout.split:
         share = share_of(part, layout.bounds)
         mine = summed(groups, share)
         assert tuple(mine) == nodes_of(share, groups)
         sums |= mine
-    assert tree_sum(sums, groups) == tree_sum({Node(i, i + 1): Term(i) for i in range(groups)}, groups)
+    assert tree_sum(sums, groups) == tree_sum({SumNode(i, i + 1): Term(i) for i in range(groups)}, groups)
 
 
 @given(layouts())
@@ -79,15 +79,15 @@ def test_by_default_there_are_up_to_16_groups_of_equal_size(microbatches: int) -
 
 def test_halves_are_found_again_as_one_and_others_are_not() -> None:
     for groups in range(2, 20):
-        todo = [Node(0, groups)]
+        todo = [SumNode(0, groups)]
         while todo:
             node = todo.pop()
             if node.end - node.first > 1:
                 left, right = halves(node)
                 assert parent(left, right, groups) == node
                 todo += [left, right]
-    assert parent(Node(1, 2), Node(2, 3), 4) is None
-    assert parent(Node(0, 1), Node(2, 3), 4) is None
+    assert parent(SumNode(1, 2), SumNode(2, 3), 4) is None
+    assert parent(SumNode(0, 1), SumNode(2, 3), 4) is None
 
 
 @pytest.mark.parametrize("part", [(0, 2), (1, 2), (0,), ()])

@@ -14,9 +14,9 @@ from bamboo.local.pool import Pool
 from bamboo.planning.plan import Cell
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
 from bamboo.preemption.scheduling import Preemption, parse, steps_of
+from bamboo_trainer.telemetry.trace import Silent
 from bamboo_trainer.worker.launcher import Launcher
 from bamboo_trainer.worker.strike_gate import StrikeGate
-from bamboo_trainer.worker.trace import Silent
 from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something

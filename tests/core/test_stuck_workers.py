@@ -11,8 +11,8 @@ from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Emit, Tick
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker.current_instruction import CurrentInstruction
-from bamboo_trainer.worker.trace import Silent
+from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
+from bamboo_trainer.telemetry.trace import Silent
 from world import World
 
 

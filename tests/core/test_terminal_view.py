@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import CheckpointStatus, Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, Emit, Finish, Outcome, Status, Takeover, WorkerState
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.trace_files import merge_traces
 from bamboo.planning.plan import Cell
 from bamboo.terminal.keys import HELP, Keys, letter, worker_of
 from bamboo.terminal.picture import Footer, render, sparkline
 from bamboo.terminal.view import PlainView, StopJob, TakeWorker
-from bamboo_trainer.worker.trace import TraceFile
+from bamboo_trainer.telemetry.trace import TraceFile
 
 TAKEOVER = Takeover(
     epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=False,
@@ -219,7 +219,7 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
 
 
 def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
-    kept = CheckpointStatus(step=2, age=1.0, seconds=0.1, bytes=8, restores=1, repeated=3, first=1)
+    kept = CheckpointSummary(step=2, age=1.0, seconds=0.1, bytes=8, restores=1, repeated=3, first=1)
     summary = summarize(
         "job", replace(STATUS, checkpoint=kept), Finish(Outcome.INTERRUPTED, "Reason", "x"), batch=8, seconds=2.0
     )

@@ -26,7 +26,7 @@ from bamboo.local.trace_summary import (
 )
 from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.schedule import Instruction
-from bamboo_trainer.worker.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
+from bamboo_trainer.telemetry.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
 
 CELL = Cell(0, 1)
 JOB = """

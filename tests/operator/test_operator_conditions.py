@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import CheckpointStatus, Finish, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, Finish, Outcome, Takeover, WorkerState
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from operator_kit import NOW, at, job, said
@@ -238,7 +238,7 @@ def test_progress():
 
 
 def test_what_is_passed_through():
-    kept = CheckpointStatus(step=2, age=5.0, seconds=1.0, bytes=8, restores=3, repeated=7)
+    kept = CheckpointSummary(step=2, age=5.0, seconds=1.0, bytes=8, restores=3, repeated=7)
     found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
     assert (found["checkpoint"], found["restores"]) == ({"lastStep": 2, "lastTime": at(-5)}, 3)
     later = seen(said(checkpoint=replace(kept, age=9.0)), found)

@@ -25,8 +25,8 @@ from bamboo.names import (
 from bamboo_operator.manifests.template import OWN_ENV, TOKEN_VOLUME
 from bamboo_trainer.__main__ import HELP
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.placement import DEVICE_VARIABLE
 from bamboo_trainer.reference import train
-from bamboo_trainer.stage.placement import DEVICE_VARIABLE
 from bamboo_trainer.training import TrainingConfig
 from bamboo_trainer.worker.cloud_notices import DEFAULT_URL
 

@@ -49,7 +49,7 @@ TABLES = {
 # Functions whose results are reasons
 ANSWERS = {
     "operator/bamboo_operator/cluster/signals.py": ("_exit_source", "_disruption"),
-    "trainer/bamboo_trainer/worker/agent.py": ("failure_reason",),
+    "trainer/bamboo_trainer/worker/failure_reasons.py": ("failure_reason",),
 }
 # What is told under a name that holds a reason made elsewhere -> where
 PASSED_ON = {

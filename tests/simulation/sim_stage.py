@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from bamboo.planning.gradient_groups import group_bounds
+from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
-from bamboo_trainer.stage.saved_tensors import ContextSize
 from bamboo_trainer.stage.work import Work
 
 FACTOR = 31

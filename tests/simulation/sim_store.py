@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from bamboo.checkpoint.layout import part_name
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import CheckpointId
@@ -67,7 +67,7 @@ class SimStore:
             writer.tell(protocol.CheckpointFailed(checkpoint=checkpoint, message="no space left on device"))
             return
         self.parts.setdefault(checkpoint, {}).update(states)
-        parts = tuple(Part(layer=layer, file=part_name(layer), bytes=8, sha256=SHA) for layer in states)
+        parts = tuple(CheckpointPart(layer=layer, file=part_name(layer), bytes=8, sha256=SHA) for layer in states)
         writer.tell(protocol.PartsWritten(checkpoint=checkpoint, parts=parts))
 
     def commit(self, writer: Writer, request: protocol.CommitCheckpoint) -> None:

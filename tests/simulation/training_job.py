@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from bamboo.checkpoint.layout import part_name
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
@@ -91,7 +91,7 @@ class MemoryStore:
         for layer, state in states.items():
             data = self.files[checkpoint, layer] = b"".join(encode(state))
             sha256 = hashlib.sha256(data).hexdigest()
-            parts.append(Part(layer=layer, file=part_name(layer), bytes=len(data), sha256=sha256))
+            parts.append(CheckpointPart(layer=layer, file=part_name(layer), bytes=len(data), sha256=sha256))
         return protocol.PartsWritten(checkpoint=checkpoint, parts=tuple(parts))
 
     def commit(self, request: protocol.CommitCheckpoint) -> protocol.CheckpointCommitted:

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bamboo.checkpoint.bounded import StoreLimits
 from bamboo.checkpoint.found import Found, State
 from bamboo.checkpoint.layout import Attempt, new_attempt, part_name
-from bamboo.checkpoint.manifest import DataPosition, Manifest, Part, Versions
-from bamboo.checkpoint.object_store import ObjectFiles
+from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.storage.bounded import StoreLimits
+from bamboo.storage.object_store import ObjectFiles
 
 DIGEST = "0123456789abcdef"
 EPOCH = 1_750_000_000
@@ -25,8 +25,10 @@ def layer_bytes(step: int, layer: int) -> bytes:
     return f"step {step}, layer {layer} ".encode() * 20
 
 
-def make_manifest(attempt: Attempt, parts=None, *, digest: str = DIGEST, created: float | None = None) -> Manifest:
-    return Manifest(
+def make_manifest(
+    attempt: Attempt, parts=None, *, digest: str = DIGEST, created: float | None = None
+) -> CheckpointManifest:
+    return CheckpointManifest(
         job="small",
         step=attempt.step,
         attempt=attempt.id,
@@ -39,15 +41,15 @@ def make_manifest(attempt: Attempt, parts=None, *, digest: str = DIGEST, created
     )
 
 
-def made_up_parts(step: int, layers: int = 2) -> list[Part]:
+def made_up_parts(step: int, layers: int = 2) -> list[CheckpointPart]:
     contents = [layer_bytes(step, layer) for layer in range(layers)]
     return [
-        Part(layer=number, file=part_name(number), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        CheckpointPart(layer=number, file=part_name(number), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         for number, data in enumerate(contents)
     ]
 
 
-def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> Manifest:
+def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DIGEST) -> CheckpointManifest:
     """A whole checkpoint, as workers write it."""
     attempt = new_attempt(step)
     parts = [store.write_part(attempt, layer, [layer_bytes(step, layer)]) for layer in range(layers)]

@@ -16,8 +16,8 @@ from torch import nn
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.local_files import LocalFiles
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.export import ExportError, Form, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.stage.stage import Stage

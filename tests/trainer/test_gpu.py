@@ -9,7 +9,7 @@ from test_engine import manifest
 
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
-from bamboo_trainer.stage.placement import use
+from bamboo_trainer.memory.placement import use
 from training_job import Fault, Job
 
 DEVICE = os.environ.get("BAMBOO_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.control.digests import add_digests
-from bamboo.planning.gradient_groups import Node, tree_sum
+from bamboo.planning.gradient_groups import SumNode, tree_sum
 from bamboo.planning.grid import make_layout
 from bamboo_trainer.commit.exact_sum import exact_terms
 from bamboo_trainer.stage.gradient_sum import GradientSum
@@ -28,7 +28,7 @@ def gradients(count: int) -> list[torch.Tensor]:
 
 def over(pipelines: int, given: list[torch.Tensor], groups: int) -> torch.Tensor:
     layout = make_layout(0, len(given), pipelines, groups)
-    nodes: dict[Node, torch.Tensor] = {}
+    nodes: dict[SumNode, torch.Tensor] = {}
     for part in layout.split:
         total = GradientSum(8, CPU, layout.bounds, part)
         for m in part:

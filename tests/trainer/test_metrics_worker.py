@@ -18,11 +18,12 @@ from bamboo.local.trace_summary import parse_trace, summarize_trace
 from bamboo.metrics.exposition import Exporter
 from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo.planning.plan import Cell
+from bamboo_trainer.telemetry import trace
+from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind
-from bamboo_trainer.worker import metrics, trace
+from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
-from bamboo_trainer.worker.time_account import TimeAccount
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool

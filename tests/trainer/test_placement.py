@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bamboo_trainer.stage.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
+from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
 from bamboo_trainer.stage.stage import Stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 

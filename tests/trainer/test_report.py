@@ -5,7 +5,7 @@ from typing import Any
 from bamboo.control.protocol import Message, Report
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.worker.trace import Silent
+from bamboo_trainer.telemetry.trace import Silent
 
 
 def test_a_worker_without_a_plan_answers_too() -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 

@@ -17,7 +17,7 @@ from bamboo.local import task_check
 from bamboo.local.task_check import check_task
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
-from bamboo_trainer.stage.memory_estimate import measure
+from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.task import Task
 from stage_kit import small_task
 

@@ -18,7 +18,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks import task_errors
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
 from bamboo_trainer.tasks.user_code import unchanged_buffers
-from bamboo_trainer.worker.agent import exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 from stage_kit import CONFIG, one_step, small_task
 
 HERE = Path(__file__)

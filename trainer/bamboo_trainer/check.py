@@ -6,7 +6,7 @@ from bamboo.control.memory import Memory
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import layer_ranges
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.memory_estimate import measure, worker_memory
+from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.sharing import settled
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.job.spec import MOST_LAYERS
+from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.checkpointing import checkpointed_layers
 from bamboo_trainer.tasks.costs import stated_costs
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import dataset_length, layer_factory

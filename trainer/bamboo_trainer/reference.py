@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
 from bamboo_trainer.training import TrainingConfig

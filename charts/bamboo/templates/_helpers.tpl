@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- end -}}
 {{- end -}}
 
-{{/* NB: in YAML, Off without quotes is false. */}}
+{{/* in YAML, Off without quotes is false. */}}
 {{- define "bamboo.tlsMode" -}}
 {{- ternary "Off" .Values.tls.mode (eq (toString .Values.tls.mode) "false") -}}
 {{- end -}}

@@ -1,12 +1,10 @@
 """What can go wrong with checkpoints. Each text is one sentence for a person, and holds no credential."""
 
+from bamboo.storage.errors import StorageError
 
-class CheckpointError(Exception):
+
+class CheckpointError(StorageError):
     """A checkpoint cannot be written, found or read."""
-
-
-class StoreUnavailable(CheckpointError):
-    """The store does not do what it is asked: unreachable, too slow, full, or it denies permission."""
 
 
 class CheckpointDamaged(CheckpointError):

@@ -5,12 +5,12 @@ from typing import Final
 
 from bamboo.checkpoint.errors import CheckpointError
 from bamboo.checkpoint.found import Found, State
-from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest
 
 MOST_NAMED: Final = 5
 
 
-def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[Manifest, tuple[str, ...]]:
+def find(found: Sequence[Found], shown: str, step: int | None = None) -> tuple[CheckpointManifest, tuple[str, ...]]:
     """The newest complete one, or that of the step; and a sentence for each newer one that is damaged.
 
     found: newest first. Raises CheckpointError with a sentence if there is none.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest
 
 
 class State(StrEnum):
@@ -29,7 +29,7 @@ class Found:
 
     attempt: Attempt
     state: State
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
     reason: str = ""
     bytes: int = 0
     modified: float | None = None

@@ -22,7 +22,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=253)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file of one layer."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, lt=MOST_LAYERS)]
@@ -46,13 +46,13 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     python: _Text
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid."""
 
     job: _Text
     step: _Step
     attempt: Annotated[str, msgspec.Meta(pattern=ID_PATTERN)]
-    layers: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
+    layers: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(min_length=1, max_length=MOST_LAYERS)]
     data: DataPosition
     seed: int
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
@@ -83,10 +83,10 @@ class _Format(msgspec.Struct, frozen=True):
 
 _FORMAT_DECODER: Final = msgspec.json.Decoder(_Format)
 _ENVELOPE_DECODER: Final = msgspec.json.Decoder(_Envelope)
-_DECODER: Final = msgspec.json.Decoder(Manifest)
+_DECODER: Final = msgspec.json.Decoder(CheckpointManifest)
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: CheckpointManifest) -> bytes:
     """The file's bytes. ValueError if they could not be read back, such as for a layer that is missing."""
     inner = msgspec.json.encode(manifest)
     digest = hashlib.sha256(inner).hexdigest()
@@ -98,7 +98,7 @@ def encode(manifest: Manifest) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Manifest:
+def decode(data: bytes) -> CheckpointManifest:
     """Raises CheckpointDamaged; the text says what is wrong, without the file's name."""
     if len(data) > MOST_BYTES:
         raise CheckpointDamaged(f"the manifest has more than {MOST_BYTES >> 20} MiB")
@@ -117,7 +117,7 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def _problem(manifest: Manifest, form: int) -> str:
+def _problem(manifest: CheckpointManifest, form: int) -> str:
     if form != FORMAT:
         return f"has format {form}, which never was"
     for number, part in enumerate(manifest.layers):

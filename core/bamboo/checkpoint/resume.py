@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from bamboo.checkpoint.found import Found, State, newest_first
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """manifest: None if there is none to go on from. passed: newer ones that were not taken, and why, newest first."""
 
-    manifest: Manifest | None
+    manifest: CheckpointManifest | None
     passed: tuple[tuple[Attempt, str], ...] = ()
 
 

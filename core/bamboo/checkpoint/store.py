@@ -1,6 +1,6 @@
 """A folder of checkpoints, at a path or a URL: written, committed, listed, read and removed.
 
-What raises CheckpointError says in one sentence which file it is about and why. Nothing here decides: see `resume` and
+What raises StorageError says in one sentence which file it is about and why. Nothing here decides: see `resume` and
 `retention`.
 """
 
@@ -11,14 +11,15 @@ from functools import partial
 from typing import Final
 
 from bamboo.checkpoint import manifest as manifests
-from bamboo.checkpoint.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists, StoreUnavailable
-from bamboo.checkpoint.files import Buffer, Entry, Files, total
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import Found, State, newest_first
 from bamboo.checkpoint.layout import MANIFEST, Attempt, attempt_of, new_attempt, part_name
-from bamboo.checkpoint.local_files import LocalFiles
-from bamboo.checkpoint.manifest import Manifest, Part
-from bamboo.checkpoint.url import parse_url
+from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart
+from bamboo.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
+from bamboo.storage.errors import StorageError, StoreUnavailable
+from bamboo.storage.files import Buffer, FileEntry, Files, total
+from bamboo.storage.local_files import LocalFiles
+from bamboo.storage.url import parse_url
 
 COMMITS: Final = 3  # times that a manifest is written that the store does not keep
 _HASHED: Final = 8 << 20  # bytes; between two pieces an interrupt is seen
@@ -28,7 +29,7 @@ _PROBE: Final = b"probe"
 class CheckpointStore:
     """May be used by several threads at once; made after a fork, not before it, as its client has a thread of its own.
 
-    url: a path, or a URL of `url.PROTOCOLS`; CheckpointError if it cannot be one, or a package for it is missing.
+    url: a path, or a URL of `url.PROTOCOLS`; StorageError if it cannot be one, or a package for it is missing.
     Nothing is asked of the store yet. files: where they are, instead of there.
     """
 
@@ -36,7 +37,7 @@ class CheckpointStore:
         try:
             parsed = parse_url(url)
         except ValueError as error:
-            raise CheckpointError(str(error)) from None
+            raise StorageError(str(error)) from None
         self.shown = parsed.shown
         self._calls = BoundedCalls(limits or StoreLimits())
         if files is not None:
@@ -44,13 +45,13 @@ class CheckpointStore:
         elif parsed.protocol == "file":
             self._files = LocalFiles(parsed.path)
         else:
-            from bamboo.checkpoint.object_store import open_store  # clients of object stores take time to import
+            from bamboo.storage.object_store import open_store  # clients of object stores take time to import
 
             open_it = partial(open_store, parsed)
             self._files = self._calls.call(f"cannot open {self.shown}", open_it)
 
     def probe(self) -> None:
-        """May this process write, read and remove files here? CheckpointError if not, rather than hours later."""
+        """May this process write, read and remove files here? StorageError if not, rather than hours later."""
         attempt = new_attempt(0)
         path = f"{attempt.folder}/{_PROBE.decode()}"
         self._write(f"cannot write to {self.shown}", lambda: self._files.write(path, [_PROBE]))
@@ -60,7 +61,7 @@ class CheckpointStore:
         finally:
             self._delete(attempt.folder)
 
-    def write_part(self, attempt: Attempt, layer: int, chunks: Sequence[Buffer]) -> Part:
+    def write_part(self, attempt: Attempt, layer: int, chunks: Sequence[Buffer]) -> CheckpointPart:
         """Durable when it returns. chunks: the file's bytes, one after the other; they must not change meanwhile.
 
         Returns what the manifest has to say of it. Raises StoreUnavailable.
@@ -72,9 +73,9 @@ class CheckpointStore:
             for start in range(0, view.nbytes, _HASHED):
                 digest.update(view[start : start + _HASHED])
         self._write(f"cannot write {self._shown(path)}", lambda: self._files.write(path, chunks), size)
-        return Part(layer=layer, file=part_name(layer), bytes=size, sha256=digest.hexdigest())
+        return CheckpointPart(layer=layer, file=part_name(layer), bytes=size, sha256=digest.hexdigest())
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: CheckpointManifest) -> None:
         """Makes it a checkpoint. Raises CheckpointDamaged, with nothing committed, if a file of it is not there as it
         was written; CheckpointExists if the attempt was committed with another manifest; StoreUnavailable.
 
@@ -107,7 +108,7 @@ class CheckpointStore:
         found = at_once(self._look, folders)
         return tuple(sorted((one for one in found if one is not None), key=newest_first))
 
-    def read_part(self, manifest: Manifest, layer: int) -> bytes:
+    def read_part(self, manifest: CheckpointManifest, layer: int) -> bytes:
         """The file of a layer. CheckpointDamaged if it is missing or not what was written; StoreUnavailable."""
         part = manifest.layers[layer]
         path = manifest.place.part(layer)
@@ -119,11 +120,11 @@ class CheckpointStore:
             raise CheckpointDamaged(f"{self._shown(path)} has other contents than were written (its sha256 differs)")
         return data
 
-    def read_start(self, manifest: Manifest, layer: int, size: int) -> bytes:
+    def read_start(self, manifest: CheckpointManifest, layer: int, size: int) -> bytes:
         """The first bytes of a layer's file, which are not checked: nothing may depend on them alone."""
         return self._read(manifest.place.part(layer), 0, min(size, manifest.layers[layer].bytes))
 
-    def verify(self, manifest: Manifest) -> Iterator[tuple[Part, str]]:
+    def verify(self, manifest: CheckpointManifest) -> Iterator[tuple[CheckpointPart, str]]:
         """Reads each file; the problem with it, or nothing. Raises StoreUnavailable."""
         for part in manifest.layers:
             try:
@@ -138,7 +139,7 @@ class CheckpointStore:
         self._delete(attempt.manifest)
         self._delete(attempt.folder)
 
-    def _look(self, folder: Entry) -> Found | None:
+    def _look(self, folder: FileEntry) -> Found | None:
         """None if it has just gone."""
         attempt = attempt_of(folder.name)
         assert attempt is not None
@@ -167,17 +168,17 @@ class CheckpointStore:
             return found(state=State.DAMAGED, manifest=manifest, reason=problem)
         return found(state=State.COMPLETE, manifest=manifest)
 
-    def manifest(self, attempt: Attempt) -> Manifest:
+    def manifest(self, attempt: Attempt) -> CheckpointManifest:
         """A checkpoint's. CheckpointDamaged if it is none, or not any more; StoreUnavailable."""
         return self._manifest(attempt)
 
-    def _manifest(self, attempt: Attempt) -> Manifest:
+    def _manifest(self, attempt: Attempt) -> CheckpointManifest:
         manifest = manifests.decode(self._read(attempt.manifest, 0, manifests.MOST_BYTES + 1))
         if manifest.place != attempt:
             raise CheckpointDamaged(f"the manifest is that of {manifest.place.folder}")
         return manifest
 
-    def _entries(self, folder: str) -> Sequence[Entry]:
+    def _entries(self, folder: str) -> Sequence[FileEntry]:
         try:
             return self._calls.call(f"cannot list {self._shown(folder)}", lambda: self._files.list(folder))
         except MissingFile as error:
@@ -204,7 +205,7 @@ class CheckpointStore:
         return f"{self.shown.rstrip('/')}/{path}" if path else self.shown
 
 
-def _missing_part(manifest: Manifest, entries: Sequence[Entry]) -> str:
+def _missing_part(manifest: CheckpointManifest, entries: Sequence[FileEntry]) -> str:
     """Which file is not there in its length, or nothing."""
     sizes = {entry.name: entry.size for entry in entries}
     for part in manifest.layers:

@@ -188,7 +188,7 @@ def export(
 
 def _parse(url: str) -> None:
     """A wrong URL ends the command."""
-    from bamboo.checkpoint.url import parse_url
+    from bamboo.storage.url import parse_url
 
     try:
         parse_url(url)
@@ -206,18 +206,18 @@ def _open(url: str) -> "CheckpointStore":
 @contextmanager
 def _told() -> Iterator[None]:
     """What goes wrong with a store is a sentence."""
-    from bamboo.checkpoint.errors import CheckpointError
+    from bamboo.storage.errors import StorageError
 
     try:
         yield
-    except CheckpointError as error:
+    except StorageError as error:
         _end(str(error), EXIT_FAILED)
 
 
 def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
     """What is wrong with it; its files are read if its manifest is sound."""
-    from bamboo.checkpoint.errors import StoreUnavailable
     from bamboo.checkpoint.found import State
+    from bamboo.storage.errors import StoreUnavailable
 
     if one.manifest is None or one.state is State.UNREADABLE:
         return [one.reason]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
 from bamboo.job.spec import MOST_LAYERS
@@ -108,7 +108,7 @@ class PartsWritten(Message, frozen=True):
     """These layers' files of a checkpoint are durable."""
 
     checkpoint: CheckpointId
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class CheckpointCommitted(Message, frozen=True):
@@ -259,7 +259,7 @@ class CommitCheckpoint(Message, frozen=True):
     """All parts of that checkpoint are durable: write its manifest."""
 
     checkpoint: CheckpointId
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointPart, ...]
 
 
 class Save(Message, frozen=True):

@@ -166,7 +166,7 @@ class WorkerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointStatus:
+class CheckpointSummary:
     """step: of the newest one that is known; age: seconds since it was committed, None if before this coordinator.
 
     seconds, bytes: that it took, and has. restores, repeated: how often the job went back to one, and the steps that
@@ -209,5 +209,5 @@ class Status:
     restarts: int = 0  # failures that counted towards the limit
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
-    checkpoint: CheckpointStatus | None = None  # if the job keeps any
+    checkpoint: CheckpointSummary | None = None  # if the job keeps any
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled

@@ -1,6 +1,6 @@
 """The coordinator's state as a person sees it."""
 
-from bamboo.coordinator.events import CheckpointStatus, Status, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.planning.plan import Cell, WorkerId
@@ -41,12 +41,12 @@ def status(state: CoordinatorState, now: float) -> Status:
     )
 
 
-def _checkpoint(state: CoordinatorState, now: float) -> CheckpointStatus | None:
+def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None:
     c = state.checkpoints
     if state.spec.checkpoint is None:
         return None
     newest = c.kept[0] if c.kept else state.plan.restore if state.plan else None
-    return CheckpointStatus(
+    return CheckpointSummary(
         step=newest.step if newest else None,
         age=now - c.kept_at if c.kept_at is not None else None,
         seconds=c.seconds,

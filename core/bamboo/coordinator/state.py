@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from bamboo.checkpoint.manifest import Part
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
@@ -89,8 +89,8 @@ class CheckpointState:
     at: int = 0
     writers: tuple[tuple[WorkerId, ...], ...] = ()
     writing: CheckpointId | None = None
-    parts: Mapping[int, Part] = field(default_factory=dict)
-    early: Mapping[CheckpointId, Mapping[int, Part]] = field(default_factory=dict)
+    parts: Mapping[int, CheckpointPart] = field(default_factory=dict)
+    early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)
     failed: Mapping[CheckpointId, str] = field(default_factory=dict)
     asked: WorkerId | None = None
     asked_at: float = 0.0

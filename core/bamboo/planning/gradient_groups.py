@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Node(NamedTuple):
+class SumNode(NamedTuple):
     """Groups from `first` to `end - 1`, whose gradients are one sum."""
 
     first: int
@@ -32,15 +32,15 @@ def pipeline_bounds(microbatches: int, groups: int, pipelines: int) -> tuple[int
     return tuple(bounds[groups * d // pipelines] for d in range(pipelines + 1))
 
 
-def halves(node: Node) -> tuple[Node, Node]:
+def halves(node: SumNode) -> tuple[SumNode, SumNode]:
     """The two nodes whose sum a node of several groups is."""
     middle = (node.first + node.end) // 2
-    return Node(node.first, middle), Node(middle, node.end)
+    return SumNode(node.first, middle), SumNode(middle, node.end)
 
 
-def parent(left: Node, right: Node, groups: int) -> Node | None:
+def parent(left: SumNode, right: SumNode, groups: int) -> SumNode | None:
     """The node whose halves these two are, if there is one."""
-    node = Node(0, groups)
+    node = SumNode(0, groups)
     while node.end - node.first > 1:
         first, second = halves(node)
         if (first, second) == (left, right):
@@ -54,39 +54,39 @@ def parent(left: Node, right: Node, groups: int) -> Node | None:
     return None
 
 
-def nodes_of(share: Node, groups: int) -> tuple[Node, ...]:
+def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
     """The fewest nodes of the tree that these groups are; in order."""
 
-    def within(node: Node) -> tuple[Node, ...]:
+    def within(node: SumNode) -> tuple[SumNode, ...]:
         if share.first <= node.first and node.end <= share.end:
             return (node,)
         if node.end <= share.first or share.end <= node.first:
             return ()
         return tuple(found for half in halves(node) for found in within(half))
 
-    return within(Node(0, groups))
+    return within(SumNode(0, groups))
 
 
-def tree_sum(sums: Mapping[Node, T], groups: int) -> T:
+def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
     """The sum of all groups, from those of some nodes that are all groups together. What is summed has a `+`."""
 
-    def of(node: Node) -> T:
+    def of(node: SumNode) -> T:
         if node in sums:
             return sums[node]
         first, second = halves(node)
         total: T = add(of(first), of(second))
         return total
 
-    return of(Node(0, groups))
+    return of(SumNode(0, groups))
 
 
-def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> Node:
+def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:
     """The groups that these microbatches are. Raises ValueError if they are not consecutive and whole groups."""
     if not microbatches or list(microbatches) != list(range(microbatches[0], microbatches[-1] + 1)):
         raise ValueError("a pipeline's microbatches are not consecutive")
     if microbatches[0] not in bounds or microbatches[-1] + 1 not in bounds:
         raise ValueError("a pipeline does not run whole groups of microbatches")
-    return Node(bounds.index(microbatches[0]), bounds.index(microbatches[-1] + 1))
+    return SumNode(bounds.index(microbatches[0]), bounds.index(microbatches[-1] + 1))
 
 
 def are_bounds(bounds: Sequence[int], microbatches: int) -> bool:

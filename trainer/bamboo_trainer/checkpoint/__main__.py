@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from bamboo.checkpoint.errors import CheckpointError
 from bamboo.checkpoint.find import find
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
 from bamboo_trainer.checkpoint.export import ExportError, Form, export
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
             store, manifest, given.format, given.output, force=given.force,
             progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
         )  # fmt: skip
-    except (CheckpointError, ExportError) as error:
+    except (StorageError, ExportError) as error:
         print(f"bamboo: {error}", file=sys.stderr)
         return EXIT_FAILED
     layers = count(len(manifest.layers), "layer")

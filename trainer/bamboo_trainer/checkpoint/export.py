@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
-from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.text import size as bytes_in_words
 from bamboo_trainer.checkpoint.layer_file import decode, header_bytes
-from bamboo_trainer.checkpoint.state_dict import Entry, by_file, read_entries
+from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file, read_entries
 from bamboo_trainer.transport.wire import byte_view
 
 Progress = Callable[[int, int], None]  # files that are done, of so many
@@ -56,9 +56,9 @@ class Exported:
 
 
 def export(
-    store: CheckpointStore, manifest: Manifest, form: Form, output: Path, *, force: bool, progress: Progress
+    store: CheckpointStore, manifest: CheckpointManifest, form: Form, output: Path, *, force: bool, progress: Progress
 ) -> Exported:
-    """Raises CheckpointError, ExportError; then there is no output, or still the one before.
+    """Raises StorageError, ExportError; then there is no output, or still the one before.
 
     force: replace what is there.
     """
@@ -88,11 +88,11 @@ class _Layout:
     """
 
     header: bytes
-    places: tuple[tuple[Entry, int], ...]
+    places: tuple[tuple[StateEntry, int], ...]
     size: int
 
     @classmethod
-    def of(cls, entries: Sequence[Entry], form: Form) -> "_Layout":
+    def of(cls, entries: Sequence[StateEntry], form: Form) -> "_Layout":
         if form is not Form.SAFETENSORS:
             return cls._aligned(entries)
         specs = []
@@ -112,7 +112,7 @@ class _Layout:
         return cls(header=header, places=tuple(places), size=offset)
 
     @classmethod
-    def _aligned(cls, entries: Sequence[Entry]) -> "_Layout":
+    def _aligned(cls, entries: Sequence[StateEntry]) -> "_Layout":
         places, offset, known = [], 0, {}
         for entry in entries:
             if entry.tensor not in known:
@@ -122,7 +122,9 @@ class _Layout:
         return cls(header=b"", places=tuple(places), size=offset)
 
 
-def _write(store: CheckpointStore, manifest: Manifest, layout: _Layout, path: Path, progress: Progress) -> None:
+def _write(
+    store: CheckpointStore, manifest: CheckpointManifest, layout: _Layout, path: Path, progress: Progress
+) -> None:
     """Each file of the checkpoint is read once, checked, and its tensors put where they belong."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
@@ -138,7 +140,9 @@ def _write(store: CheckpointStore, manifest: Manifest, layout: _Layout, path: Pa
         progress(len(files), len(files))
 
 
-def _read(store: CheckpointStore, manifest: Manifest, layer: int, entries: Sequence[Entry]) -> dict[str, Tensor]:
+def _read(
+    store: CheckpointStore, manifest: CheckpointManifest, layer: int, entries: Sequence[StateEntry]
+) -> dict[str, Tensor]:
     """A layer's tensors as they are stored, after a comparison with what the file's beginning said."""
     try:
         state = decode(store.read_part(manifest, layer))
@@ -175,7 +179,7 @@ def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
         save(state, storage_writer=FileSystemWriter(partial, single_file_per_rank=True, sync_files=True), no_dist=True)
 
 
-def _mapped_tensor(entry: Entry, mapped: mmap.mmap | None, offset: int) -> Tensor:
+def _mapped_tensor(entry: StateEntry, mapped: mmap.mmap | None, offset: int) -> Tensor:
     dtype = _DTYPES[entry.dtype]
     if not entry.bytes or mapped is None:
         tensor = torch.empty(entry.shape, dtype=dtype)

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.files import Buffer
+from bamboo.storage.files import Buffer
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import Scalar
 from bamboo_trainer.transport.wire import DTYPES, byte_view

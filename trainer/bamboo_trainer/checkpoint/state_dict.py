@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.manifest import Manifest
+from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import LENGTH_BYTES, LayerHeader, TensorEntry, header_size, read_header
 from bamboo_trainer.stage.layer_state import layer_of
@@ -14,7 +14,7 @@ _FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class StateEntry:
     """One tensor of the state dict. layer, tensor: the file that has it, and its name there; several may be the same.
 
     dtype, shape: as the file stores them, a complex one with a last dimension of two. complex: "", "c64" or "c128".
@@ -29,7 +29,7 @@ class Entry:
     bytes: int
 
 
-def read_entries(store: CheckpointStore, manifest: Manifest) -> tuple[Entry, ...]:
+def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
     """In the model's order: "layers.0.weight" and so on, as `Stage.state_tensors` has them.
 
     Raises CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
@@ -43,15 +43,17 @@ def read_entries(store: CheckpointStore, manifest: Manifest) -> tuple[Entry, ...
     )
 
 
-def by_file(entries: Sequence[Entry]) -> Mapping[int, tuple[Entry, ...]]:
+def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:
     """The entries of each file."""
-    files: dict[int, list[Entry]] = {}
+    files: dict[int, list[StateEntry]] = {}
     for entry in entries:
         files.setdefault(entry.layer, []).append(entry)
     return {layer: tuple(found) for layer, found in sorted(files.items())}
 
 
-def _header(store: CheckpointStore, manifest: Manifest, layer: int) -> tuple[LayerHeader, dict[str, TensorEntry]]:
+def _header(
+    store: CheckpointStore, manifest: CheckpointManifest, layer: int
+) -> tuple[LayerHeader, dict[str, TensorEntry]]:
     try:
         start = store.read_start(manifest, layer, _FIRST_BYTES)
         if (size := header_size(start[:LENGTH_BYTES])) > len(start):
@@ -66,14 +68,14 @@ def _header(store: CheckpointStore, manifest: Manifest, layer: int) -> tuple[Lay
 
 def _entry(
     name: str, tensor: str, number: int, headers: Sequence[tuple[LayerHeader, Mapping[str, TensorEntry]]]
-) -> Entry:
+) -> StateEntry:
     try:
         layer = layer_of(tensor)
         header, entries = headers[layer]
         found = entries[tensor]
     except (ValueError, LookupError):
         raise CheckpointDamaged(f"{name} is said to be {tensor!r}, which layer {number}'s checkpoint lacks") from None
-    return Entry(
+    return StateEntry(
         name=name,
         layer=layer,
         tensor=tensor,

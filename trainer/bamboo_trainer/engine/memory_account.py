@@ -9,8 +9,8 @@ from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.schedule import Backward
+from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.routing.message_log import MessageLog
-from bamboo_trainer.stage.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.transport.frames import Frame

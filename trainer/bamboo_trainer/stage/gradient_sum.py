@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bamboo.planning.gradient_groups import Node, parent, share_of
+from bamboo.planning.gradient_groups import SumNode, parent, share_of
 
 
 class GradientSum:
@@ -20,7 +20,7 @@ class GradientSum:
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
         self._group, self._end = share
-        self._done: list[tuple[Node, Tensor]] = []
+        self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = self._zeros()
         self._spare: Tensor | None = None
         self.marked: set[int] = set()
@@ -42,7 +42,7 @@ class GradientSum:
         assert first <= microbatch < end, f"microbatch {microbatch} is not of the group from {first} to {end - 1}"
         if microbatch + 1 < end:
             return
-        self._done.append((Node(self._group, self._group + 1), self.target))
+        self._done.append((SumNode(self._group, self._group + 1), self.target))
         self._current, self._group = None, self._group + 1
         self.marked.clear()
         while len(self._done) > 1:
@@ -53,7 +53,7 @@ class GradientSum:
             self._done[-2:] = [(whole, total.add_(other))]
             self._spare = other if self._group < self._end else None
 
-    def nodes(self) -> tuple[tuple[Node, Tensor], ...]:
+    def nodes(self) -> tuple[tuple[SumNode, Tensor], ...]:
         """The sum of all microbatches, as nodes of the tree, in order."""
         assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
         return tuple(self._done)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.parameters import FlatParameters
-from bamboo_trainer.stage.placement import to_host
 from bamboo_trainer.tasks.task_errors import TaskError
 
 Scalar = int | float | bool | None

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bamboo_trainer.memory.placement import contexts_on_host, wait_for
+from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
+from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
 from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
@@ -19,15 +22,12 @@ from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
-from bamboo_trainer.stage.placement import contexts_on_host, wait_for
-from bamboo_trainer.stage.saved_tensors import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
-from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
-from bamboo_trainer.tasks.checkpointing import checkpointed_layers, recomputing
 from bamboo_trainer.tasks.determinism import DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger, tie, tied_groups
 from bamboo_trainer.tasks.user_code import (

@@ -5,9 +5,7 @@ import math
 import os
 import secrets
 import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,25 +48,25 @@ from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.placement import DeviceError, choose_device, use
+from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.costs import profile
-from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.tasks.sharing import settled
-from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told, where
+from bamboo_trainer.tasks.task_errors import where
+from bamboo_trainer.telemetry import logs
+from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
+from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.training import TrainingConfig
-from bamboo_trainer.transport.base import Event
 from bamboo_trainer.transport.tcp import TcpTransport
-from bamboo_trainer.worker import logs
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
-from bamboo_trainer.worker.current_instruction import CurrentInstruction
-from bamboo_trainer.worker.time_account import TimeAccount
-from bamboo_trainer.worker.trace import Silent, TraceFile
+from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
+from bamboo_trainer.worker.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -79,29 +77,6 @@ FLUSH_SECONDS = 2.0
 
 class ClosingObserver(Observer, Protocol):
     def close(self) -> None: ...
-
-
-class Inbox:
-    """The one place where a worker blocks: what other threads say, in order of arrival."""
-
-    def __init__(self) -> None:
-        self._items: deque[Event | ToWorker | NoticeReceived] = deque()
-        self._news = threading.Condition()
-
-    def put(self, item: Event | ToWorker | NoticeReceived) -> None:
-        with self._news:
-            self._items.append(item)
-            self._news.notify()
-
-    def take(self, seconds: float) -> list[Event | ToWorker | NoticeReceived]:
-        """All that is there; waits for something for at most that long."""
-        with self._news:
-            if not self._items and seconds > 0:
-                self._news.wait(seconds)
-            items = []
-            while self._items:  # one by one: the signal handler may add while we take
-                items.append(self._items.popleft())
-            return items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,28 +318,6 @@ class WorkerAgent:
     def notice(self, notice: CloudNotice) -> None:
         """From any thread. What several notices mean is for the coordinator to decide."""
         self.inbox.put(NoticeReceived(seconds=notice.seconds))
-
-
-def failure_reason(error: Exception) -> str:
-    """Of an error that ends the worker: the task's, memory, or a bug."""
-    if ran_out_of_memory(error):
-        return "OutOfMemory"
-    if isinstance(error, NotDeterministic):
-        return "NotDeterministic"
-    return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
-
-
-def failure_message(error: Exception) -> str:
-    """One line, with the place."""
-    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
-
-
-def exit_code(error: SystemExit) -> int:
-    """As Python's own: what is no number is said, and 1."""
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    logger.error("%s", error.code)
-    return EXIT_FAILED
 
 
 def _read_token(path: Path) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointExists
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import State
 from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.manifest import DataPosition, Manifest, Part
+from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
@@ -34,6 +34,7 @@ from bamboo.job.edits import numbers_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
 from bamboo.planning.plan import CheckpointId
+from bamboo.storage.errors import StorageError
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.checkpoint.versions import versions
 from bamboo_trainer.stage.layer_state import LayerState
@@ -83,7 +84,7 @@ class Checkpointing:
         self._thread: threading.Thread | None = None
         self._store: CheckpointStore | None = None
         self._opening = threading.Lock()
-        self._manifests: dict[CheckpointId, Manifest] = {}
+        self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
 
     # in the worker's thread
@@ -105,7 +106,7 @@ class Checkpointing:
             manifest = self._manifest(checkpoint)
             states = {layer: decode(self._open().read_part(manifest, layer)) for layer in stage.layers_needed()}
             stage.restore_layers(states)
-        except CheckpointError as error:
+        except StorageError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
         except (ValueError, IndexError) as error:
             raise RestoreError(checkpoint, f"it does not fit the task: {error}", True) from error
@@ -159,7 +160,7 @@ class Checkpointing:
             return False
         try:
             self._handle(work)
-        except CheckpointError as error:
+        except StorageError as error:
             self._failed(work, str(error))
         except Exception as error:  # a thread that ends in silence would leave the coordinator waiting
             logger.exception("a checkpoint was not written")
@@ -188,12 +189,12 @@ class Checkpointing:
             case FindCheckpoint(number=number, bad=bad):
                 self._to_coordinator(self._find(number, bad))  # if it is lost it is asked for again
 
-    def _write(self, checkpoint: CheckpointId, state: LayerState) -> Part:
+    def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
 
-    def _commit(self, checkpoint: CheckpointId, parts: Sequence[Part]) -> None:
+    def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart]) -> None:
         spec = self._spec
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             job=spec.name,
             step=checkpoint.step,
             attempt=checkpoint.id,
@@ -214,7 +215,7 @@ class Checkpointing:
             keep, now = self._spec.checkpoint.keep_latest, time.time()
             for removal in removable(store.list(), keep, now=now, digest=self._digest):
                 store.delete(removal.attempt)
-        except CheckpointError as error:
+        except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)
 
     def _find(self, number: int, bad: Sequence[CheckpointId]) -> CheckpointFound:
@@ -236,7 +237,7 @@ class Checkpointing:
 
     # in either
 
-    def _manifest(self, checkpoint: CheckpointId) -> Manifest:
+    def _manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
         if checkpoint not in self._manifests:
             self._manifests = {checkpoint: self._open().manifest(Attempt(checkpoint.step, checkpoint.id))}
         return self._manifests[checkpoint]

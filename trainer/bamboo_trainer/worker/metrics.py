@@ -14,8 +14,8 @@ from prometheus_client.exposition import MetricsHandler
 
 from bamboo.metrics import catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import FrameKind
-from bamboo_trainer.worker.time_account import TimeAccount
 
 if TYPE_CHECKING:
     from bamboo_trainer.worker.agent import WorkerAgent

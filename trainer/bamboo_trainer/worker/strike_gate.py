@@ -11,9 +11,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bamboo.planning.plan import Cell
+from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.worker.agent import ClosingObserver
 from bamboo_trainer.worker.agent import main as run_worker
-from bamboo_trainer.worker.trace import Silent, TraceFile
 
 logger = logging.getLogger(__name__)
 

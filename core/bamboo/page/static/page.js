@@ -150,7 +150,7 @@ function connection(state, text) {
 
 function trouble(text) {
   const place = byId("trouble");
-  if (place.textContent !== text) place.textContent = text; // NB: an alert is read out when its text changes
+  if (place.textContent !== text) place.textContent = text; // an alert is read out when its text changes
   show(place, text !== "");
 }
 

@@ -4,7 +4,7 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.checkpoint.url import without_secrets
+from bamboo.storage.url import without_secrets
 
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _PERMANENT: Final = {

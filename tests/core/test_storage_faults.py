@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.checkpoint.bounded import MOST_HANGING, BoundedCalls, StoreLimits
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError, StoreUnavailable
+from bamboo.checkpoint.errors import CheckpointDamaged
 from bamboo.checkpoint.found import State
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
+from bamboo.storage.errors import StorageError, StoreUnavailable
 from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save
 
 FOREVER = 1e12  # a time at which everything that was interrupted is dead
@@ -34,7 +35,7 @@ def test_a_fault_that_passes_is_not_noticed_or_leaves_nothing_behind(fault):
         problem = None
         try:
             written = save(store, 40)
-        except CheckpointError as error:
+        except StorageError as error:
             problem = error
         happened = number < len(filesystem.operations)
         filesystem.faults = {}

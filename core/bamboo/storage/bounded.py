@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from bamboo.checkpoint.errors import CheckpointError, StoreUnavailable
-from bamboo.checkpoint.failures import Failure, explain
+from bamboo.storage.errors import StorageError, StoreUnavailable
+from bamboo.storage.failures import Failure, explain
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class BoundedCalls:
     def call(self, what: str, function: Callable[[], T], moved: int = 0) -> T:
         """what: "cannot read s3://...", the beginning of the sentence if it fails.
 
-        moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and CheckpointError of
+        moved: bytes, for the time limit. Raises StoreUnavailable, MissingFile; FileExistsError and StorageError of
         the function as they are.
         """
         pause = self._limits.pause
@@ -63,7 +63,7 @@ class BoundedCalls:
             outcome = self._once(function, self._limits.of(moved))
             if not isinstance(outcome.error, BaseException):
                 return outcome.value  # type: ignore[no-any-return]
-            if isinstance(outcome.error, FileExistsError | CheckpointError):
+            if isinstance(outcome.error, FileExistsError | StorageError):
                 raise outcome.error
             failure = _explained(outcome.error)
             if failure.missing:

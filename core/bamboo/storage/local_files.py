@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from bamboo.checkpoint.files import Buffer, Entry
+from bamboo.storage.files import Buffer, FileEntry
 
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EISDIR}
@@ -44,7 +44,7 @@ class LocalFiles:
             file.seek(start)
             return file.read(end - start)
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str) -> Sequence[FileEntry]:
         try:
             with os.scandir(self._root / folder) as found:
                 entries = list(found)
@@ -98,15 +98,17 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _entry(found: "os.DirEntry[str]") -> Entry | None:
+def _entry(found: "os.DirEntry[str]") -> FileEntry | None:
     """None for what is no file or folder, or has just gone."""
     try:
         known = found.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(known.st_mode):
-        return Entry(name=found.name, size=None, modified=known.st_mtime)
-    return Entry(name=found.name, size=known.st_size, modified=known.st_mtime) if stat.S_ISREG(known.st_mode) else None
+        return FileEntry(name=found.name, size=None, modified=known.st_mtime)
+    return (
+        FileEntry(name=found.name, size=known.st_size, modified=known.st_mtime) if stat.S_ISREG(known.st_mode) else None
+    )
 
 
 def _sync_folder(folder: Path) -> None:

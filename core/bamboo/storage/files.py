@@ -8,7 +8,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FileEntry:
     """size: bytes; None for a folder. modified: seconds since 1970; None if the store does not say."""
 
     name: str
@@ -30,7 +30,7 @@ class Files(Protocol):
     def read(self, path: str, start: int, end: int) -> bytes:
         """Bytes from start to end (exclusive), or to the file's end. FileNotFoundError."""
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str) -> Sequence[FileEntry]:
         """What is in a folder, "" for the topmost; nothing if there is no such folder."""
 
     def delete(self, path: str) -> None:

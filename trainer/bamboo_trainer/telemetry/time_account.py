@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker.trace import NEVER_AWAITED
+from bamboo_trainer.telemetry.trace import NEVER_AWAITED
 
 
 class TimeAccount:

@@ -18,13 +18,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec, RedundancyMode
-from bamboo_trainer.stage.saved_tensors import Holds, is_cast
-from bamboo_trainer.stage.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.memory.recomputation import checkpointed_layers
+from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.checkpointing import checkpointed_layers
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.costs import layer_without_values
 from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
 

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from bamboo.checkpoint.errors import CheckpointError
-from bamboo.checkpoint.failures import explain
 from bamboo.checkpoint.store import CheckpointStore
-from bamboo.checkpoint.url import parse_url, shown_url, without_secrets
+from bamboo.storage.errors import StorageError
+from bamboo.storage.failures import explain
+from bamboo.storage.url import parse_url, shown_url, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_url_says_where(url, protocol, path, shown):
      "https://user:hunter22@host/x?token=hunter22", "s3://[hunter22@x/"],
 )  # fmt: skip
 def test_another_url_is_refused_without_its_secrets(url):
-    with pytest.raises(CheckpointError, match=r"checkpoint URL .*expected") as caught:
+    with pytest.raises(StorageError, match=r"checkpoint URL .*expected") as caught:
         CheckpointStore(url)
     assert "hunter22" not in str(caught.value)
     assert "hunter22" not in shown_url(url)
@@ -70,5 +70,5 @@ def test_no_text_shows_a_secret(text, monkeypatch):
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(CheckpointError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo\[s3\]'$"):
+    with pytest.raises(StorageError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo\[s3\]'$"):
         CheckpointStore("s3://bucket/run")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from bamboo.checkpoint.errors import CheckpointError
-from bamboo.checkpoint.files import Buffer, Entry, total
-from bamboo.checkpoint.url import StoreUrl
+from bamboo.storage.errors import StorageError
+from bamboo.storage.files import Buffer, FileEntry, total
+from bamboo.storage.url import StoreUrl
 
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
@@ -30,7 +30,7 @@ _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "create
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":
-    """Raises CheckpointError if a package is missing, or the client cannot be made."""
+    """Raises StorageError if a package is missing, or the client cannot be made."""
     package = _PACKAGES.get(url.extra)
     try:
         if package is not None:
@@ -38,7 +38,7 @@ def open_store(url: StoreUrl) -> "ObjectFiles":
         import fsspec
     except ImportError as error:
         extra = f"bamboo[{url.extra}]" if url.extra else "bamboo"
-        raise CheckpointError(
+        raise StorageError(
             f"{url.shown} needs the package {package or 'fsspec'}, which cannot be imported here "
             f"({type(error).__name__}): pip install '{extra}'"
         ) from None
@@ -90,7 +90,7 @@ class ObjectFiles:
         ends = [min(one + CHUNK, end) for one in starts]
         return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str) -> Sequence[FileEntry]:
         self._fs.invalidate_cache()
         where = self._path(folder)
         try:
@@ -135,11 +135,11 @@ class ObjectFiles:
             raise FileNotFoundError(f"there is no bucket {bucket}")
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
+def _entry(found: Mapping[str, Any]) -> FileEntry:
     name = str(found["name"]).rstrip("/").rpartition("/")[2]
     if found["type"] == "directory":
-        return Entry(name=name, size=None, modified=None)
-    return Entry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
+        return FileEntry(name=name, size=None, modified=None)
+    return FileEntry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
 
 
 def _modified(found: Mapping[str, Any]) -> float | None:

@@ -1,0 +1,31 @@
+"""Why a worker ends, as the coordinator and a person hear it."""
+
+import logging
+
+from bamboo.names import EXIT_FAILED
+from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
+
+logger = logging.getLogger(__name__)
+
+
+def failure_reason(error: Exception) -> str:
+    """Of an error that ends the worker: the task's, memory, or a bug."""
+    if ran_out_of_memory(error):
+        return "OutOfMemory"
+    if isinstance(error, NotDeterministic):
+        return "NotDeterministic"
+    return "TaskFailed" if isinstance(error, TaskError) or is_tasks(error) else "WorkerError"
+
+
+def failure_message(error: Exception) -> str:
+    """One line, with the place."""
+    return str(error) if isinstance(error, TaskError | TaskOutOfMemory) else told(error)
+
+
+def exit_code(error: SystemExit) -> int:
+    """As Python's own: what is no number is said, and 1."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    logger.error("%s", error.code)
+    return EXIT_FAILED
