@@ -17,6 +17,7 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
+from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
 from bamboo.coordinator.job_status import status
@@ -200,6 +201,7 @@ def hellos(draw: st.DrawFn) -> WorkerJoined:
         protocol.Hello(
             worker=draw(WORKERS | st.just("w9")), host=draw(st.text(max_size=3)), port=draw(NUMBERS),
             zone=draw(st.text(max_size=3)), pid=draw(NUMBERS), plan=plan,
+            platform=Platform(torch=draw(st.sampled_from(["", "2", "x" * 300])), data_plane=draw(st.just(0) | NUMBERS)),
         )
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
@@ -134,7 +135,7 @@ class Job:
     """One simulated job. `decide` is called before every turn and may act on the job (kill, notice).
 
     capacity: workers that can be alive at once; those that are asked for beyond it come when there is room.
-    store: of checkpoints, if it is not empty.
+    store: of checkpoints, if it is not empty. platforms: of the workers in turn.
     """
 
     def __init__(
@@ -145,7 +146,9 @@ class Job:
         capacity: int = 1000,
         device: str = "cpu",
         store: MemoryStore | None = None,
+        platforms: Sequence[Platform] = (Platform(),),
     ) -> None:
+        self.platforms = platforms
         self.store = store or MemoryStore()
         self.device = device
         self.manifest, self.spec = manifest, parse_manifest(manifest)
@@ -299,7 +302,8 @@ class Job:
             )
         )
         self.nodes[name] = Node(name, engine, events)
-        self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1)))
+        platform = self.platforms[(self.started - 1) % len(self.platforms)]
+        self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1, platform=platform)))
         self.inbox.append(Received(name, protocol.WorkerReady()))
 
     @property

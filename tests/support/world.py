@@ -8,6 +8,7 @@ import msgspec
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
 from bamboo.coordinator.membership import surplus_requests
@@ -37,6 +38,8 @@ class World:
         *,
         steps: int = 10_000,
         checkpoint: dict[str, Any] | None = None,
+        worker: dict[str, Any] | None = None,
+        platforms: dict[str, Platform] | None = None,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
@@ -49,6 +52,8 @@ class World:
         )
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}
+        document["spec"]["worker"] = worker or {}
+        self.platforms = platforms or {}  # of workers by name
         self.found: protocol.CheckpointFound | None = protocol.CheckpointFound(number=0)  # by who looks
         self.sent: list[tuple[str, Any]] = []  # of checkpoints, and to whom
         self.told: list[Emit] = []
@@ -89,7 +94,10 @@ class World:
                     self.away = max(0, self.away - count)
                     self.unmade += count - here
                     for _ in range(here):
-                        hello = protocol.Hello(worker=f"w{self.count}", host="h", port=1, zone=f"z{self.count % 3}")
+                        name, platform = f"w{self.count}", self.platforms.get(f"w{self.count}", Platform())
+                        hello = protocol.Hello(
+                            worker=name, host="h", port=1, zone=f"z{self.count % 3}", platform=platform
+                        )
                         self.pending.append(WorkerJoined(hello))
                         self.pending.append(Received(f"w{self.count}", protocol.WorkerReady()))
                         self.count += 1
@@ -113,6 +121,8 @@ class World:
                         )
                 case Send(worker, protocol.TakeCheckpoint() | protocol.CommitCheckpoint() as message):
                     self.sent.append((worker, message))
+                case Send(worker, protocol.Refused()):
+                    self.lost.add(worker)
                 case Emit():
                     self.told.append(command)
                 case Finish():

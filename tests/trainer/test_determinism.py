@@ -14,6 +14,7 @@ import torch
 from test_engine import manifest
 from torch import nn
 
+from bamboo.control.platform import Platform
 from bamboo_trainer import reference
 from bamboo_trainer.commit.state_comparison import EVERY, is_due
 from bamboo_trainer.data import TensorDataset
@@ -326,6 +327,17 @@ def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines
     message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
     with pytest.raises(NotDeterministic, match=message):
         Job(document).run()
+
+
+def test_workers_that_may_differ_are_not_compared(monkeypatch) -> None:
+    """Neither while they train nor at the end."""
+    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
+    document = manifest(1, 2, mode="None", steps=6)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    document["spec"]["worker"] = {"allowMixedPlatforms": True}
+    job = Job(document, platforms=(Platform(device="A"), Platform(device="B"))).run()
+    assert job.finish is not None
+    assert job.finish.reason == "Complete"
 
 
 def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
+from bamboo.control.platform import Platform
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
@@ -38,6 +39,7 @@ class Hello(Message, frozen=True):
     zone: Short = ""
     pid: Count = 0
     version: int = PROTOCOL_VERSION
+    platform: Platform = Platform()
     plan: Plan | None = None  # the newest plan known, after a reconnection
 
 

@@ -33,6 +33,7 @@ from bamboo.coordinator.membership import (
     request_workers,
 )
 from bamboo.coordinator.planner import replan
+from bamboo.coordinator.platforms import refuse_misfits
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
@@ -78,6 +79,8 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if _changes_nothing(state, event, turn):
         return turn.state, tuple(turn.commands)
     if turn.state.phase != "Over":
+        if _brings_workers(event):
+            refuse_misfits(turn)
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
@@ -119,6 +122,12 @@ def _changes_nothing(before: CoordinatorState, event: Event, turn: Turn) -> bool
     if isinstance(event, Received):
         return isinstance(event.message, protocol.Heartbeat)
     return isinstance(event, Tick) and before.steady and turn.state is before
+
+
+def _brings_workers(event: Event) -> bool:
+    """Are there more workers after it that plans could count on, or may more of them stay or fewer?"""
+    ready = isinstance(event, Received) and isinstance(event.message, protocol.WorkerReady)
+    return ready or isinstance(event, WorkerJoined | SpecChanged)
 
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:

@@ -40,7 +40,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         turn.refuse(worker, "PlanUnsound", why)
         turn.do(Emit("PlanUnsound", why, True), RemoveWorker(worker))
         return
-    record = WorkerRecord(peer=peer, seen=turn.now, epoch=plan.epoch if plan else 0)
+    record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
     turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
     turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + (f" in zone {peer.zone}" if peer.zone else "")))

@@ -4,9 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from bamboo.control import protocol
 from bamboo.coordinator import checkpoints
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
+from bamboo.coordinator.platforms import is_mixed
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
 from bamboo.job.spec import RedundancyMode
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
@@ -250,6 +253,8 @@ def _pipelines(state: CoordinatorState, now: float) -> int:
 
 def _issue(turn: Turn, plan: Plan) -> None:
     """Make a plan the newest one and send it to everybody."""
+    if is_mixed(plan, turn.state):
+        plan = msgspec.structs.replace(plan, mixed=True)
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
     old, victims = turn.state.plan, []

@@ -8,6 +8,7 @@ from typing import Any
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
+from bamboo.control.platform import Platform
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
@@ -21,6 +22,7 @@ class WorkerRecord:
 
     peer: Peer
     seen: float
+    platform: Platform = field(default_factory=Platform)
     doing: str = ""  # in its own words
     busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
     memory: Memory | None = None  # as it said last
@@ -146,6 +148,7 @@ class CoordinatorState:
     phase_since: float = 0.0
     workers: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     gone: frozenset[WorkerId] = frozenset()
+    misfit: tuple[WorkerId, str] | None = None  # the newest worker that was refused for its platform, and why
     links: dict[tuple[WorkerId, WorkerId], float] = field(default_factory=dict)
     first_signs: dict[WorkerId, float] = field(default_factory=dict)  # of workers just lost: the first sign of it
     patience: float = 0.0  # seconds more to wait for who is not heard, because most were not

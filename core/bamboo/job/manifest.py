@@ -240,7 +240,8 @@ def _worker(f: Fields) -> s.WorkerSpec:
     resources.close()
     image, template = f.optional_text("image", s.IMAGE), f.tree("template")
     spec = s.ResourcesSpec(limits=limits, requests=requests)
-    return f.closed(s.WorkerSpec(image=image, resources=spec, template=template))
+    mixed = f.flag("allowMixedPlatforms")
+    return f.closed(s.WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
 
 
 def _queue(f: Fields) -> s.QueueSpec:

@@ -247,11 +247,15 @@ class ResourcesSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it."""
+    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it.
+
+    allow_mixed_platforms: workers may differ in what decides bits, such as the GPU's model; see control.platform.
+    """
 
     image: str | None = None
     resources: ResourcesSpec = field(default_factory=ResourcesSpec)
     template: Mapping[str, Any] = field(default_factory=dict)
+    allow_mixed_platforms: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once.
 
     origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
-    origin is of no use any more.
+    origin is of no use any more. mixed: workers of different platforms have held states since then, so that the copies
+    of a stage may differ in their last bits.
     """
 
     epoch: int
@@ -99,6 +100,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     mode: RedundancyMode = RedundancyMode.LAZY_FORWARD
     origin: int = 1
     restore: CheckpointId | None = None
+    mixed: bool = False
     boundary: bool = False
     reason: str = ""
     message: str = ""

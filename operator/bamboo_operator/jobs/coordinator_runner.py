@@ -311,6 +311,8 @@ class CoordinatorRunner:
         self.state, commands = coordinator.step(before, event, self._clock())
         self._run.meter.handled(event, before, self.state)
         now = self.state
+        if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
+            self._failed_starts.append(now.misfit)
         figures = Figures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
         self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)

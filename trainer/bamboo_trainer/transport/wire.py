@@ -17,11 +17,12 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
+from bamboo.names import DATA_PLANE_VERSION
 from bamboo.planning.plan import WorkerId
 from bamboo_trainer.transport.frames import BULK, STATES, Address, Frame, FrameKind
 
 MAGIC: Final = b"BMBO"
-VERSION: Final = 2
+VERSION: Final = DATA_PLANE_VERSION
 MAX_META: Final = 16 << 20  # the names and shapes of all of a stage's state
 MAX_BODY: Final = 1 << 40  # all of a stage's state, 12 bytes a parameter with AdamW
 MAX_DIMENSIONS: Final = 16

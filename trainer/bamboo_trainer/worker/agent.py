@@ -67,6 +67,7 @@ from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.inbox import Inbox
+from bamboo_trainer.worker.platform import this_platform
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class WorkerAgent:
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
         self.device = ""
+        self.platform = this_platform(worker)
         self.to_save: list[Save] = []
         self.exit_code: int | None = None
         self.last = ""  # line of the log: why it ends
@@ -296,8 +298,9 @@ class WorkerAgent:
     def _hello(self) -> Hello:
         plan = self.engine.newest_plan if self.engine else None
         return Hello(
-            worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(), plan=plan
-        )
+            worker=self.worker, host=self.host, port=self.transport.port, zone=self.zone, pid=os.getpid(),
+            platform=self.platform, plan=plan,
+        )  # fmt: skip
 
     def _heartbeat(self) -> Heartbeat:
         """In the control channel's thread."""

@@ -1,0 +1,136 @@
+"""Workers that would give other bits than the job's others are refused, unless the job allows them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.platform import Platform, conflicts
+from bamboo.coordinator.events import SpecChanged
+from bamboo.planning.plan import Cell
+from world import World, back, restarted
+
+A100 = Platform(data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
+H100 = Platform(data_plane=2, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA H100 80GB HBM3")
+OTHER_TORCH = Platform(data_plane=2, numerics=1, torch="2.10.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
+OTHER_WIRE = Platform(data_plane=3, numerics=1, torch="2.9.0", cuda="12.8", device="NVIDIA A100-SXM4-80GB")
+MIXED = {"allowMixedPlatforms": True}
+
+
+def of(*platforms: Platform) -> dict[str, Platform]:
+    return {f"w{i}": platform for i, platform in enumerate(platforms)}
+
+
+def world_of(*platforms: Platform, stages: int = 2, pipelines: int = 1, standby: int = 0, **more: Any) -> World:
+    world = World(stages, pipelines, standby, platforms=of(*platforms), **more)
+    world.settle()
+    return world
+
+
+def told(world: World) -> list[str]:
+    return [emit.message for emit in world.told if emit.reason == "PlatformMismatch"]
+
+
+@pytest.mark.parametrize(
+    ("platform", "mixed", "why"),
+    [
+        (A100, False, ""),
+        (H100, False, "device NVIDIA H100 80GB HBM3 instead of NVIDIA A100-SXM4-80GB"),
+        (H100, True, ""),
+        (OTHER_TORCH, False, "torch 2.10.0 instead of 2.9.0"),
+        (OTHER_WIRE, True, "data plane version 3 instead of 2"),
+        (
+            Platform(data_plane=2, numerics=2, torch="2.9.0", device="x86_64"), False,
+            "numerics version of Bamboo 2 instead of 1, CUDA an unknown one instead of 12.8,"
+            " device x86_64 instead of NVIDIA A100-SXM4-80GB",
+        ),
+    ],
+)  # fmt: skip
+def test_what_workers_of_one_job_may_differ_in(platform: Platform, mixed: bool, why: str) -> None:
+    assert conflicts(platform, A100, mixed=mixed) == why
+
+
+@pytest.mark.parametrize("other", [H100, OTHER_TORCH])
+def test_a_replacement_that_gives_other_bits_is_refused_and_another_one_is_asked_for(other: Platform) -> None:
+    world = world_of(A100, A100, other, A100)
+    plan = world.state.plan
+    assert plan is not None
+    world.lose(plan.at(Cell(0, 1)).owner)
+    world.settle()
+    assert world.state.plan is not None
+    assert world.state.workers.keys() == {"w0", "w3"}
+    assert len(world.state.plan.owned_by("w3")) == 1
+    (message,) = told(world)
+    assert message.startswith("w2 has ")
+    assert message.endswith("; spec.worker.allowMixedPlatforms: true allows it")
+    assert world.state.misfit == ("w2", message)
+    assert not world.state.plan.mixed
+    assert world.state.preemptions == 1, "the refused one counts as no loss"
+
+
+def test_where_it_is_allowed_states_are_not_compared_from_then_on() -> None:
+    world = world_of(A100, A100, H100, A100, worker=MIXED)
+    assert world.state.plan is not None
+    assert not world.state.plan.mixed
+    world.lose(world.state.plan.at(Cell(0, 1)).owner)
+    world.settle()
+    assert told(world) == []
+    assert world.state.plan.owned_by("w2")
+    assert world.state.plan.mixed
+    world.lose("w2")
+    world.settle()
+    assert world.state.plan.mixed, "what it has computed is in the others' states"
+
+
+def test_workers_that_do_not_understand_each_other_are_refused_in_any_case() -> None:
+    world = world_of(A100, A100, OTHER_WIRE, A100, standby=1, worker=MIXED)
+    assert told(world) == ["w2 has data plane version 3 instead of 2"]
+    assert world.state.workers.keys() == {"w0", "w1", "w3"}
+
+
+def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
+    """It is not the first one that decides, and the job does not wait for ever with too few of each kind."""
+    world = world_of(H100, A100, A100, A100, A100, stages=4)
+    assert world.state.phase == "Running"
+    assert world.state.workers.keys() == {"w1", "w2", "w3", "w4"}
+    assert len(told(world)) == 1
+
+
+def test_pipelines_of_different_platforms_may_end_differently() -> None:
+    for mixed, reason in ((True, "Complete"), (False, "PipelinesDiverged")):
+        platforms = (A100, H100) if mixed else (A100, A100)
+        world = world_of(*platforms, stages=1, pipelines=2, worker={"allowMixedPlatforms": mixed}, steps=1)
+        plan = world.state.plan
+        assert plan is not None
+        world.state = replace(world.state, finished=(), step=1)
+        for pipeline in (0, 1):
+            digest = f"{pipeline:064x}"
+            done = protocol.CellFinished(cell=Cell(pipeline, 0), digest=digest)
+            world.tell(Received(plan.at(Cell(pipeline, 0)).owner, done))
+        assert world.finish is not None
+        assert world.finish.reason == reason
+
+
+def test_a_restarted_coordinator_refuses_the_same_ones() -> None:
+    world = world_of(A100, A100)
+    plan = restarted(world)
+    for worker in ("w0", "w1"):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan, platform=A100)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    world.tell(WorkerJoined(protocol.Hello(worker="w9", host="h", port=1, platform=H100)))
+    assert len(told(world)) == 1
+    assert world.state.workers.keys() == {"w0", "w1"}
+    back(world, "w1", plan)
+    assert world.state.workers["w1"].platform == A100, "after a cut it is who it was"
+
+
+def test_when_it_is_no_longer_allowed_those_with_a_part_stay() -> None:
+    world = world_of(A100, H100, H100, A100, standby=1, worker=MIXED)
+    assert world.state.workers.keys() == {"w0", "w1", "w2"}
+    world.tell(SpecChanged(replace(world.spec, worker=replace(world.spec.worker, allow_mixed_platforms=False))))
+    world.settle()
+    assert {"w0", "w1"} <= world.state.workers.keys()
+    assert world.state.plan is not None
+    assert world.state.plan.mixed
