@@ -28,7 +28,7 @@ pytest_plugins = ["cluster_kit", "operator_fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SECONDS = 240  # for all data to be there
-EMPTY: dict[tuple[str, str], str] = {}  # (dashboard, panel) that can show nothing here, and why
+UNPROTECTED = "bamboo_job_protected", "== 0"  # in a query that shows only a job that is not protected
 
 
 def scrape_config(operator: Operator, pods: Path) -> dict[str, Any]:
@@ -108,9 +108,13 @@ def test_every_panel_shows_something_and_every_alert_can_be_asked(
         server.until(f'bamboo_job_preemptions_total{{{ours}, notice="true"}} > 0', 60)
         _check_targets(server)
         _check_pages(server, operator)
-        _check_panels(server, namespace)
+        unprotected = [asked for asked in queries() if all(part in asked.expr for part in UNPROTECTED)]
+        _check_panels(server, namespace, [asked for asked in queries() if asked not in unprotected])
         _check_alerts(server)
         _check_numbers(server, ours, job)
+        assert unprotected
+        job.edit({"redundancy": {"mode": "None"}})
+        _check_panels(server, namespace, unprotected)
         job.delete()
         job.until_gone()
         assert 'job="watched"' not in _page(operator)
@@ -185,12 +189,12 @@ def _check_pages(server: Prometheus, operator: Operator) -> None:
     assert seen
 
 
-def _check_panels(server: Prometheus, namespace: str) -> None:
+def _check_panels(server: Prometheus, namespace: str, waiting: list[Asked]) -> None:
+    """Each of these shows something in the end."""
     variables = {
         "datasource": "prometheus", "namespace": namespace, "job": "watched", "__rate_interval": "30s",
         "__range": "10m", "__interval": "5s",
     }  # fmt: skip
-    waiting: list[Asked] = [asked for asked in queries() if (asked.dashboard, asked.panel) not in EMPTY]
     deadline = time.monotonic() + SECONDS
     while waiting:
         waiting = [asked for asked in waiting if not _finite(server.query(asked.filled(variables)))]
