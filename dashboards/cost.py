@@ -106,6 +106,19 @@ def _cost() -> list[object]:
             Query(f"bamboo_job_cost_per_million_samples{{{J}}}", f"{NAME}, so far"),
         ),
         graph(
+            "Cost of repeated steps",
+            "Of steps that had to be repeated because a job went back to a checkpoint: in an hour, and so far.",
+            "none",
+            Query(f"{BY_JOB} (increase(bamboo_job_repeated_cost_total{{{J}}}[1h]))", f"{NAME}, last hour"),
+            Query(f"bamboo_job_repeated_cost_so_far{{{J}}}", f"{NAME}, so far"),
+        ),
+        graph(
+            "Time that repeated steps take",
+            "Share of the time, at the usual duration of a step.",
+            "percentunit",
+            Query(f"{BY_JOB} (rate(bamboo_job_repeated_seconds_total{{{J}}}[1h]))", NAME),
+        ),
+        graph(
             "Cost an hour of what was not useful",
             "Paid time that is not in goodput, in money: standby, starting, waiting, pauses and repeated work.",
             "none",

@@ -17,6 +17,7 @@ def make() -> Dashboard:
             ("Now", _now()),
             ("Progress", _progress()),
             ("Workers", _workers()),
+            ("Checkpoints", _checkpoints()),
             ("Time", _time()),
             ("Network and memory", _resources()),
         ],
@@ -67,6 +68,18 @@ def _now() -> list[object]:
             "Workers lost or given notice, in the time shown.",
             "none",
             f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
+        ),
+        number(
+            "Steps at risk",
+            "Steps since the newest checkpoint; green up to one interval. Nothing if the job keeps none.",
+            "none",
+            f"max(bamboo_job_step{{{J}}}) - max(bamboo_job_checkpoint_step{{{J}}})",
+        ),
+        number(
+            "Age of the newest checkpoint",
+            "Since it was complete.",
+            "s",
+            f"max(bamboo_job_checkpoint_age_seconds{{{J}}})",
         ),
         number("Cost so far", "By the prices of the node pools.", "none", f"max(bamboo_job_cost_so_far{{{J}}})"),
         number(
@@ -134,6 +147,75 @@ def _workers() -> list[object]:
             "none",
             Query(f"bamboo_job_pods{{{J}}}", "{{pool}} ({{capacity}})"),
             stacked=True,
+        ),
+    ]
+
+
+def _checkpoints() -> list[object]:
+    def quantile(share: float, name: str) -> str:
+        buckets = f"bamboo_job_checkpoint_{name}_seconds_bucket{{{J}}}"
+        return f"histogram_quantile({share}, sum by (le) (rate({buckets}[1h])))"
+
+    def hourly(name: str, *by: str) -> str:
+        return f"sum{f' by ({by[0]})' if by else ''} (increase(bamboo_job_{name}{{{J}}}[1h]))"
+
+    return [
+        graph(
+            "Steps since the newest checkpoint",
+            "at risk: repeated if the job has to go back now. interval: as in the manifest.",
+            "none",
+            Query(f"max(bamboo_job_step{{{J}}}) - max(bamboo_job_checkpoint_step{{{J}}})", "at risk"),
+            Query(f"max(bamboo_job_checkpoint_every_steps{{{J}}})", "interval"),
+        ),
+        graph(
+            "Duration of checkpoints",
+            "From the commit of a checkpoint's step until its manifest was written. Training goes on.",
+            "s",
+            Query(quantile(0.5, "duration"), "p50"),
+            Query(quantile(0.99, "duration"), "p99"),
+        ),
+        graph(
+            "Stall for checkpoints",
+            "How long training waits for the copies in host memory, in the last hour.",
+            "s",
+            Query(quantile(0.5, "stall"), "p50"),
+            Query(quantile(0.99, "stall"), "p99"),
+        ),
+        graph(
+            "Stall for checkpoints by worker",
+            "Share of a worker's time in which it copies its layers.",
+            "percentunit",
+            Query(
+                f"sum by (pod) (rate(bamboo_worker_checkpoint_stall_seconds_total{{{J}}}[$__rate_interval]))", "{{pod}}"
+            ),
+        ),
+        graph(
+            "Written to the store",
+            "All workers together; also of checkpoints that were given up.",
+            "Bps",
+            Query(f"sum(rate(bamboo_job_checkpoint_written_bytes_total{{{J}}}[$__rate_interval]))", "as reported"),
+            Query(
+                f"sum by (pod) (rate(bamboo_worker_checkpoint_written_bytes_total{{{J}}}[$__rate_interval]))", "{{pod}}"
+            ),
+        ),
+        graph(
+            "Checkpoints that failed",
+            "Given up, and not usable when the job went back to them, in an hour, by reason.",
+            "none",
+            Query(hourly("checkpoints_abandoned_total", "reason"), "given up: {{reason}}"),
+            Query(hourly("restore_problems_total", "reason"), "not usable: {{reason}}"),
+        ),
+        graph(
+            "Going back to a checkpoint",
+            "In an hour, by cause.",
+            "none",
+            Query(hourly("restores_total", "cause"), "{{cause}}"),
+        ),
+        graph(
+            "Repeated steps",
+            "In an hour: steps that had to be repeated.",
+            "none",
+            Query(hourly("repeated_steps_total"), "steps"),
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 import io
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -294,7 +294,7 @@ def test_others_text_cannot_steer_the_terminal() -> None:
 # Consequences
 
 
-KEEPING = {**SPEC, "checkpoint": {"everySteps": 9}}
+KEEPING = {**SPEC, "checkpoint": {"storage": {"uri": "s3://user:pass@bucket/x?sig=abc"}, "everySteps": 9}}
 WAITING = condition("Running", False)
 
 
@@ -303,7 +303,6 @@ WAITING = condition("Running", False)
     [
         (SPEC, {}, "saves no checkpoints: it will start from step 0, which loses its 100 steps"),
         (SPEC, {"training": {"step": 0, "steps": 9}}, None),
-        ({**SPEC, "checkpoint": {}}, {}, None),
         (KEEPING, {"conditions": [WAITING]}, "has no checkpoint yet: it will start from step 0"),
         (KEEPING, {"conditions": [WAITING], "checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
         (KEEPING, {"conditions": [condition("Running", True)]}, None),  # its state is kept first
@@ -313,11 +312,22 @@ WAITING = condition("Running", False)
 )
 def test_what_suspending_costs(spec: Json, status: Json, said: str | None) -> None:
     found = phrases.suspending(job_of(job(spec=spec, **status)))
-    if spec.get("checkpoint") == {}:
-        assert found is not None  # no field of its own, but there are no checkpoints
-        return
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
+
+
+def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what_going_back_cost() -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    known = {"checkpoint": {"lastStep": 99, "lastTime": "2026-03-01T12:00:00Z"}, "restores": 2, "repeatedSteps": 12}
+    found = phrases.checkpoint(job_of(job(spec=KEEPING, cost={"repeated": "0.3100"}, **known)), at + timedelta(hours=2))
+    place = "s3://bucket/x"
+    assert found == (
+        f"checkpoint: step 99, 2:00:00 old, in {place}; went back 2 times; 12 steps repeated (0.3100 of the cost)"
+    )
+    assert phrases.checkpoint(job_of(job(spec=KEEPING)), at) == f"checkpoint: none yet, in {place}"
+    claim = {**SPEC, "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}}}
+    assert phrases.checkpoint(job_of(job(spec=claim)), at) == "checkpoint: none yet, in claim data"
+    assert phrases.checkpoint(job_of(job()), at) == "", "it keeps none"
 
 
 # Names

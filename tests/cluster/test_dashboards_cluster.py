@@ -20,7 +20,7 @@ from cluster.client import Json
 from cluster.handle import Cluster
 from dashboard_kit import FOLDER, ROOT, Asked, alerts, queries
 from metrics_kit import check_page
-from operator_jobs import manifest
+from operator_jobs import claimed, manifest
 from operator_process import Job, Operator
 from prometheus_kit import Prometheus, prometheus
 
@@ -96,6 +96,7 @@ def test_every_panel_shows_something_and_every_alert_can_be_asked(
         document = manifest("watched", steps=100_000)
         sure = {"name": "sure", "capacity": "OnDemand", "preset": "Karpenter", "pricePerHour": "3.00"}
         document["spec"]["nodePools"].append(sure | {"afterSeconds": 100_000})  # what spot prices are compared with
+        document["spec"]["checkpoint"] = {"storage": claimed(installed, namespace), "everySteps": 20}
         job = Job(installed.api, namespace, document)
         job.until("Running")
         job.step(20)
@@ -171,6 +172,9 @@ def _check_numbers(server: Prometheus, ours: str, job: Job) -> None:
     assert one(f"bamboo_job_samples_total{{{ours}}} - 16 * bamboo_job_step{{{ours}}}") == 0, "one operator has seen all"
     useful, paid = (f"bamboo_job_{what}_worker_seconds_total{{{ours}}}" for what in ("useful", "paid"))
     assert 0 < one(f"{useful} / {paid}") < 1
+    step = job.status()["checkpoint"]["lastStep"]
+    assert one(f"bamboo_job_checkpoint_step{{{ours}}}") <= step + 100
+    assert one(f'sum(bamboo_job_checkpoints_abandoned_total{{{ours}, reason="StoreFailed"}})') == 0
     assert one(f"max(sum by (pod) (rate(bamboo_worker_time_seconds_total{{{ours}}}[1m])))") < 1.1
     price = one(f"bamboo_job_cost_per_hour{{{ours}}} / on () sum(bamboo_job_paid_pods{{{ours}}})")
     assert price == pytest.approx(0.9)

@@ -15,7 +15,7 @@ from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS, RECOVERY_SECONDS
 from cluster.client import Client, Json
 from cluster.handle import Cluster
 from cluster.nodes import GPU, spot
-from operator_jobs import digests_of_a_local_run, local_run, small, wrapped
+from operator_jobs import claimed, digests_of_a_local_run, local_run, small, wrapped
 from operator_process import Job, Operator, condition, without_rules
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
@@ -195,7 +195,7 @@ def test_an_operator_that_stood_still_takes_nobody_for_lost(
 def test_the_final_weights_are_kept_in_a_volume_claim(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
-    document = small("keeper", 20, checkpoint={"storage": _claimed(installed, namespace)})
+    document = small("keeper", 20, checkpoint={"storage": claimed(installed, namespace)})
     job = Job(installed.api, namespace, document)
     status = job.until("Complete")
     accepted = condition(status, "Accepted")
@@ -209,15 +209,6 @@ def test_the_final_weights_are_kept_in_a_volume_claim(
     assert _files(folder / "weights") == _files(local_run(document, tmp_path) / "weights")
 
 
-def _claimed(cluster: Cluster, namespace: str) -> Json:
-    claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }  # fmt: skip
-    cluster.api.create(claim, namespace)
-    return {"persistentVolumeClaim": {"claimName": "kept"}}
-
-
 def _folder_of_the_claim(cluster: Cluster, namespace: str) -> Path:
     volume = cluster.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/kept")["spec"]["volumeName"]
     return Path(cluster.api.get(f"/api/v1/persistentvolumes/{volume}")["spec"]["hostPath"]["path"])
@@ -227,7 +218,7 @@ def test_with_checkpoints_a_job_outlives_all_its_pods_and_a_suspension(
     installed: Cluster, namespace: str, operator: Operator, tmp_path: Path
 ) -> None:
     """All pods at once, and later, when it is suspended, all pods and what the operator knew."""
-    checkpoint = {"storage": _claimed(installed, namespace), "everySteps": 20}
+    checkpoint = {"storage": claimed(installed, namespace), "everySteps": 20}
     document = small("lasting", STEPS, checkpoint=checkpoint)
     job = Job(installed.api, namespace, document)
     job.wait(lambda status: status.get("checkpoint", {}).get("lastStep", 0) >= 20)

@@ -4,6 +4,7 @@ import re
 import socket
 import urllib.request
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -16,7 +17,8 @@ from prometheus_client.exposition import generate_latest
 
 from bamboo.control.memory import Memory
 from bamboo.control.server import Unauthorized, Unavailable
-from bamboo.coordinator.events import Takeover, WorkerState
+from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo.coordinator.events import CheckpointSummary, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.local.metrics_view import MetricsError, MetricsView, fill
 from bamboo.metrics import catalog as table
@@ -123,7 +125,13 @@ def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
 def look(**more: object) -> JobView:
     spec = job(nodePools=POOLS)
     facts = StatusFacts(
-        now=NOW, generation=1, spec=spec, pods={"spot": 2, "sure": 1}, paid={"spot": 2}, cost=Decimal("0.25")
+        now=NOW,
+        generation=1,
+        spec=spec,
+        pods={"spot": 2, "sure": 1},
+        paid={"spot": 2},
+        cost=Decimal("0.25"),
+        repeated_cost=Decimal("0.05"),
     )
     known = {"namespace": "default", "name": "tiny", "spec": spec, "facts": facts, "status": said(), **more}
     return JobView(**known)  # type: ignore[arg-type]
@@ -134,11 +142,12 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         takeovers=TAKEOVERS, preemptions=3, notices=1, lost_samples=4, restarts=2, unprotected=("pipeline 0 stage 1",),
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
+        trained_samples=20, trained_without=4, checkpoint=kept(),
     )  # fmt: skip
     page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
     check_page(Exporter.RUN, exposed(page), complete=True)
-    assert values(page, table.JOB_SAMPLES) == {(): 3 * spec.training.global_batch_size - 4}
+    assert values(page, table.JOB_SAMPLES) == {(): 20}
     assert values(page, table.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}
@@ -156,6 +165,51 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert {phase: float(value) for phase, value in sums} == pytest.approx(
         {"decide": 0.003, "reform": 0.06, "recompute": 0.237}
     )
+
+
+def kept() -> CheckpointSummary:
+    counts = CheckpointCounts().saved(2.0, 0.004).saved(40.0, 0.03).abandoning(AbandonReason.STORE_FAILED)
+    counts = counts.restoring(RestoreCause.WORKERS_GONE).unusable(RestoreProblem.DAMAGED).repeating(12, 0.5)
+    return CheckpointSummary(
+        step=8, age=30.0, seconds=40.0, bytes=100, every_steps=4, counts=replace(counts, bytes=250)
+    )
+
+
+def test_what_became_of_checkpoints_is_told() -> None:
+    page = MetricsPage(Exporter.RUN)
+    fill(page, JOB, said(checkpoint=kept()), job())
+    told = {
+        table.JOB_CHECKPOINT_STEP: {(): 8},
+        table.JOB_CHECKPOINT_EVERY: {(): 4},
+        table.JOB_CHECKPOINT_AGE: {(): 30.0},
+        table.JOB_CHECKPOINT_DURATION: {(): 2},
+        table.JOB_CHECKPOINT_STALL: {(): 2},
+        table.JOB_CHECKPOINT_BYTES: {(): 250},
+        table.JOB_REPEATED_STEPS: {(): 12},
+        table.JOB_REPEATED_SECONDS: {(): 6.0},
+        table.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1},
+        table.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
+    }
+    assert {metric: values(page, metric) for metric in told} == told
+    abandoned = values(page, table.JOB_CHECKPOINTS_ABANDONED)
+    assert abandoned == {(reason.value,): reason is AbandonReason.STORE_FAILED for reason in AbandonReason}
+    text = exposed(page)
+    assert 'bamboo_job_checkpoint_duration_seconds_sum{job="tiny",namespace="default"} 42.0' in text
+    assert 'bamboo_job_checkpoint_stall_seconds_bucket{job="tiny",le="0.005",namespace="default"} 1.0' in text
+    without = MetricsPage(Exporter.RUN)
+    fill(without, JOB, said(), job())
+    assert not [family.name for family in without.families() if "checkpoint" in family.name]
+
+
+def test_the_operator_tells_the_age_that_the_status_knows() -> None:
+    """Also if its coordinator is a new one that knows of no checkpoint."""
+    at = (datetime.now(UTC) - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    page = MetricsPage(Exporter.OPERATOR)
+    unknown = replace(kept(), step=None, age=None)
+    written = {"checkpoint": {"lastStep": 40, "lastTime": at}}
+    job_page(page, look(status=said(checkpoint=unknown), written=written), JobMeter(OperatorCounts()))
+    assert values(page, table.JOB_CHECKPOINT_STEP) == {(): 40}
+    assert 89 < values(page, table.JOB_CHECKPOINT_AGE)[()] < 3600
 
 
 def test_the_states_are_those_of_the_status() -> None:
@@ -180,6 +234,7 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     page, meter = MetricsPage(Exporter.OPERATOR), JobMeter(OperatorCounts())
     meter.useful, meter.paid, meter.committed, meter.cost, meter.samples = 30.0, 40.0, 1000.0, 0.1, 48
     meter.signals["NodeDeleted"] += 1
+    meter.repeated = 0.02
     assert job_page(page, look(), meter) == "Running"
     assert {state for state, value in values(page, table.JOB_STATE).items() if value} == {("Running",)}
     assert values(page, table.JOB_CONDITION)["FallbackActive",] == 1
@@ -188,6 +243,8 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     assert values(page, table.JOB_COST_PER_HOUR) == {(): 1.0}
     assert values(page, table.JOB_COST) == {(): 0.1}, "what this operator has seen of it"
     assert values(page, table.JOB_COST_SO_FAR) == {(): 0.25}
+    assert values(page, table.JOB_REPEATED_COST) == {(): 0.02}
+    assert values(page, table.JOB_REPEATED_COST_SO_FAR) == {(): 0.05}
     samples = 3 * 8
     assert values(page, table.JOB_SAMPLES) == {(): 48}
     assert values(page, table.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}
@@ -229,18 +286,18 @@ def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:
     world = World(stages=2, pipelines=2, standby=1)
     world.settle()
     steps = (0.1,) * 30
-    before = replace(world.state, step=30, step_seconds=steps)
+    before = replace(world.state, trained=30, step_seconds=steps)
 
     def worth(seconds: float, count: int = 1) -> float:
-        return useful_seconds(before, replace(before, step=30 + count, step_seconds=(*steps, seconds)))
+        return useful_seconds(before, replace(before, trained=30 + count, step_seconds=(*steps, seconds)))
 
     assert worth(0.08) == pytest.approx(0.08 * 4)
     assert worth(5.0) == pytest.approx(0.1 * 4)  # the rest was a pause
     assert useful_seconds(before, before) == 0
-    assert useful_seconds(before, replace(before, step=31)) == 0  # nobody said how long it took
-    first = replace(before, step=0, step_seconds=())
-    assert useful_seconds(first, replace(first, step=1, step_seconds=(0.2,))) == pytest.approx(0.2 * 4)
-    assert useful_seconds(replace(before, plan=None), replace(before, plan=None, step=31, step_seconds=(0.1,))) == 0
+    assert useful_seconds(before, replace(before, trained=31)) == 0  # nobody said how long it took
+    first = replace(before, trained=0, step_seconds=())
+    assert useful_seconds(first, replace(first, trained=1, step_seconds=(0.2,))) == pytest.approx(0.2 * 4)
+    assert useful_seconds(replace(before, plan=None), replace(before, plan=None, trained=31, step_seconds=(0.1,))) == 0
 
 
 # Serving

@@ -12,10 +12,11 @@ import pytest
 import yaml
 from test_metrics import exposed
 
-from bamboo.coordinator.events import Tick
+from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo.coordinator.events import CheckpointSummary, Tick
 from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo_operator.http.metrics import job_page
-from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.training import add_cost
 from bamboo_operator.status.document import job_status
@@ -39,15 +40,19 @@ COUNTED = (  # over the hour; what happened while nobody looked is not
     ("bamboo_job_samples_total", 16 * MINUTES),
     ('bamboo_job_preemptions_total{notice="false"}', 12),
     ("bamboo_job_restarts_total", 6),
+    ("bamboo_job_repeated_steps_total", 3 * 12),
+    ("bamboo_job_repeated_cost_total", 6),  # ten seconds for each
+    ("bamboo_job_checkpoint_duration_seconds_count", MINUTES),
+    ('bamboo_job_restores_total{cause="StageLost"}', 12),
     ("bamboo_job_takeover_pause_seconds_count", 0),
 )
 
 
-def state(step: int) -> Any:
+def state(step: int, trained: int) -> Any:
     """A coordinator's, as far as it is counted."""
     return SimpleNamespace(
         step=step, spec=job(training=SPEC["training"]), plan=None, step_seconds=(), usual_step=None,
-        lost_microbatches=0,
+        lost_microbatches=0, trained=trained,
     )  # fmt: skip
 
 
@@ -60,22 +65,27 @@ class Operated:
         self.job = JobReconciler({"metadata": metadata, "spec": SPEC, "status": status}, shared)
         self.job._spec._read()
         self.job._status.begin()
-        self.job.meter.begin(resumed=bool(status))
-        self._step = self._lost = 0
-        self._commit(step)  # as from the report of the first worker that comes back
+        self.job.meter.begin()
+        self._step, self._trained, self._lost = step, 0, 0
 
-    def _commit(self, step: int) -> None:
-        self.job.meter.handled(Tick(), state(self._step), state(step))
-        self._step = step
+    def _commit(self) -> None:
+        before = state(self._step, self._trained)
+        self._step, self._trained = self._step + 1, self._trained + 1
+        self.job.meter.handled(Tick(), before, state(self._step, self._trained))
 
     def minute(self, n: int) -> str:
         """The page at its end."""
-        self._commit(self._step + 1)
+        self._commit()
         self._lost += n % 5 == 0
-        status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2)
+        saved = CheckpointCounts(repeated=3 * self._lost, restores={RestoreCause.STAGE_LOST: self._lost})
+        for _ in range(self._trained):
+            saved = saved.saved(1.0, 0.01)
+        kept = CheckpointSummary(step=self._step, age=1.0, seconds=1.0, bytes=8, counts=saved)
+        status = said(step=self._step, preemptions=self._lost, restarts=self._lost // 2, checkpoint=kept)
         runner: Any = SimpleNamespace(status=lambda: status, record=None)
         self.job._status.update(pods={"spot": 1})
-        add_cost(self.job._status, self.job.meter, {"spot": 1}, 60.0)
+        repeated = 30.0 if n % 5 == 0 else 0.0
+        add_cost(self.job._status, self.job.meter, {"spot": 1}, 60.0, repeated=repeated)
         self.job._runner = runner
         page = MetricsPage(Exporter.OPERATOR)
         job_page(page, self.job.view(), self.job.meter)
@@ -130,18 +140,6 @@ def test_increases_count_everything_once(tmp_path: Path, same: bool, stale: int)
     promtool("test", "rules", str(file))
 
 
-def test_steps_that_were_committed_before_are_not_counted_as_new() -> None:
-    meter = JobMeter(OperatorCounts())
-    meter.begin(resumed=True)
-    meter.handled(Tick(), state(0), state(5000))
-    assert meter.samples == 0
-    meter.handled(Tick(), state(5000), state(5002))
-    assert meter.samples == 2 * 16
-    meter.begin(resumed=False)
-    meter.handled(Tick(), state(0), state(1))
-    assert meter.samples == 3 * 16
-
-
 def test_what_was_saved_survives_a_restart_but_for_what_the_status_does_not_know_yet() -> None:
     first = Operated({}, 0)
     for n in range(1, 31):
@@ -149,10 +147,12 @@ def test_what_was_saved_survives_a_restart_but_for_what_the_status_does_not_know
     status = job_status(None, {}, first.job._status.facts)
     assert status["cost"]["total"] == "30.0000"
     assert (status["cost"]["onDemandTotal"], status["cost"]["saved"]) == ("90.0000", "60.0000")
+    assert status["cost"]["repeated"] == "3.0000"
     second = Operated(status, 30)
     page = ""
     for n in range(31, 41):
         page = second.minute(n)
     assert 'bamboo_job_saved_so_far{job="tiny",namespace="default"} 80.0' in page
+    assert 'bamboo_job_repeated_cost_so_far{job="tiny",namespace="default"} 4.0' in page
     again = job_status(None, status, second.job._status.facts)
     assert (again["cost"]["saved"], again["cost"]["comparedSince"]) == ("80.0000", status["cost"]["comparedSince"])

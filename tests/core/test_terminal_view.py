@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import CheckpointSummary, Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointWrite, Emit, Finish, Outcome, Status, Takeover, WorkerState
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.trace_files import merge_traces
 from bamboo.planning.plan import Cell
@@ -18,6 +18,7 @@ from bamboo.terminal.keys import HELP, Keys, letter, worker_of
 from bamboo.terminal.picture import Footer, render, sparkline
 from bamboo.terminal.view import PlainView, StopJob, TakeWorker
 from bamboo_trainer.telemetry.trace import TraceFile
+from operator_kit import checkpoints
 
 TAKEOVER = Takeover(
     epoch=2, victim="w1", worker="w0", pipeline=0, stage=1, step=7, notice=False,
@@ -219,7 +220,7 @@ def test_a_run_that_did_not_complete_promises_nothing(outcome: Outcome) -> None:
 
 
 def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> None:
-    kept = CheckpointSummary(step=2, age=1.0, seconds=0.1, bytes=8, restores=1, repeated=3, first=1)
+    kept = checkpoints(step=2, age=1.0, restores=1, repeated=3, repeated_seconds=75.0, first=1, place="/kept")
     summary = summarize(
         "job", replace(STATUS, checkpoint=kept), Finish(Outcome.INTERRUPTED, "Reason", "x"), batch=8, seconds=2.0
     )
@@ -227,7 +228,20 @@ def test_what_a_checkpoint_has_is_not_lost_and_is_not_the_runs_own_work() -> Non
     assert summary.samples_per_second == (3 - 1) * 8 / 2
     assert "3 of 10 steps, from step 1 on, in 2.0 s" in text
     assert "lost samples: 8 (all since the checkpoint of step 2)" in text
-    assert "back to a checkpoint: 1 time, 3 steps repeated" in text
+    assert "  checkpoint: step 2, in /kept; went back 1 time; 3 steps repeated (1:15)\n" in text
+    document = json.loads(to_json(summary))
+    assert (document["kept_in"], document["repeated_steps"], document["repeated_seconds"]) == ("/kept", 3, 75.0)
+
+
+def test_the_live_picture_has_a_line_about_checkpoints() -> None:
+    writing = CheckpointWrite(step=4, seconds=1.0, written=3, layers=8)
+    kept = checkpoints(step=2, age=65.0, place="s3://bucket/x", writing=writing)
+    line = "checkpoint: step 2, 1:05 old, in s3://bucket/x; writing step 4, 3 of 8 layers"
+    assert line in drawn(replace(STATUS, checkpoint=kept))
+    assert "checkpoint: none yet, in s3://bucket/x" in drawn(
+        replace(STATUS, checkpoint=replace(kept, step=None, age=None, writing=None))
+    )
+    assert "checkpoint" not in drawn(STATUS), "it keeps none"
 
 
 def test_nothing_to_compare_is_no_equality() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import CheckpointSummary, Finish, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
-from operator_kit import NOW, at, job, said
+from operator_kit import NOW, at, checkpoints, job, said
 
 ALL = ["Accepted", "WorkersReady", "Running", "Degraded", "Protected", "Suspended", "Restoring", "FallbackActive"]
 ALL += ["Complete", "Failed"]
@@ -221,9 +221,9 @@ def test_counts():
     assert found["workers"] == {"desired": 7, "ready": 5, "standby": 1, "spot": 0, "onDemand": 0}
     pooled = seen(RUNNING, spec=POOLED, pods={"spot": 2, "fallback": 1})
     assert (pooled["workers"]["spot"], pooled["workers"]["onDemand"]) == (2, 1)
-    assert pooled["cost"] == {"perHour": "4.88", "total": "0.0000"}
+    assert pooled["cost"] == {"perHour": "4.88", "total": "0.0000", "repeated": "0.0000"}
     over = seen(RUNNING, spec=POOLED, pods={"spot": 2}, finish=DONE, cost=Decimal(1))
-    assert (over["workers"]["spot"], over["cost"]) == (0, {"perHour": "0", "total": "1.0000"})
+    assert (over["workers"]["spot"], over["cost"]["perHour"], over["cost"]["total"]) == (0, "0", "1.0000")
 
 
 def test_progress():
@@ -238,14 +238,18 @@ def test_progress():
 
 
 def test_what_is_passed_through():
-    kept = CheckpointSummary(step=2, age=5.0, seconds=1.0, bytes=8, restores=3, repeated=7)
+    kept = checkpoints(step=2, age=5.0, restores=3, repeated=7)
     found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
-    assert (found["checkpoint"], found["restores"]) == ({"lastStep": 2, "lastTime": at(-5)}, 3)
+    assert found["checkpoint"] == {"lastStep": 2, "lastTime": at(-5)}
+    assert (found["restores"], found["repeatedSteps"]) == (3, 7)
     later = seen(said(checkpoint=replace(kept, age=9.0)), found)
     assert later["checkpoint"] == found["checkpoint"], "its time is not computed anew"
     assert (found["digests"], found["plan"], found["selector"]) == (["a", "b"], "{}", "x=y")
     again = seen(None, found)
     assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)
+    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(found))
+    assert restarted["checkpoint"] == found["checkpoint"], "another coordinator has not looked"
+    assert (restarted["restores"], restarted["repeatedSteps"]) == (3, 7)
 
 
 def test_conditions_of_others_stay():

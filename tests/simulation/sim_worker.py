@@ -220,7 +220,7 @@ class Node:
             built.restore_layer(self.around.store.read(restore, stage))
         return built
 
-    def keep(self, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, StandInLayer], seconds: float) -> None:
         self.around.store.keep(self, checkpoint, states)
 
     def tell(self, message: Message) -> None:

@@ -291,7 +291,7 @@ class Job:
                 worker=name,
                 steps=training.steps,
                 build=build,
-                keep=lambda checkpoint, states: tell(self.store.keep(checkpoint, states)),
+                keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
                 tell=tell,

@@ -11,6 +11,7 @@ import yaml
 
 import paced
 from cluster.client import Json
+from cluster.handle import Cluster
 from folders import TASK_PATH
 from manifest_kit import TEXT, bamboojob, gpt_task, training
 
@@ -32,6 +33,16 @@ def manifest(name: str, steps: int = 400, standby: int = 1, **spec: Any) -> Json
         },
     }
     return bamboojob(name, **(usual | spec))
+
+
+def claimed(cluster: Cluster, namespace: str) -> Json:
+    """A volume claim of that namespace, made now, as a checkpoint's storage."""
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }  # fmt: skip
+    cluster.api.create(claim, namespace)
+    return {"persistentVolumeClaim": {"claimName": "kept"}}
 
 
 def digests_of_a_local_run(document: Json, folder: Path) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 from kubernetes_validate import utils
 from referencing import Registry, Resource
 
-from bamboo.coordinator.events import Status, WorkerState
+from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
+from bamboo.coordinator.events import CheckpointSummary, Status, WorkerState
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_pod
@@ -85,6 +86,17 @@ def said(*, grid: Any = (), workers: Any = None, **values: Any) -> Status:
         "notices": 0, "takeovers": (), "unprotected": (), "digests": (),
     }  # fmt: skip
     return Status(grid=grid, workers=workers, **{**usual, **values})
+
+
+def checkpoints(
+    *, step: int | None, age: float | None = None, restores: int = 0, repeated: int = 0, repeated_seconds: float = 0.0,
+    **values: Any,
+) -> CheckpointSummary:  # fmt: skip
+    """What a coordinator's status says of them."""
+    counts = CheckpointCounts(
+        restores={RestoreCause.STAGE_LOST: restores}, repeated=repeated, repeated_seconds=repeated_seconds
+    )
+    return CheckpointSummary(step=step, age=age, **{"seconds": 1.0, "bytes": 8, "counts": counts, **values})
 
 
 @cache

@@ -17,13 +17,14 @@ from bamboo.local.trace_files import merge_traces
 from bamboo.local.trace_summary import parse_trace, summarize_trace
 from bamboo.metrics.exposition import Exporter
 from bamboo.metrics.time_use import TIME_USE_OF_SPAN, TimeUse
-from bamboo.planning.plan import Cell
+from bamboo.planning.plan import Cell, CheckpointId
 from bamboo_trainer.telemetry import trace
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.checkpointing import Checkpointing
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool
@@ -119,6 +120,8 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     job.run()
     roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
     agent.engine, agent.device = roots[0].engine, "cpu"
+    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, lambda message: None)
+    agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
     text = scrape(port)
     check_page(Exporter.WORKER, text, complete=True)
     assert promtool("check", "metrics", stdin="\n".join(line for line in text.splitlines() if "process_" not in line)
@@ -127,6 +130,8 @@ def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> N
     assert 'bamboo_worker_stages{role="owner"} 1.0' in lines
     assert "bamboo_worker_step_duration_seconds_count 5.0" in lines
     assert "bamboo_worker_step 6.0" in lines
+    assert "bamboo_worker_checkpoint_stall_seconds_total 0.25" in lines
+    assert "bamboo_worker_checkpoint_written_bytes_total 0.0" in lines
     assert any(
         line.startswith('bamboo_worker_memory_bytes{kind="parameters"}') and line[-4:] != " 0.0" for line in lines
     )

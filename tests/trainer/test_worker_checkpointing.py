@@ -44,7 +44,7 @@ class Worker:
     def save(self, stages: list[Stage], checkpoint: CheckpointId) -> None:
         parts = []
         for stage in stages:
-            self.part.keep(checkpoint, stage.layer_states())
+            self.part.keep(checkpoint, stage.layer_states(), 0.25)
             for _ in range(stage.layers):
                 told = self.hear()
                 assert isinstance(told, protocol.PartsWritten)
@@ -137,7 +137,7 @@ def test_a_store_that_cannot_be_written_fails_the_checkpoint_only(tmp_path: Path
     folder.write_text("a file, where a folder should be")
     stages = trained(tmp_path, 1, 1)
     worker = Worker(folder)
-    worker.part.keep(at(1), stages[0].layer_states())
+    worker.part.keep(at(1), stages[0].layer_states(), 0.25)
     told = worker.hear()
     assert isinstance(told, protocol.CheckpointFailed)
     assert told.checkpoint == at(1)

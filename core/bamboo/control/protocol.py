@@ -107,10 +107,11 @@ class CheckpointBegun(Message, frozen=True):
 
 
 class PartsWritten(Message, frozen=True):
-    """These layers' files of a checkpoint are durable."""
+    """These layers' files of a checkpoint are durable. stall: for so many seconds this worker has copied its layers."""
 
     checkpoint: CheckpointId
     parts: Annotated[tuple[CheckpointPart, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    stall: Seconds = 0.0
 
 
 class CheckpointCommitted(Message, frozen=True):

@@ -4,13 +4,16 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
+from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
+from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
+from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.job.spec import Resume
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.text import count, one_line
@@ -59,11 +62,12 @@ def look_after(turn: Turn) -> None:
     if lost and missing and c.writing is None:
         _wish(turn, c.at)
     elif lost and missing:
-        _abandon(turn, f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part", retry=True)
+        why = f"{' and '.join(lost)} cannot write {'its' if len(lost) == 1 else 'their'} part"
+        _abandon(turn, AbandonReason.WRITER_LOST, why, retry=True)
     elif c.writing is None and _came_too_late(turn):
-        _abandon(turn, "the last step was committed without it")
+        _abandon(turn, AbandonReason.TOO_LATE, "the last step was committed without it")
     elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
-        _abandon(turn, f"it is not written after {WRITE_SECONDS:g} s")
+        _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
     elif c.writing is None:
         if c.asked != state.plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
             _ask_root(turn)
@@ -149,7 +153,7 @@ def _wish(turn: Turn, at: int) -> None:
     assert plan is not None
     _change(
         turn, number=c.number + 1, at=at, writers=_writers(turn.state, plan), since=turn.now, retry=False, early={},
-        failed={},
+        failed={}, stall=0.0,
     )  # fmt: skip
     _ask_root(turn)
 
@@ -181,11 +185,14 @@ def _commit(turn: Turn) -> None:
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts)))
 
 
-def _abandon(turn: Turn, why: str, *, retry: bool = False) -> None:
+def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False) -> None:
     c = turn.state.checkpoints
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
-    _change(turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step)
+    _change(
+        turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step,
+        counts=c.counts.abandoning(reason),
+    )  # fmt: skip
 
 
 # what workers report
@@ -209,7 +216,7 @@ def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     parts = dict(c.early.get(checkpoint, {}))
     _change(turn, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={})
     if checkpoint in c.failed:
-        _abandon(turn, c.failed[checkpoint])
+        _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
     else:
         _commit_if_written(turn)
 
@@ -220,11 +227,23 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
         return
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
     if message.checkpoint == c.writing:
+        _note_written(turn, new, c.parts, message.stall)
         _change(turn, parts={**c.parts, **new})
         _commit_if_written(turn)
     elif c.writers and c.writing is None:
-        early = {**c.early, message.checkpoint: {**c.early.get(message.checkpoint, {}), **new}}
+        known = c.early.get(message.checkpoint, {})
+        _note_written(turn, new, known, message.stall)
+        early = {**c.early, message.checkpoint: {**known, **new}}
         _change(turn, early=dict(list(early.items())[-MOST_EARLY:]))
+
+
+def _note_written(
+    turn: Turn, new: Mapping[int, CheckpointPart], known: Mapping[int, CheckpointPart], stall: float
+) -> None:
+    """Workers may say the same again. stall: of the worker that says so."""
+    c = turn.state.checkpoints
+    more = sum(part.bytes for layer, part in new.items() if layer not in known)
+    _change(turn, counts=replace(c.counts, bytes=c.counts.bytes + more), stall=max(c.stall, stall))
 
 
 def _commit_if_written(turn: Turn) -> None:
@@ -243,14 +262,14 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
     turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
     _change(
         turn, kept=kept, kept_at=turn.now, bytes=size, seconds=seconds, writers=(), writing=None, parts={}, asked=None,
-        last_step=message.checkpoint.step,
+        last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall),
     )  # fmt: skip
 
 
 def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.CheckpointFailed) -> None:
     c, why = turn.state.checkpoints, f"{worker}: {message.message}"
     if c.writers and message.checkpoint == c.writing:
-        _abandon(turn, why)
+        _abandon(turn, AbandonReason.STORE_FAILED, why)
     elif c.writers and c.writing is None:
         _change(turn, failed={**c.failed, message.checkpoint: why})
 
@@ -277,6 +296,8 @@ def lost(turn: Turn, reason: str, message: str) -> None:
         turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
         return
     turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
+    if turn.state.checkpoints.writers:
+        _change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
     _begin_to_look(turn, reason, message)
 
 
@@ -297,9 +318,20 @@ def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed
         return
     text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
     turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
+    problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
+    _change(turn, counts=c.counts.unusable(problem))
     if message.damaged:
-        _change(turn, bad=(*c.bad, message.checkpoint)[-MOST_KEPT:])
+        _forget_damaged(turn, message.checkpoint)
     _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
+
+
+def _forget_damaged(turn: Turn, checkpoint: CheckpointId) -> None:
+    """When the one before it was committed is not known any more."""
+    c = turn.state.checkpoints
+    left = tuple(one for one in c.kept if one != checkpoint)
+    _change(
+        turn, bad=(*c.bad, checkpoint)[-MOST_KEPT:], kept=left, kept_at=c.kept_at if left[:1] == c.kept[:1] else None
+    )
 
 
 def is_known(turn: Turn) -> bool:
@@ -334,16 +366,20 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     _change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
 
 
-def begun(turn: Turn, before: int) -> None:
-    """A plan has been made that begins with the checkpoint found. before: how many steps had been committed."""
+def begun(turn: Turn) -> None:
+    """A plan has been made that begins with the checkpoint found."""
     c, state = turn.state.checkpoints, turn.state
     first = c.found.step if c.found else 0
-    repeated = max(0, before - first)
-    if state.phase == "Restoring" or c.found:
+    repeated = max(0, max(state.step, state.earlier.step) - first)
+    if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
         told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
         again = f", and repeats {count(repeated, 'step')}" if repeated else ""
         turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
+    counts = c.counts.repeating(repeated, state.usual_step or state.earlier.step_seconds or 0.0)
+    if c.reason in list(RestoreCause):
+        counts = counts.restoring(RestoreCause(c.reason))
+    turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
     _change(
-        turn, restores=c.restores + (bool(c.reason) and c.reason != "RestoreFailed"), repeated=c.repeated + repeated,
-        last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False, pausing=False,
+        turn, counts=counts, last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False,
+        pausing=False,
     )  # fmt: skip

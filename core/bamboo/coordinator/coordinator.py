@@ -34,7 +34,7 @@ from bamboo.coordinator.membership import (
 )
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.platforms import refuse_misfits
-from bamboo.coordinator.state import CheckpointState, CoordinatorState, Turn
+from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
 from bamboo.job.edits import apply_edit, refusal_message, refused_fields
@@ -53,17 +53,18 @@ def initial(
     now: float,
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
     resumed: bool = False,
+    earlier: EarlierProgress = BEGINNING,
 ) -> CoordinatorState:
     """The state before the first event.
 
     save_path: a folder for the final weights, or None. heartbeat_timeout: seconds. resumed: this coordinator takes the
-    place of one that had made a plan; its workers come back and bring the plan along.
+    place of one that had made a plan; its workers come back and bring the plan along. earlier: before this coordinator.
     """
     return CoordinatorState(
         phase="Recovering" if resumed else "Pending",
         spec=spec, manifest=manifest, secret=secret, save_path=save_path, started=now, phase_since=now,
         heartbeat_timeout=heartbeat_timeout, last_progress=now,
-        checkpoints=CheckpointState(number=first_number(secret, now)),
+        checkpoints=CheckpointState(number=first_number(secret, now)), earlier=earlier, furthest=earlier.step,
     )  # fmt: skip
 
 

@@ -1,11 +1,12 @@
 """What the coordinator is told and what it decides. The shells (local runner, operator, simulator) speak only this."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message
+from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 
@@ -166,20 +167,46 @@ class WorkerState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSummary:
-    """step: of the newest one that is known; age: seconds since it was committed, None if before this coordinator.
+class CheckpointWrite:
+    """A checkpoint that is being written: of that step, since so many seconds, with so many layers that are durable."""
 
-    seconds, bytes: that it took, and has. restores, repeated: how often the job went back to one, and the steps that
-    it did again. first: the step that the job began with.
+    step: int
+    seconds: float
+    written: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSummary:
+    """step: of the newest one; None if there is none, or none is known (yet). age: seconds since it was committed, None
+    if before this coordinator. seconds, bytes: that it took, and has.
+
+    place: where they are, without credentials. every_steps: from one to the next. first: the step with which the job
+    began. restores: how often it went back to one; repeated: the steps that it did again, repeated_seconds: that they
+    usually take.
     """
 
     step: int | None
     age: float | None
     seconds: float
     bytes: int
-    restores: int
-    repeated: int
+    place: str = ""
+    every_steps: int = 1
     first: int = 0
+    writing: CheckpointWrite | None = None
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)
+
+    @property
+    def restores(self) -> int:
+        return sum(self.counts.restores.values())
+
+    @property
+    def repeated(self) -> int:
+        return self.counts.repeated
+
+    @property
+    def repeated_seconds(self) -> float:
+        return self.counts.repeated_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +220,7 @@ class Status:
     first_loss: float | None
     loss: float | None
     losses: tuple[float, ...]  # of the newest steps
-    lost_samples: int  # of committed steps, those whose loss did not go into the step's
+    lost_samples: int  # of the steps so far, those whose loss did not go into the step's
     step_seconds: float | None  # median of the recent steps
     samples_per_second: float | None
     eta_seconds: float | None
@@ -210,4 +237,6 @@ class Status:
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
+    trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
+    trained_without: int = 0  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled

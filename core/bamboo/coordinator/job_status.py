@@ -1,8 +1,9 @@
 """The coordinator's state as a person sees it."""
 
-from bamboo.coordinator.events import CheckpointSummary, Status, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import storage_place
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.transitions import is_protected
 
@@ -20,7 +21,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         first_loss=state.first_loss,
         loss=losses[-1] if losses else None,
         losses=losses,
-        lost_samples=state.lost_microbatches * state.spec.training.micro_batch_size,
+        lost_samples=sum(state.lost_by_step.values()) * state.spec.training.micro_batch_size,
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
         eta_seconds=(steps - state.step) * seconds if seconds else None,
@@ -38,23 +39,42 @@ def status(state: CoordinatorState, now: float) -> Status:
         gradient_norm=state.gradient_norm,
         learning_rate=state.learning_rate,
         checkpoint=_checkpoint(state, now),
+        trained_samples=trained_samples(state),
+        trained_without=state.lost_microbatches * state.spec.training.micro_batch_size,
     )
+
+
+def trained_samples(state: CoordinatorState) -> int:
+    """Samples that went into the model in steps that this coordinator has seen; of repeated steps only once."""
+    training = state.spec.training
+    return state.trained * training.global_batch_size - state.lost_microbatches * training.micro_batch_size
 
 
 def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None:
     c = state.checkpoints
     if state.spec.checkpoint is None:
         return None
-    newest = c.kept[0] if c.kept else state.plan.restore if state.plan else None
+    began_with = state.plan.restore if state.plan and c.looked else None  # else there may be newer ones
+    newest = c.kept[0] if c.kept else began_with
     return CheckpointSummary(
         step=newest.step if newest else None,
         age=now - c.kept_at if c.kept_at is not None else None,
         seconds=c.seconds,
         bytes=c.bytes,
-        restores=c.restores,
-        repeated=c.repeated,
+        place=storage_place(state.spec.checkpoint.storage.uri, state.spec.checkpoint.storage.claim_name),
+        every_steps=state.spec.checkpoint.every_steps,
         first=c.first,
+        writing=_write(state, now),
+        counts=c.counts,
     )
+
+
+def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
+    c = state.checkpoints
+    if c.writing is None or state.plan is None:
+        return None
+    layers = state.plan.stages[-1][1]
+    return CheckpointWrite(step=c.writing.step, seconds=now - c.since, written=len(c.parts), layers=layers)
 
 
 def _unprotected(state: CoordinatorState) -> list[Cell]:

@@ -214,7 +214,7 @@ def _start(turn: Turn) -> None:
     stages = state.plan.stages if state.plan else layer_ranges(state.costs or (), spec.topology)
     epoch = state.plan.epoch + 1 if state.plan else 1
     plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found)
-    checkpoints.begun(turn, state.step)
+    checkpoints.begun(turn)
     _forget_what_was(turn, plan.first_step)
     turn.enter("Running")
     _issue(turn, plan)
@@ -225,6 +225,7 @@ def _forget_what_was(turn: Turn, step: int) -> None:
     turn.set(
         plan=None, step=step, generation=-1, finished=(), finishers={}, asked_to_save={}, saved=frozenset(),
         losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,
+        lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
         applied=frozenset(), synced=frozenset(), reports={}, asked_at=None, ends={}, last_progress=turn.now,
         gradient_norm=None, learning_rate=None,
     )  # fmt: skip

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
+from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
@@ -79,11 +80,12 @@ class CheckpointState:
 
     In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
     progress; writing: the checkpoint, once a commit has carried the wish; parts: by layer. early, failed: parts of
-    checkpoints whose commit is not heard of yet, and why one fails.
+    checkpoints whose commit is not heard of yet, and why one fails. stall: seconds for which training waited, so far.
     asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
-    kept: those committed, newest first. bad: those that turned out to be damaged.
+    kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was. bad: those that
+    turned out to be damaged.
     looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
-    restores, repeated: how often it went back, and the steps that it did again. first: with which it began.
+    counts: what became of all of them. first: the step with which the job began.
     endangered: the workers with notice for whose sake one was taken.
     """
 
@@ -97,6 +99,7 @@ class CheckpointState:
     asked: WorkerId | None = None
     asked_at: float = 0.0
     since: float = 0.0
+    stall: float = 0.0
     pausing: bool = False  # before the store is asked again
     retry: bool = False  # the next one is due at once
     last_step: int = 0  # of the newest one, or of the newest attempt
@@ -111,10 +114,20 @@ class CheckpointState:
     problem: str = ""  # why the store does not tell
     reason: str = ""
     message: str = ""
-    restores: int = 0
-    repeated: int = 0
+    counts: CheckpointCounts = field(default_factory=CheckpointCounts)
     first: int = 0
     endangered: frozenset[WorkerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierProgress:
+    """How far the job had come before this coordinator, as far as its shell knows. step_seconds: the usual duration."""
+
+    step: int = 0
+    step_seconds: float | None = None
+
+
+BEGINNING: Final = EarlierProgress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +183,17 @@ class CoordinatorState:
     resize: tuple[int, float] | None = None
     steady: bool = False
     step: int = 0  # committed steps
+    furthest: int = 0  # the most that ever were, perhaps before the job went back to a checkpoint
+    counting: bool = False  # is it known from which step on this coordinator counts?
+    trained: int = 0  # steps committed for the first time since then
+    earlier: EarlierProgress = BEGINNING
     generation: int = -1  # the newest layout that a step was committed with
     first_loss: float | None = None
     losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
     gradient_norm: float | None = None  # of the newest step
     learning_rate: float | None = None  # of the newest step
-    lost_microbatches: int = 0
+    lost_microbatches: int = 0  # since the coordinator counts; a step that is repeated counts once
+    lost_by_step: dict[int, int] = field(default_factory=dict)  # the microbatches of steps that lack some
     step_seconds: tuple[float, ...] = ()
     last_progress: float = 0.0
     failures: tuple[str, ...] = ()  # workers that ended for reasons of their own, and how, since the last commit

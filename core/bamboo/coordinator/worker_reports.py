@@ -121,13 +121,27 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     turn.set(
         losses=losses,
         first_loss=message.loss if step == 0 or state.first_loss is None else state.first_loss,
-        lost_microbatches=state.lost_microbatches + state.spec.training.microbatches - message.microbatches,
     )
+    _count_step(turn, step, training.microbatches - message.microbatches)
     if step >= state.step:
         turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
         turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate)
         if 0 < message.seconds <= MOST_SECONDS:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
+
+
+def _count_step(turn: Turn, step: int, lost: int) -> None:
+    """lost: of its microbatches. What was committed before the job went back to a checkpoint is not counted again."""
+    state = turn.state
+    before = max(state.step, state.furthest) if state.counting else step + 1
+    new = max(0, step + 1 - before)
+    turn.set(counting=True, furthest=max(before, step + 1), trained=state.trained + new)
+    if lost:
+        by_step = {**state.lost_by_step, step: lost}
+        if len(by_step) > KEPT_LOSSES:
+            oldest, next_one = sorted(by_step)[:2]
+            by_step[next_one] += by_step.pop(oldest)
+        turn.set(lost_by_step=by_step, lost_microbatches=state.lost_microbatches + (lost if new else 0))
 
 
 def _taken_over(turn: Turn, worker: WorkerId, message: protocol.TakenOver) -> None:

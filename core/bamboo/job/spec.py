@@ -10,6 +10,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from bamboo.storage.url import shown_url
+
 MOST_LAYERS = 10_000  # of a model
 DEFAULT_MANAGER = "bamboo.dev/operator"
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
@@ -227,6 +229,11 @@ class StorageSpec:
 
     uri: str | None = None
     claim_name: str | None = None
+
+
+def storage_place(uri: str | None, claim_name: str | None) -> str:
+    """Where checkpoints are, for a person: without credentials."""
+    return shown_url(uri) if uri is not None else f"claim {claim_name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,19 @@ class JobRedundancy(Part, frozen=True):
     mode: str = ""
 
 
+class ClaimReference(Part, frozen=True):
+    claim_name: str = ""
+
+
+class JobStorage(Part, frozen=True):
+    uri: str | None = None
+    persistent_volume_claim: ClaimReference = ClaimReference()
+
+
+class JobCheckpoint(Part, frozen=True):
+    storage: JobStorage = JobStorage()
+
+
 class BambooJobSpec(Part, frozen=True):
     suspend: bool = False
     managed_by: str = ""
@@ -74,7 +87,7 @@ class BambooJobSpec(Part, frozen=True):
     standby: JobStandby = JobStandby()
     spread: JobSpread = JobSpread()
     redundancy: JobRedundancy = JobRedundancy()
-    checkpoint: dict[str, Any] | None = None
+    checkpoint: JobCheckpoint | None = None
 
 
 class PipelineCounts(Part, frozen=True):
@@ -108,12 +121,14 @@ class TakeoverStatus(Part, frozen=True):
 
 class CheckpointStatus(Part, frozen=True):
     last_step: int | None = None
+    last_time: Time | None = None
 
 
 class JobCost(Part, frozen=True):
     total: str | None = None
     per_hour: str | None = None
     saved: str | None = None
+    repeated: str | None = None
 
 
 class BambooJobStatus(Part, frozen=True):
@@ -127,6 +142,8 @@ class BambooJobStatus(Part, frozen=True):
     preemptions: int = 0
     takeovers: int = 0
     restarts: int = 0
+    restores: int = 0
+    repeated_steps: int = 0
     last_takeover: TakeoverStatus | None = None
     training: TrainingProgress = TrainingProgress()
     checkpoint: CheckpointStatus = CheckpointStatus()

@@ -62,11 +62,14 @@ class MetricsView:
 def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
     """All metrics of one job."""
     job_metrics.progress(page, job, status)
-    page.add(JOB_SAMPLES, status.step * spec.training.global_batch_size - status.lost_samples, *job)
+    page.add(JOB_SAMPLES, status.trained_samples, *job)
     job_metrics.grid(page, job, status)
     found = protection(status, spec)
     job_metrics.protected(page, job, holds=found.holds, reason=found.reason)
     job_metrics.history(page, job, status)
+    if (kept := status.checkpoint) is not None:
+        step = kept.first if kept.step is None else kept.step
+        job_metrics.checkpoint(page, job, step=step, every_steps=kept.every_steps, age=kept.age)
     for worker, account in status.memory:
         for kind, size in account.by_kind().items():
             page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)

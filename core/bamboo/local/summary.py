@@ -12,7 +12,8 @@ from bamboo.control.memory import Memory
 from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.planning.plan import WorkerId
-from bamboo.text import count, size
+from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
+from bamboo.text import duration, size
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -33,7 +34,8 @@ class Summary:
     losses; that they are the right ones is what --verify shows. Of a run that did not complete no weights are left, so
     all samples are lost. crashes: workers that ended by themselves, and how.
     kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
-    restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again.
+    restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
+    repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
 
@@ -63,6 +65,8 @@ class Summary:
     first_step: int = 0
     restores: int = 0
     repeated_steps: int = 0
+    repeated_seconds: float = 0.0
+    kept_in: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -111,6 +115,8 @@ def summarize(
         first_step=first,
         restores=status.checkpoint.restores if status.checkpoint else 0,
         repeated_steps=status.checkpoint.repeated if status.checkpoint else 0,
+        repeated_seconds=status.checkpoint.repeated_seconds if status.checkpoint else 0.0,
+        kept_in=status.checkpoint.place if status.checkpoint else None,
         crashes=crashes,
         output=output,
         sample=sample,
@@ -151,9 +157,8 @@ def to_text(summary: Summary) -> str:
     )
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]
     lines += _pauses(summary)
-    if summary.restores:
-        times, steps = count(summary.restores, "time"), count(summary.repeated_steps, "step")
-        lines.append(f"  back to a checkpoint: {times}, {steps} repeated")
+    if summary.kept_in is not None:
+        lines.append(f"  {_checkpoint(summary, summary.kept_in)}")
     if summary.memory:
         lines.append(f"  most memory: {_memory(*summary.memory)}")
     if summary.crashes:
@@ -173,6 +178,17 @@ def to_text(summary: Summary) -> str:
     if summary.log_tail:
         lines += ["  the end of the workers' log:", *_quoted(summary.log_tail)]
     return "\n".join(lines)
+
+
+def _checkpoint(summary: Summary, place: str) -> str:
+    """The age does not matter any more."""
+    price = duration(summary.repeated_seconds) if summary.repeated_seconds else ""
+    return checkpoint_line(
+        CheckpointFacts(
+            step=summary.kept_step or None, place=place, restores=summary.restores, repeated=summary.repeated_steps,
+            price=price,
+        )
+    )  # fmt: skip
 
 
 def compare(disturbed: Sequence[str], undisturbed: Sequence[str]) -> bool:

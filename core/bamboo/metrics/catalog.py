@@ -1,5 +1,6 @@
 """Every metric that any part of Bamboo exports: the one table. docs/metrics.md is written from it."""
 
+from bamboo.coordinator.checkpoint_counts import DURATIONS, STALLS
 from bamboo.metrics.exposition import Exporter, Metric, MetricKind
 from bamboo.metrics.histogram import STEP_SECONDS
 
@@ -44,7 +45,7 @@ JOB_DESIRED_STEPS = _job("desired_steps", MetricKind.GAUGE, "Steps that the job 
 JOB_SAMPLES = _job(
     "samples_total",
     MetricKind.COUNTER,
-    "Samples of committed steps that went into the model.",
+    "Samples of committed steps that went into the model; those of repeated steps count once.",
     unit="samples",
 )
 JOB_LOST_SAMPLES = _job(
@@ -164,6 +165,71 @@ JOB_TAKEOVER_PASSES = _job(
     "kind",
 )
 
+# A job's checkpoints, if it keeps any
+
+JOB_CHECKPOINT_STEP = _job(
+    "checkpoint_step",
+    MetricKind.GAUGE,
+    "Step of the newest checkpoint; without one, the step that the job began with.",
+)
+JOB_CHECKPOINT_EVERY = _job(
+    "checkpoint_every_steps", MetricKind.GAUGE, "Steps from one checkpoint to the next, as the manifest has it."
+)
+JOB_CHECKPOINT_AGE = _job(
+    "checkpoint_age_seconds",
+    MetricKind.GAUGE,
+    "Time since the newest checkpoint was complete; nothing without one.",
+    unit="seconds",
+)
+JOB_CHECKPOINT_DURATION = _job(
+    "checkpoint_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Duration of each checkpoint, from the commit of its step until its manifest was written.",
+    unit="seconds",
+    buckets=DURATIONS,
+)
+JOB_CHECKPOINT_STALL = _job(
+    "checkpoint_stall_seconds",
+    MetricKind.HISTOGRAM,
+    "How long training waited for each checkpoint: the longest time that a worker took to copy its share.",
+    unit="seconds",
+    buckets=STALLS,
+)
+JOB_CHECKPOINT_BYTES = _job(
+    "checkpoint_written_bytes_total",
+    MetricKind.COUNTER,
+    "Bytes that were written to the store, also of checkpoints that were given up later.",
+    unit="bytes",
+)
+JOB_CHECKPOINTS_ABANDONED = _job(
+    "checkpoints_abandoned_total",
+    MetricKind.COUNTER,
+    "Checkpoints that were given up. reason: WriterLost, StoreFailed, TooSlow, TooLate, or WentBack when the job "
+    "itself went back to an older one.",
+    "reason",
+)
+JOB_RESTORES = _job(
+    "restores_total",
+    MetricKind.COUNTER,
+    "Times that the job went back to a checkpoint. cause: StageLost, or WorkersGone for all workers.",
+    "cause",
+)
+JOB_RESTORE_PROBLEMS = _job(
+    "restore_problems_total",
+    MetricKind.COUNTER,
+    "Times that a worker could not begin with a checkpoint. reason: Damaged, then an older one is tried; Unreadable, "
+    "then the same again.",
+    "reason",
+)
+JOB_REPEATED_STEPS = _job(
+    "repeated_steps_total",
+    MetricKind.COUNTER,
+    "Steps that had been committed, and had to be repeated as the job went back to a checkpoint.",
+)
+JOB_REPEATED_SECONDS = _job(
+    "repeated_seconds_total", MetricKind.COUNTER, "The usual duration of those steps.", unit="seconds"
+)
+
 # What a job costs
 
 JOB_USEFUL = _job(
@@ -202,6 +268,18 @@ JOB_SAVED = _job(
     "saved_so_far",
     MetricKind.GAUGE,
     "What the job has saved against that so far, across operator restarts, as in status.cost.saved.",
+    run=False,
+)
+JOB_REPEATED_COST = _job(
+    "repeated_cost_total",
+    MetricKind.COUNTER,
+    "What repeated steps cost: their usual duration times the cost of the pods that repeat them.",
+    run=False,
+)
+JOB_REPEATED_COST_SO_FAR = _job(
+    "repeated_cost_so_far",
+    MetricKind.GAUGE,
+    "What repeated steps have cost so far, across operator restarts, as in status.cost.repeated.",
     run=False,
 )
 JOB_COST_PER_SAMPLES = _job(
@@ -315,6 +393,18 @@ WORKER_RESENT = _worker(
 )
 WORKER_BROKEN_LINKS = _worker(
     "broken_links_total", MetricKind.COUNTER, "Times that a link to a peer in the plan broke."
+)
+WORKER_CHECKPOINT_BYTES = _worker(
+    "checkpoint_written_bytes_total",
+    MetricKind.COUNTER,
+    "Its parts of checkpoints, written to the store.",
+    unit="bytes",
+)
+WORKER_CHECKPOINT_STALL = _worker(
+    "checkpoint_stall_seconds_total",
+    MetricKind.COUNTER,
+    "How long it has not trained because it copied its parts of checkpoints.",
+    unit="seconds",
 )
 WORKER_MEMORY = _worker(
     "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",

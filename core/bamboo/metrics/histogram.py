@@ -19,6 +19,14 @@ class Histogram:
         for value in values:
             self.observe(value)
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> "Histogram":
+        """One that was counted elsewhere. counts: one more than bounds."""
+        found = cls(bounds)
+        assert len(counts) == len(found.counts)
+        found.counts, found.total = list(counts), total
+        return found
+
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value

@@ -2,10 +2,14 @@
 
 from collections import Counter
 
+from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo.coordinator.distribution import Distribution
 from bamboo.coordinator.events import Status, Takeover, WorkerState
+from bamboo.coordinator.job_status import trained_samples
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.metrics import catalog as table
-from bamboo.metrics.exposition import MetricsPage
+from bamboo.metrics.exposition import Metric, MetricsPage
+from bamboo.metrics.histogram import Histogram
 
 JobKey = tuple[str, str]  # namespace and name
 
@@ -42,7 +46,7 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     """What it went through since the coordinator was made: counters begin with it, so that what they say of a time
     is right also if a coordinator before it had counted on (see `Meter` of the operator).
     """
-    page.add(table.JOB_LOST_SAMPLES, status.lost_samples, *job)
+    page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
     page.add(table.JOB_RESTARTS, status.restarts, *job)
     page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
     page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")
@@ -59,6 +63,33 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     if status.most_memory is not None:
         for kind, size in status.most_memory[1].by_kind().items():
             page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
+    if status.checkpoint is not None:
+        _checkpoints(page, job, status.checkpoint.counts)
+
+
+def checkpoint(page: MetricsPage, job: JobKey, *, step: int, every_steps: int, age: float | None) -> None:
+    """The newest one of a job that keeps checkpoints. age: in seconds, None if it has none."""
+    page.add(table.JOB_CHECKPOINT_STEP, step, *job)
+    page.add(table.JOB_CHECKPOINT_EVERY, every_steps, *job)
+    page.add_known(table.JOB_CHECKPOINT_AGE, age, *job)
+
+
+def _checkpoints(page: MetricsPage, job: JobKey, counts: CheckpointCounts) -> None:
+    _histogram(page, table.JOB_CHECKPOINT_DURATION, counts.durations, job)
+    _histogram(page, table.JOB_CHECKPOINT_STALL, counts.stalls, job)
+    page.add(table.JOB_CHECKPOINT_BYTES, counts.bytes, *job)
+    for reason in AbandonReason:
+        page.add(table.JOB_CHECKPOINTS_ABANDONED, counts.abandoned.get(reason, 0), *job, reason.value)
+    for cause in RestoreCause:
+        page.add(table.JOB_RESTORES, counts.restores.get(cause, 0), *job, cause.value)
+    for problem in RestoreProblem:
+        page.add(table.JOB_RESTORE_PROBLEMS, counts.problems.get(problem, 0), *job, problem.value)
+    page.add(table.JOB_REPEATED_STEPS, counts.repeated, *job)
+    page.add(table.JOB_REPEATED_SECONDS, counts.repeated_seconds, *job)
+
+
+def _histogram(page: MetricsPage, metric: Metric, found: Distribution, job: JobKey) -> None:
+    page.add_histogram(metric, Histogram.of(found.bounds, found.counts, found.total), *job)
 
 
 def _milliseconds(takeover: Takeover, phase: str) -> float:
@@ -67,18 +98,17 @@ def _milliseconds(takeover: Takeover, phase: str) -> float:
 
 def samples(before: CoordinatorState, after: CoordinatorState) -> int:
     """Samples that went into the model in the steps committed between these two states of one coordinator."""
-    lost = after.lost_microbatches - before.lost_microbatches
-    training = after.spec.training
-    return (after.step - before.step) * training.global_batch_size - lost * training.micro_batch_size
+    return trained_samples(after) - trained_samples(before)
 
 
 def useful_seconds(before: CoordinatorState, after: CoordinatorState) -> float:
     """Worker-seconds that the steps were worth which were committed between these two states of one coordinator.
 
     A step is worth its duration, but no more than the usual one before it, for each worker that owns a stage. So a
-    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated.
+    takeover's pause is worth nothing, nor is a worker on standby, nor what was repeated, in a step or after going back
+    to a checkpoint.
     """
-    steps = after.step - before.step
+    steps = after.trained - before.trained
     if steps <= 0 or after.plan is None or after.step_seconds is before.step_seconds or not after.step_seconds:
         return 0.0
     latest = after.step_seconds[-1]

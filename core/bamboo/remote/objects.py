@@ -10,10 +10,12 @@ import msgspec
 
 from bamboo import names
 from bamboo.coordinator.protection import OFF
+from bamboo.job.spec import storage_place
 from bamboo.kube.resources import (
     BambooJob,
     ContainerState,
     Event,
+    JobCheckpoint,
     Node,
     Pod,
     StatusCondition,
@@ -89,6 +91,11 @@ class RemoteJob:
     eta_seconds: float | None
     reported: datetime | None
     checkpoint_step: int | None
+    checkpoint_time: datetime | None
+    checkpoint_place: str
+    restores: int
+    repeated_steps: int
+    cost_repeated: str | None
     cost: str | None
     cost_per_hour: str | None
     saved: str | None
@@ -202,7 +209,7 @@ def job_of(body: Json) -> RemoteJob:
         standby=spec.standby.workers,
         topology_key=spec.spread.topology_key,
         redundancy=spec.redundancy.mode,
-        checkpoints=bool(spec.checkpoint),
+        checkpoints=spec.checkpoint is not None,
         state=status.state,
         conditions=tuple(_condition(condition) for condition in status.conditions),
         epoch=status.epoch,
@@ -222,11 +229,23 @@ def job_of(body: Json) -> RemoteJob:
         eta_seconds=training.eta_seconds,
         reported=training.last_reported_time,
         checkpoint_step=status.checkpoint.last_step,
+        checkpoint_time=status.checkpoint.last_time,
+        checkpoint_place=_place(spec.checkpoint),
+        restores=status.restores,
+        repeated_steps=status.repeated_steps,
+        cost_repeated=cost.repeated,
         cost=cost.total,
         cost_per_hour=cost.per_hour,
         saved=cost.saved,
         plan=_plan(status.plan),
     )
+
+
+def _place(checkpoint: JobCheckpoint | None) -> str:
+    """Where its checkpoints are, without credentials."""
+    if checkpoint is None:
+        return ""
+    return storage_place(checkpoint.storage.uri, checkpoint.storage.persistent_volume_claim.claim_name)
 
 
 def workers_of(

@@ -6,6 +6,7 @@ from datetime import datetime
 from bamboo.coordinator.protection import OFF
 from bamboo.kube.resources import TakeoverStatus
 from bamboo.remote.objects import CellIndex, RemoteJob
+from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo.text import count as count
 from bamboo.text import duration as duration
 
@@ -47,9 +48,19 @@ def counts(job: RemoteJob) -> str:
     parts += [count(job.preemptions, "preemption"), count(job.takeovers, "takeover")]
     if job.restarts:
         parts.append(count(job.restarts, "failure"))
-    if job.checkpoint_step is not None:
-        parts.append(f"checkpoint at step {job.checkpoint_step}")
     return ", ".join(parts)
+
+
+def checkpoint(job: RemoteJob, now: datetime) -> str:
+    """The newest one, and what going back has cost; empty if the job keeps none."""
+    if not job.checkpoints:
+        return ""
+    at, price = job.checkpoint_time, job.cost_repeated
+    facts = CheckpointFacts(
+        step=job.checkpoint_step, age=(now - at).total_seconds() if at else None, place=job.checkpoint_place,
+        restores=job.restores, repeated=job.repeated_steps, price=f"{price} of the cost" if price else "",
+    )  # fmt: skip
+    return checkpoint_line(facts)
 
 
 def cost(job: RemoteJob) -> str:

@@ -117,6 +117,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     ]
     if told := phrases.protection(job):
         lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
+    if told := phrases.checkpoint(job, now):
+        lines.append(Text(told))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
     if job.last_takeover is not None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.planning.plan import WorkerId
+from bamboo.terminal.checkpoint_line import of_run
 from bamboo.terminal.keys import letter
 from bamboo.text import count, duration
 
@@ -53,6 +54,8 @@ def render(
     ]
     if status.losses:
         parts.append(_course(status))
+    if status.checkpoint is not None:
+        parts.append(Text(of_run(status.checkpoint), no_wrap=True, overflow="ellipsis"))
     if status.grid:
         parts.append(_Grid(status))
     if spare := [(w, state) for w, state in status.workers if state is not WorkerState.TRAINING]:

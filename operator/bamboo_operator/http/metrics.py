@@ -16,6 +16,7 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.objects import parsed_time
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.job_view import JobView
 
@@ -75,8 +76,20 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
         job_metrics.progress(page, job, status)
         job_metrics.grid(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
+        _checkpoint(page, view, status_now.get("checkpoint") or {})
     _cost(page, view, meter, status_now)
     return state
+
+
+def _checkpoint(page: MetricsPage, view: JobView, newest: Mapping[str, Any]) -> None:
+    """newest: as in the BambooJob's status, which outlasts coordinators."""
+    known = view.status.checkpoint if view.status else None
+    if known is None:
+        return
+    at = parsed_time(newest.get("lastTime"))
+    age = known.age if known.age is not None else max(0.0, time.time() - at.timestamp()) if at else None
+    step = newest.get("lastStep", known.first)
+    job_metrics.checkpoint(page, (view.namespace, view.name), step=step, every_steps=known.every_steps, age=age)
 
 
 def _workers(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
@@ -103,6 +116,8 @@ def _cost(page: MetricsPage, view: JobView, meter: JobMeter, status_now: Mapping
     page.add(table.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
     page.add(table.JOB_COST, meter.cost, *job)
     page.add(table.JOB_COST_SO_FAR, total, *job)
+    page.add(table.JOB_REPEATED_COST, meter.repeated, *job)
+    page.add(table.JOB_REPEATED_COST_SO_FAR, float(cost["repeated"]), *job)
     if view.facts.comparison.since is not None:
         page.add(table.JOB_ON_DEMAND_COST, meter.on_demand, *job)
         page.add(table.JOB_SAVED, float(view.facts.comparison.saved), *job)

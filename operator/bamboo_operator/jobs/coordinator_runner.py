@@ -39,7 +39,7 @@ from bamboo.coordinator.events import (
     WorkerLost,
 )
 from bamboo.coordinator.job_status import status
-from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress
 from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
@@ -79,7 +79,7 @@ class TrainingRun:
     """One training of a job, from its start or its takeover from another operator until it ends or is suspended.
 
     resumed: the job had begun before this operator did. known_lost: workers whose loss was handled before, or whose
-    deletion was requested. marks: of nodes that go, which this installation has itself.
+    deletion was requested. marks: of nodes that go, which this installation has itself. earlier: before this training.
     """
 
     key: JobKey
@@ -90,6 +90,7 @@ class TrainingRun:
     known_lost: frozenset[WorkerId] = frozenset()
     meter: JobMeter = field(default_factory=lambda: JobMeter(OperatorCounts()))
     marks: tuple[NodeMark, ...] = ()
+    earlier: EarlierProgress = BEGINNING
 
 
 class CoordinatorRunner:
@@ -131,6 +132,7 @@ class CoordinatorRunner:
             save_path=weights_folder(run.spec, JobMeta(uid=run.uid)),
             now=self._clock(),
             resumed=run.resumed,
+            earlier=run.earlier,
         )
 
     def status(self) -> Status:

@@ -31,30 +31,30 @@ class JobMeter:
     A counter that went on from there would fall whenever this process is made anew, because the status is up to 15 s
     old; Prometheus takes a fall for a beginning at 0, and would count all that came before once more.
 
-    useful, paid: worker-seconds; cost, and what it would have been on_demand: in the currency of the pools' prices;
+    useful, paid: worker-seconds; cost, what it would have been on_demand, and what of it was for repeated steps: in the
+    currency of the pools' prices;
     samples: of committed steps; signals: by source; committed: when the last step was (time).
     """
 
     def __init__(self, counts: OperatorCounts) -> None:
         self._counts = counts
-        self.useful = self.paid = self.cost = self.on_demand = 0.0
+        self.useful = self.paid = self.cost = self.on_demand = self.repeated = 0.0
         self.samples = 0
         self.signals: Counter[str] = Counter()
         self.committed = time.time()
-        self._resumed = False
 
-    def begin(self, *, resumed: bool) -> None:
-        """A coordinator is made. resumed: of a job that trains; its workers say how far it is when they join."""
-        self.committed, self._resumed = time.time(), resumed
+    def begin(self) -> None:
+        """A coordinator is made."""
+        self.committed = time.time()
 
     def handled(self, event: Event, before: CoordinatorState, after: CoordinatorState) -> None:
         """The job's coordinator has handled an event."""
         self._counts.events[type(event).__name__] += 1
         if after.step > before.step:
             self.committed = time.time()
-            if before.step or not self._resumed:  # else those are the steps that were committed before
-                self.useful += useful_seconds(before, after)
-                self.samples += samples(before, after)
+        if after.trained > before.trained:
+            self.useful += useful_seconds(before, after)
+            self.samples += samples(before, after)
 
     def tick_delayed(self, seconds: float) -> None:
         """The coordinator's tick came that much later than due."""

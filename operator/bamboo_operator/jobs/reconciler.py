@@ -136,10 +136,10 @@ class JobReconciler:
         run = TrainingRun(
             key=self.key, uid=self.uid, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
-            marks=shared.marks,
+            marks=shared.marks, earlier=status.progress(),
         )  # fmt: skip
         runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._wake.set)
-        self.meter.begin(resumed=run.resumed)
+        self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self._runner = runner
         pods = PodController(

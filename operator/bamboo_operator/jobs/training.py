@@ -64,6 +64,7 @@ class Training:
         self._follows_edits = True
         self._save_after = 0.0  # time.monotonic()
         self._counted = time.monotonic()  # when the cost was counted last
+        self._repeated = 0.0  # seconds of repeated steps whose cost is counted
         self._began = math.inf  # the reconciliation that is under way, once it has its turn; time.monotonic()
         self._refusals = refusals
 
@@ -107,7 +108,9 @@ class Training:
         counted = time.monotonic()
         seconds, self._counted = counted - self._counted, counted
         self._status.update(pods=dict(self._pods.by_pool()), finish=self._runner.finish)
-        add_cost(self._status, self._run.meter, dict(self._pods.paid_for()), seconds)
+        repeated = self._runner.state.checkpoints.counts.repeated_seconds
+        more, self._repeated = repeated - self._repeated, repeated
+        add_cost(self._status, self._run.meter, dict(self._pods.paid_for()), seconds, repeated=more)
 
     # reconciling
 
@@ -197,16 +200,24 @@ class Training:
         return True
 
 
-def add_cost(status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float) -> None:
-    """What so many workers in each pool cost in that time goes into the status' facts and the metrics."""
+def add_cost(
+    status: StatusWriter, meter: JobMeter, paid: Mapping[str, int], seconds: float, *, repeated: float = 0.0
+) -> None:
+    """What so many workers in each pool cost in that time goes into the status' facts and the metrics.
+
+    repeated: the usual duration, in seconds, of steps that these workers now have to repeat.
+    """
     facts = status.facts
     pools = facts.spec.node_pools if facts.spec else ()
     compared = facts.comparison.later(pools, paid, seconds, utc_now())
-    more = cost_of(price_per_hour(pools, paid), seconds)
+    per_hour = price_per_hour(pools, paid)
+    more, again = cost_of(per_hour, seconds), cost_of(per_hour, repeated)
     meter.paid += sum(paid.values()) * seconds
     meter.cost += float(more)
+    meter.repeated += float(again)
     meter.on_demand += float(compared.on_demand - facts.comparison.on_demand)
-    status.update(paid=paid, cost=facts.cost + more, comparison=compared)
+    cost, repeated_cost = facts.cost + more, facts.repeated_cost + again
+    status.update(paid=paid, cost=cost, repeated_cost=repeated_cost, comparison=compared)
 
 
 @contextlib.asynccontextmanager

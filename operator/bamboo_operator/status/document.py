@@ -122,12 +122,16 @@ def _counters(status: Status | None, previous: Json, facts: StatusFacts) -> Json
         "takeovers": earlier.takeovers + (len(status.takeovers) if status else 0),
         "restores": earlier.restores + (status.checkpoint.restores if status and status.checkpoint else 0),
         "restarts": earlier.restarts + (status.restarts if status else 0),
+        "repeatedSteps": earlier.repeated_steps + (status.checkpoint.repeated if status and status.checkpoint else 0),
     }
     return {name: max(count, int(previous.get(name) or 0)) for name, count in now.items()}
 
 
 def _checkpoint(status: Status | None, previous: Json, facts: StatusFacts) -> Json | None:
-    """The newest one that is known; its time is not computed anew."""
+    """The newest one that is known; its time is not computed anew.
+
+    A coordinator that knows of none has not looked, or there is none.
+    """
     before: Json | None = previous.get("checkpoint")
     known = status.checkpoint if status else None
     if known is None or known.step is None or (before and before.get("lastStep") == known.step):
@@ -182,11 +186,12 @@ def _cost(given: RuleInput) -> Json | None:
     facts = given.facts
     paid = given.pods if given.idle or facts.paid is None else facts.paid
     per_hour = price_per_hour(facts.spec.node_pools, paid) if facts.spec else None
-    total = facts.earlier.cost + facts.cost
+    total, repeated = facts.earlier.cost + facts.cost, facts.earlier.repeated_cost + facts.repeated_cost
     if per_hour is None and not total:
         return None
     return {
         "perHour": f"{per_hour or Decimal(0):f}",
         "total": f"{total.quantize(_CENTS):f}",
+        "repeated": f"{repeated.quantize(_CENTS):f}",
         **facts.comparison.written(),
     }

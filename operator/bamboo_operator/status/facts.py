@@ -21,13 +21,19 @@ class EarlierCounts:
     takeovers: int = 0
     restores: int = 0
     restarts: int = 0
+    repeated_steps: int = 0
     cost: Decimal = Decimal(0)
+    repeated_cost: Decimal = Decimal(0)
 
     @classmethod
     def of(cls, previous: Mapping[str, Any]) -> "EarlierCounts":
         """previous: the status found when the coordinator is created."""
         counters = {name: int(previous.get(name) or 0) for name in ("preemptions", "takeovers", "restores", "restarts")}
-        return cls(cost=Decimal((previous.get("cost") or {}).get("total") or 0), **counters)
+        cost = previous.get("cost") or {}
+        return cls(
+            cost=Decimal(cost.get("total") or 0), repeated_cost=Decimal(cost.get("repeated") or 0),
+            repeated_steps=int(previous.get("repeatedSteps") or 0), **counters,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,8 @@ class StatusFacts:
     refused: what of it a running job does not follow. unattended: its workers train, and no operator manages them.
 
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
-    a node, None for all. startup_problems: why some do not start. cost: since the coordinator was created.
+    a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since the
+    coordinator was created.
     comparison: of costs, over all operators. plan: as it is to be kept.
     """
 
@@ -52,6 +59,7 @@ class StatusFacts:
     paid: Mapping[str, int] | None = None
     startup_problems: tuple[StartupProblem, ...] = ()
     cost: Decimal = Decimal(0)
+    repeated_cost: Decimal = Decimal(0)
     comparison: CostComparison = field(default_factory=CostComparison)
     finish: Finish | None = None
     plan: str | None = None

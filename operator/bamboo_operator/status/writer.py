@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from bamboo.coordinator.events import Status
+from bamboo.coordinator.state import EarlierProgress
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
 from bamboo_operator.status.document import job_status, worth_writing
@@ -37,6 +38,7 @@ class StatusWriter:
         self.update(
             earlier=EarlierCounts.of(self.written),
             cost=Decimal(0),
+            repeated_cost=Decimal(0),
             finish=None,
             plan=None,
             startup_problems=(),
@@ -57,6 +59,13 @@ class StatusWriter:
     def created(self) -> int:
         """How many workers were ever created."""
         return int(self.written.get("workersCreated") or 0)
+
+    def progress(self) -> EarlierProgress:
+        """How far the job had come when that was written last."""
+        training, spec = self.written.get("training") or {}, self.facts.spec
+        speed = training.get("samplesPerSecond")
+        seconds = spec.training.global_batch_size / speed if spec and speed else None
+        return EarlierProgress(step=int(training.get("step") or 0), step_seconds=seconds)
 
     def active_for(self) -> timedelta | None:
         started = parsed_time(self.written.get("startTime"))

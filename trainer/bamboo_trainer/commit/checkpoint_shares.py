@@ -8,7 +8,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage_states import StageStates
 
-Keep = Callable[[CheckpointId, Mapping[int, LayerState]], None]
+Keep = Callable[[CheckpointId, Mapping[int, LayerState], float], None]
 
 
 def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
@@ -18,10 +18,12 @@ def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]
 
 
 class CheckpointShares:
-    """Without a state of its own. keep: takes copies, and does the rest elsewhere."""
+    """Without a state of its own. keep: takes copies, and the seconds that they took; it does the rest elsewhere."""
 
-    def __init__(self, plan: PlanState, states: StageStates, log: CommitLog, keep: Keep) -> None:
-        self._plan, self._states, self._log, self._keep = plan, states, log, keep
+    def __init__(
+        self, plan: PlanState, states: StageStates, log: CommitLog, keep: Keep, clock: Callable[[], float]
+    ) -> None:
+        self._plan, self._states, self._log, self._keep, self._clock = plan, states, log, keep, clock
 
     def applied(self, stage: int) -> None:
         """The optimizer's step of a stage that is held here is done."""
@@ -32,4 +34,6 @@ class CheckpointShares:
             return
         layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])
         if layers:
-            self._keep(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states(layers))
+            began = self._clock()
+            copies = self._states[stage].layer_states(layers)
+            self._keep(CheckpointId(step=version, id=mark.id), copies, self._clock() - began)

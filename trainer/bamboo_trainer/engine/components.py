@@ -63,7 +63,7 @@ class Components:
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(ports.build, ports.on_host)
         self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id)
-        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep)
+        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep, ports.clock)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell

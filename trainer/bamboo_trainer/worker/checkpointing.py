@@ -86,11 +86,16 @@ class Checkpointing:
         self._opening = threading.Lock()
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
+        self._stall = 0.0  # seconds that copying them took
+        self.stalled = 0.0  # the same of all checkpoints
+        self.written = 0  # bytes
 
     # in the worker's thread
 
-    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Write these layers; they are copies."""
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        """Write these layers; they are copies, which took so long."""
+        self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
+        self.stalled += seconds
         self._newest = checkpoint
         self._do(_Layers(checkpoint, dict(states)))
 
@@ -180,7 +185,8 @@ class Checkpointing:
                     if self._newest != checkpoint:
                         return  # it was given up, or another one would not have begun
                     part = self._write(checkpoint, states.pop(layer))
-                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,)))
+                    self.written += part.bytes
+                    self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall))
             case CommitCheckpoint(checkpoint=checkpoint, parts=parts):
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
                     self._commit(checkpoint, parts)

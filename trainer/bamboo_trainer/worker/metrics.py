@@ -49,6 +49,9 @@ def fill(page: MetricsPage, worker: "WorkerAgent", tally: TimeAccount) -> None:
     held = Counter(engine.held())
     page.add(table.WORKER_STAGES, held[True], "owner")
     page.add(table.WORKER_STAGES, held[False], "replica")
+    if (kept := worker.checkpoints) is not None:
+        page.add(table.WORKER_CHECKPOINT_BYTES, kept.written)
+        page.add(table.WORKER_CHECKPOINT_STALL, kept.stalled)
     if (memory := engine.meter.latest) is not None:
         for kind, size in memory.by_kind().items():
             page.add(table.WORKER_MEMORY, size, kind)

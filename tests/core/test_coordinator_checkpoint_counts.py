@@ -1,0 +1,201 @@
+"""What the coordinator counts of checkpoints: writes, failures, stalls, going back, and what is repeated."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from test_coordinator_checkpoints import (
+    LAYERS,
+    STARTS,
+    begin,
+    gone_back,
+    lose_stage,
+    made,
+    parts,
+    plan_of,
+    root_of,
+    save,
+    sent,
+    train,
+    written,
+)
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo.coordinator.checkpoints import WRITE_SECONDS
+from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import EarlierProgress
+from bamboo.metrics.job_metrics import samples
+from bamboo.planning.plan import CheckpointId
+from world import World, restarted, silence
+
+
+def counts(world: World) -> CheckpointCounts:
+    return world.state.checkpoints.counts
+
+
+def test_duration_stall_and_bytes_of_what_is_saved() -> None:
+    world = made(2, 2)
+    checkpoint = begin(world)
+    world.now += 7.0
+    for worker, layers, stall in (("w0", range(4), 0.02), ("w1", range(4, LAYERS), 0.3), ("w1", range(4, LAYERS), 0.3)):
+        message = protocol.PartsWritten(checkpoint=checkpoint, parts=parts(*layers), stall=stall)
+        world.tell(Received(worker, message))
+    committer, _ = sent(world, protocol.CommitCheckpoint)[-1]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    found = counts(world)
+    assert found.bytes == 10 * LAYERS, "what is said again is not counted again"
+    assert (found.stalls.count, found.stalls.total) == (1, 0.3), "training waits for the slowest"
+    assert found.durations.count == 1
+    assert 7.0 < found.durations.total < 8.0, "from the commit of its step on"
+    save(world, 16, "b")
+    assert (counts(world).stalls.count, counts(world).stalls.total) == (2, 0.3)
+
+
+def test_a_write_in_progress_is_shown() -> None:
+    world = made()
+    checkpoint = begin(world)
+    written(world, checkpoint, 0, 1, 2)
+    world.now += 3.0
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert shown.writing is not None
+    assert shown.writing == CheckpointWrite(step=8, seconds=shown.writing.seconds, written=3, layers=LAYERS)
+    assert 3.0 < shown.writing.seconds < 4.0
+    assert (shown.step, shown.place, shown.every_steps) == (None, "memory://x", 8)
+
+
+@pytest.mark.parametrize("reason", AbandonReason)
+def test_what_is_given_up_is_counted_with_its_reason(reason: AbandonReason) -> None:
+    world = made(3, 1, 2 if reason is AbandonReason.WRITER_LOST else 0, steps=16)
+    if reason is AbandonReason.TOO_LATE:
+        save(world)
+        train(world, 16)
+        silence(world, set(), 12)
+    else:
+        checkpoint = begin(world)
+    if reason is AbandonReason.WRITER_LOST:
+        world.lose(world.state.checkpoints.writers[1][0])
+    elif reason is AbandonReason.STORE_FAILED:
+        world.tell(Received("w0", protocol.CheckpointFailed(checkpoint=checkpoint, message="full")))
+    elif reason is AbandonReason.TOO_SLOW:
+        world.now += WRITE_SECONDS
+        silence(world, set(), 1)
+    elif reason is AbandonReason.WENT_BACK:
+        written(world, checkpoint)  # all parts, and the manifest never is
+        lose_stage(world)
+        world.settle()
+        assert world.state.phase == "Restoring" or world.finish is not None
+    assert counts(world).abandoned == {reason: 1}
+
+
+def test_going_back_is_counted_with_its_cause_and_so_is_what_is_repeated() -> None:
+    world, _ = gone_back()
+    assert counts(world).restores == {RestoreCause.STAGE_LOST: 1}
+    assert (counts(world).repeated, counts(world).repeated_seconds) == (5, pytest.approx(5 * 0.1))
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_checkpoint_that_cannot_be_read_is_counted_and_is_not_shown_as_the_newest(damaged: bool) -> None:
+    world = made(3)
+    kept = save(world)
+    train(world, 13)
+    plan = plan_of(world)
+    world.state = replace(world.state, plan=msgspec.structs.replace(plan, restore=kept))
+    message = protocol.RestoreFailed(origin=plan.origin, checkpoint=kept, message="gone", damaged=damaged)
+    world.tell(Received(root_of(world), message))
+    assert counts(world).problems == {RestoreProblem.DAMAGED if damaged else RestoreProblem.UNREADABLE: 1}
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.step == 8, shown.age is None) == (not damaged, damaged)
+
+
+def test_samples_of_steps_that_are_repeated_count_once() -> None:
+    world, _ = gone_back()
+    before = world.state
+    world.settle()
+    assert 8 < world.state.step < 13
+    train(world, 13)
+    assert samples(before, world.state) == 0
+    train(world, 15)
+    assert samples(before, world.state) == 2 * 8
+    assert status(world.state, world.now).trained_samples == 15 * 8
+
+
+def test_a_job_that_begins_with_a_checkpoint_has_not_trained_what_is_in_it() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
+    while world.state.phase != "Running":
+        world.deliver()
+    assert (world.state.step, status(world.state, world.now).trained_samples) == (6, 0)
+    train(world, 8)
+    assert status(world.state, world.now).trained_samples == 2 * 8
+
+
+def test_what_was_committed_before_a_coordinator_was_made_is_not_counted_as_new() -> None:
+    world = made()
+    train(world, 50)
+    world.restart()
+    assert (world.state.step, status(world.state, world.now).trained_samples) == (50, 0)
+    train(world, 52)
+    assert status(world.state, world.now).trained_samples == 2 * 8
+
+
+@pytest.mark.parametrize("lost", ["the operator and all workers", "all at a suspension that kept nothing"])
+def test_a_new_coordinator_knows_from_its_shell_what_has_to_be_repeated(lost: str) -> None:
+    """It has seen none of those steps itself."""
+    world = made()
+    earlier = EarlierProgress(step=13, step_seconds=2.0)
+    resumed = lost == "the operator and all workers"
+    world.state = coordinator.initial(
+        world.spec, world.document, secret="", save_path=None, now=world.now, resumed=resumed, earlier=earlier
+    )
+    world.lost |= {f"w{number}" for number in range(world.count)}
+    world.pending.clear()
+    world.plans.clear()
+    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"))
+    for _ in range(2000):
+        if world.state.plan is not None:
+            break
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    assert (world.state.step, counts(world).repeated, counts(world).repeated_seconds) == (8, 5, 10.0)
+    assert sum(counts(world).restores.values()) == resumed
+    train(world, 13)
+    assert status(world.state, world.now).trained_samples == 0
+    world.tell(Interrupted(Outcome.INTERRUPTED))
+
+
+def test_lost_samples_of_steps_that_are_repeated_are_not_lost() -> None:
+    """They were of steps that the model has not seen in the end."""
+    world = made(3)
+    save(world)
+    root = root_of(world)
+    for step in range(world.state.step, 13):
+        message = protocol.StepCommitted(
+            step=step, generation=plan_of(world).target.generation, loss=1.0, gradient_norm=1.0, microbatches=6,
+            seconds=0.1,
+        )  # fmt: skip
+        world.tell(Received(root, message))
+    shown = status(world.state, world.now)
+    assert (shown.lost_samples, shown.trained_without) == (5 * 2, 5 * 2)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=8, id="a"))
+    lose_stage(world)
+    while world.state.step != 8:
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    shown = status(world.state, world.now)
+    assert (shown.lost_samples, shown.trained_without) == (0, 5 * 2), "a counter does not fall"
+
+
+def test_after_a_restart_the_newest_checkpoint_is_not_the_one_that_the_job_began_with() -> None:
+    """There may be newer ones: nobody has looked."""
+    world, _ = gone_back()
+    world.settle()
+    restarted(world)
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert shown.step is None
