@@ -1,11 +1,15 @@
 """The test cluster itself: pods run, end and vanish as on a real one."""
 
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +410,33 @@ def test_a_folder_of_binaries_is_taken_as_given(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "kube-apiserver").write_text("#!/bin/sh\necho something else\n")
     with pytest.raises(build.Broken, match=r"was expected to say Kubernetes v1.x.y; it says: something else"):
         build.minor_version(tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_published_programs_are_checked_and_complete_or_not_there(tmp_path: Path) -> None:
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+    published, unpacked = tmp_path / "v1" / "bin" / "linux" / arch, tmp_path / f"etcd-v3-linux-{arch}"
+    sums, archive = tmp_path / "v3" / "SHA256SUMS", tmp_path / "v3" / f"etcd-v3-linux-{arch}.tar.gz"
+    for folder in (published, unpacked, sums.parent):
+        folder.mkdir(parents=True)
+    for name in build.PROGRAMS[1:]:
+        (published / name).write_text(f"this is {name}")
+        (published / f"{name}.sha256").write_text(sha256((published / name).read_bytes()).hexdigest())
+    (unpacked / "etcd").write_text("this is etcd")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(unpacked, unpacked.name)
+    sums.write_text(f"{'0' * 64}  another.tar.gz\n{sha256(archive.read_bytes()).hexdigest()}  {archive.name}\n")
+    site = {"KUBERNETES_SITE": tmp_path.as_uri(), "ETCD_SITE": tmp_path.as_uri()}
+    env = {**os.environ, **site, "KUBERNETES_VERSION": "v1", "ETCD_VERSION": "v3"}
+
+    def download(folder: Path) -> int:
+        recipe = SUPPORT / "cluster" / "download.sh"
+        return subprocess.run([str(recipe), str(folder)], env=env, timeout=60, check=False).returncode
+
+    assert download(tmp_path / "there" / "whole") == 0
+    found = {path.name: path.read_text() for path in (tmp_path / "there" / "whole").iterdir()}
+    assert found == {name: f"this is {name}" for name in build.PROGRAMS}
+    assert all(os.access(tmp_path / "there" / "whole" / name, os.X_OK) for name in found)
+    (published / "kube-scheduler").write_text("this is something else")
+    assert download(tmp_path / "there" / "damaged") != 0
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["whole"]
