@@ -3,10 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
+import kopf
 import pytest
 from aiohttp import web
+from kopf._core.actions.lifecycles import all_at_once
+from kopf._core.engines.indexing import OperatorIndexers
+from kopf._core.reactor.inventory import ResourceMemories
+from kopf._core.reactor.processing import process_resource_event
 
 from bamboo.kube.errors import ApiError
 from bamboo.kube.kubeconfig import Access, ClusterServer, User
@@ -17,6 +22,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.resync import Resync
 from bamboo_operator.jobs.controller import JobController
 from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.jobs.watch_handlers import kopf_settings, watch_handlers
 from bamboo_operator.kube import client as api_module
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.client import ApiClient, connect
@@ -59,20 +65,27 @@ class Server:
 
 
 @asynccontextmanager
-async def managed(server: Server) -> AsyncIterator[JobController]:
+async def sharing(server: Server) -> AsyncIterator[SharedResources]:
     async with serving(server.answer) as url:
         connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
         api = ApiClient(connection)
-        shared = SharedResources(
-            cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16,
-            url="ws://127.0.0.1:1", settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
-        )  # fmt: skip
+        try:
+            yield SharedResources(
+                cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16,
+                url="ws://127.0.0.1:1", settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
+            )  # fmt: skip
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def managed(server: Server) -> AsyncIterator[JobController]:
+    async with sharing(server) as shared:
         jobs = JobController(shared)
         try:
             yield jobs
         finally:
             await jobs.stop()
-            await connection.close()
 
 
 def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:
@@ -328,3 +341,29 @@ async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operat
         await until(lambda: len(server.events) > 1)
     assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
     assert server.events[1] != server.events[0], "what was told before is not told again"
+
+
+class Uncopied(dict[str, Any]):
+    """A part of an object of which nobody needs a copy."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("it was copied")
+
+
+async def test_kopf_copies_nothing_of_what_it_watches() -> None:
+    """To find out what has changed, which no handler asks, it would copy every object at each of its events."""
+    taints = [{"key": "going", "effect": "NoSchedule"}]
+    metadata = {"name": "node-1", "uid": "u", "managedFields": Uncopied()}
+    node = {"type": "MODIFIED", "object": {"metadata": metadata, "spec": Uncopied(taints=taints)}}
+    async with sharing(Server()) as shared:
+        jobs = JobController(shared)
+        handlers, indexers = watch_handlers(jobs, shared), OperatorIndexers()
+        indexers.ensure(handlers._indexing.get_all_handlers())
+        await process_resource_event(
+            lifecycle=all_at_once, indexers=indexers, registry=handlers, settings=kopf_settings(),
+            memories=ResourceMemories(), memobase=kopf.Memo(), resource=kopf.Resource("", "v1", "nodes"),
+            event_queue=asyncio.Queue(), raw_event=cast(Any, node),
+        )  # fmt: skip
+        await jobs.stop()
+    assert shared.cluster.nodes["node-1"]["spec"]["taints"] == taints
+    assert shared.counts.watched == {"node": 1}

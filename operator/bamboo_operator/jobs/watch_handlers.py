@@ -46,8 +46,40 @@ def watch_handlers(jobs: JobController, shared: SharedResources) -> kopf.Operato
     return handlers
 
 
+class NoDiffBase(kopf.DiffBaseStorage):
+    """No handler here asks what has changed: kopf need not copy every object at each of its events to know it."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Any) -> None:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        raise AssertionError("nothing is ever stored")
+
+
+class NoProgress(kopf.ProgressStorage):
+    """No handler here is tried again by kopf, so there is no progress to keep on the objects, or to look for there."""
+
+    def fetch(self, *, key: Any, body: Any) -> None:
+        return None
+
+    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
+        raise AssertionError("nothing is ever stored")
+
+    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
+        """Nothing is there."""
+
+    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
+        """Nothing is there."""
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def kopf_settings() -> kopf.OperatorSettings:
-    """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself."""
+    """Everything finite; only workers' pods are streamed here; kopf posts nothing by itself, and keeps nothing."""
     chosen = kopf.OperatorSettings()
     chosen.watching.label_selectors["v1/pods"] = LABEL_JOB_NAME
     chosen.watching.server_timeout = 300
@@ -58,5 +90,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = (1, 1, 2, 2, 3, *[5] * 720)  # an hour; then the process ends
     chosen.posting.enabled = False
     chosen.scanning.disabled = False
+    chosen.persistence.diffbase_storage = NoDiffBase()
+    chosen.persistence.progress_storage = NoProgress()
     chosen.persistence.finalizer = f"{GROUP}/finalizer"  # none is ever set
     return chosen
