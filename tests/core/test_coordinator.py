@@ -1,6 +1,6 @@
 """The coordinator: Hypothesis for the invariants, tables for single decisions."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import coordinator
+from bamboo.coordinator import coordinator, planner
 from bamboo.coordinator.events import (
     AddWorkers,
     NoticeWithdrawn,
@@ -21,9 +21,10 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.membership import surplus_requests
+from bamboo.coordinator.state import changed
 from bamboo.job.manifest import parse_manifest
-from bamboo.planning.plan import Cell, plan_misfits
-from bamboo.planning.transitions import is_protected
+from bamboo.planning.plan import Cell, Plan, plan_misfits
+from bamboo.planning.transitions import PlanningView, improve, is_protected
 from world import World, back, restarted, silence
 
 actions = st.lists(
@@ -496,3 +497,39 @@ def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_wo
     assert "spec.topology." in world.finish.message
     assert "8 layers" in world.finish.message
     assert list(world.state.workers) == ["w0"]
+
+
+def test_a_view_for_which_no_plan_was_better_is_not_planned_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with notice stays for a while: ten ticks a second, and all that is heard, would plan in vain."""
+    world = World(4, 2, 0)
+    world.settle()
+    victim = sorted(world.state.workers)[0]
+    world.tell(PreemptionNotice(victim, 120.0))
+    world.settle()
+    assert not world.state.steady
+    asked = []
+
+    def noted(view: PlanningView) -> Plan | None:
+        asked.append(view)
+        return improve(view)
+
+    monkeypatch.setattr(planner, "improve", noted)
+    for _ in range(20):
+        world.tell(Tick())
+    assert not asked
+    spare = protocol.Hello(worker="spare", host="h", port=1)
+    world.tell(WorkerJoined(spare))
+    world.tell(Received("spare", protocol.WorkerReady()))
+    assert asked
+
+
+def test_a_state_is_changed_as_a_dataclass_is_replaced() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    state = world.state
+    assert changed(state, {"step": 7, "gone": frozenset({"w"})}) == replace(state, step=7, gone=frozenset({"w"}))
+    assert state.step != 7
+    with pytest.raises(TypeError, match="CoordinatorState has no stepp"):
+        changed(state, {"stepp": 7})
+    with pytest.raises(FrozenInstanceError):
+        state.step = 7  # type: ignore[misc]

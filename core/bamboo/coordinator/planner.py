@@ -29,7 +29,8 @@ DRAIN_COMMITS = 2  # a worker without a stage stays until its log cannot be need
 
 def replan(turn: Turn) -> None:
     """Bring the plan closer to what the job should look like, given who is there."""
-    turn.set(steady=False)
+    if turn.state.steady:
+        turn.set(steady=False)
     if turn.state.phase == "Recovering" and not _recovered(turn):
         return
     state = turn.state
@@ -49,13 +50,19 @@ def replan(turn: Turn) -> None:
     if over or not state.plan.worker_ids() <= state.applied:
         return
     now = planning_view(turn.state, turn.now)
-    proposal = drain(now) or drop_old_layouts(now) or resize(now) or switch_mode(now) or improve(now)
+    proposal = None if now == state.settled else _better_plan(now)
     if proposal:
         _issue(turn, proposal)
     else:
         _release(turn)
         _forget_unreported(turn)
-        turn.set(steady=not now.leaving and turn.state.resize is None and not turn.state.recoveries)
+        steady = not now.leaving and turn.state.resize is None and not turn.state.recoveries
+        turn.set(steady=steady, settled=now)
+
+
+def _better_plan(view: PlanningView) -> Plan | None:
+    """None if there is none, and then none for an equal view: nothing else may be looked at here."""
+    return drain(view) or drop_old_layouts(view) or resize(view) or switch_mode(view) or improve(view)
 
 
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:

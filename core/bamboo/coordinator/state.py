@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
@@ -13,11 +13,13 @@ from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.transitions import PlanningView
 
 KEPT_LOSSES = 2000
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
 class WorkerRecord:
     """A worker that joined and is not known to be lost."""
 
@@ -141,7 +143,7 @@ class Stopping:
     since: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for `changed`
 class CoordinatorState:
     """links: (reporter, peer) -> since when the reporter cannot reach the peer.
 
@@ -182,6 +184,7 @@ class CoordinatorState:
     stopping: Stopping | None = None
     resize: tuple[int, float] | None = None
     steady: bool = False
+    settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
     step: int = 0  # committed steps
     furthest: int = 0  # the most that ever were, perhaps before the job went back to a checkpoint
     counting: bool = False  # is it known from which step on this coordinator counts?
@@ -220,6 +223,19 @@ class CoordinatorState:
         return {w: r for w, r in self.workers.items() if r.ready}
 
 
+def changed(value: T, changes: Mapping[str, Any]) -> T:
+    """As dataclasses.replace(), but without a look at each field: a state has fifty, and every message changes one.
+
+    value: of a dataclass without slots, and without __post_init__. Raises TypeError for a field that it has not.
+    """
+    if unknown := changes.keys() - value.__dict__.keys():
+        raise TypeError(f"{type(value).__name__} has no {', '.join(sorted(unknown))}")
+    new = object.__new__(type(value))
+    new.__dict__.update(value.__dict__)
+    new.__dict__.update(changes)
+    return new
+
+
 class Turn:
     """Collects the commands of one step; `state` is replaced, never written."""
 
@@ -228,14 +244,14 @@ class Turn:
         self.commands: list[Command] = []
 
     def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        self.state = changed(self.state, changes)
 
     def enter(self, phase: str) -> None:
         self.set(phase=phase, phase_since=self.now)
 
     def worker(self, worker: WorkerId, **changes: Any) -> None:
         if worker in self.state.workers:
-            new = replace(self.state.workers[worker], **changes)
+            new = changed(self.state.workers[worker], changes)
             self.set(workers={**self.state.workers, worker: new})
 
     def do(self, *commands: Command) -> None:

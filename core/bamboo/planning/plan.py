@@ -5,6 +5,7 @@ and may change in the middle of a step. The *layout* (how many pipelines, which 
 generation of its own and is switched only by the commit of a step, so that no step ever changes its split midway.
 """
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
@@ -27,6 +28,12 @@ class Cell(NamedTuple):
 
     pipeline: int
     stage: int
+
+
+@lru_cache(maxsize=16)
+def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
+    """Asked for many times for each event, by every job of an operator; most of them have few sizes."""
+    return tuple(Cell(d, s) for d in range(pipelines) for s in range(stages))
 
 
 ROOT = Cell(0, 0)  # its owner decides when a step is committed
@@ -108,8 +115,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def at(self, cell: Cell) -> Assignment:
         return self.pipelines[cell.pipeline][cell.stage]
 
-    def cells(self) -> list[Cell]:
-        return [Cell(d, s) for d in range(len(self.pipelines)) for s in range(len(self.stages))]
+    def cells(self) -> tuple[Cell, ...]:
+        return _grid(len(self.pipelines), len(self.stages))
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
         return [c for c in self.cells() if self.at(c).owner == worker]
