@@ -8,11 +8,11 @@ from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, WRITE_SECONDS, first_number
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, TIDY_SECONDS, WRITE_SECONDS, first_number
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
-from world import World, silence
+from world import World, back, restarted, silence
 
 LAYERS = 8  # of the world's task
 ORIGIN = 1  # of a job that has not gone back to a checkpoint
@@ -72,6 +72,7 @@ def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
     written(world, checkpoint)
     committer, _ = sent(world, protocol.CommitCheckpoint)[-1]
     world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)))
     return checkpoint
 
 
@@ -242,7 +243,8 @@ def finished(world: World) -> None:
         world.tell(Received(plan_of(world).at(cell).owner, message))
 
 
-def test_a_finished_job_waits_for_its_last_checkpoint() -> None:
+@pytest.mark.parametrize("removed", ["as soon as it is removed", "not for ever", "not for a worker that is gone"])
+def test_a_finished_job_waits_for_its_last_checkpoint_and_for_the_removal_of_older_ones(removed: str) -> None:
     world = made(steps=8)
     checkpoint = begin(world)
     finished(world)
@@ -251,6 +253,14 @@ def test_a_finished_job_waits_for_its_last_checkpoint() -> None:
     assert world.finish is None
     committer = sent(world, protocol.CommitCheckpoint)[-1][0]
     world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    assert world.finish is None, "one that is not to be kept any longer may still be there"
+    match removed:
+        case "as soon as it is removed":
+            world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)))
+        case "not for ever":
+            silence(world, set(), TIDY_SECONDS + 1)
+        case "not for a worker that is gone":
+            world.lose(committer)
     assert world.finish is not None
     assert world.finish.outcome is Outcome.COMPLETE
 
@@ -340,17 +350,31 @@ def test_a_job_that_keeps_none_says_so() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
     world = made(3, resume="Never")
-    world.found = protocol.CheckpointFound(number=0, checkpoint=CheckpointId(step=4, id="others"))
     assert plan_of(world).restore is None
     kept = save(world) if own else None
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
     lose_stage(world)
     world.settle()
-    assert not sent(world, protocol.FindCheckpoint)
+    assert all(question.own for _, question in sent(world, protocol.FindCheckpoint))
     if own:
         assert plan_of(world).restore == kept
     else:
         assert world.finish is not None
         assert world.finish.outcome is Outcome.UNRECOVERABLE
+
+
+def test_a_job_that_never_resumes_knows_its_own_after_the_coordinators_restart_too() -> None:
+    """They are in the store, and only the coordinator before knew of them."""
+    world = made(3, resume="Never")
+    kept = save(world)
+    plan = restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    lose_stage(world)
+    world.settle()
+    assert sent(world, protocol.FindCheckpoint)[-1][1].own
+    assert plan_of(world).restore == kept
 
 
 def started(checkpoint: CheckpointId, **found: Any) -> World:

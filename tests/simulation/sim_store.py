@@ -88,6 +88,8 @@ class SimStore:
             if self.rng.random() < self.trouble / 2:
                 self.damaged.add(checkpoint)
         writer.tell(protocol.CheckpointCommitted(checkpoint=checkpoint))
+        tidied = protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)
+        self._later(writer, partial(writer.tell, tidied))
 
     def find(self, writer: Writer, request: protocol.FindCheckpoint) -> None:
         self._later(writer, partial(self._find, writer, request))

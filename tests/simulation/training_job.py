@@ -100,7 +100,7 @@ class MemoryStore:
             data = self.files[request.checkpoint, part.layer]
             assert hashlib.sha256(data).hexdigest() == part.sha256
         self.committed.append(request.checkpoint)
-        return protocol.CheckpointCommitted(checkpoint=request.checkpoint)
+        return protocol.CheckpointCommitted(checkpoint=request.checkpoint, tidied=True)
 
     def find(self, request: protocol.FindCheckpoint) -> protocol.CheckpointFound:
         usable = [one for one in self.committed if one not in request.bad]

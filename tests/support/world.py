@@ -71,7 +71,8 @@ class World:
 
     def check_calm(self, event: object) -> None:
         """A coordinator that thinks that there is nothing to decide is right, unless a deadline passes."""
-        if not self.state.steady or self.state.phase != "Running" or self.state.checkpoints.writers:
+        state = self.state
+        if not state.steady or state.phase != "Running" or state.checkpoints.writers or state.stopping:
             return
         for seconds in (0.1, 3600.0):
             now = self.now + seconds

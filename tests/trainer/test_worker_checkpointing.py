@@ -23,7 +23,7 @@ LAYERS = 4  # of the model
 class Worker:
     """One that keeps its checkpoints in a folder, and what it says to the coordinator."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, owner: str = "0a", **options: Any) -> None:
         document = {
             "apiVersion": "bamboo.dev/v1alpha1",
             "kind": "BambooJob",
@@ -36,7 +36,7 @@ class Worker:
             },
         }
         self.said: queue.Queue[Message] = queue.Queue()
-        self.part = Checkpointing(parse_manifest(document), LAYERS, self.said.put)
+        self.part = Checkpointing(parse_manifest(document), LAYERS, owner, self.said.put)
 
     def hear(self) -> Any:
         return self.said.get(timeout=SECONDS)
@@ -51,9 +51,10 @@ class Worker:
                 parts += told.parts
         self.part.commit(protocol.CommitCheckpoint(checkpoint=checkpoint, parts=tuple(parts)))
         assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint)
+        assert self.hear() == protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)
 
-    def find(self, *bad: CheckpointId) -> Any:
-        self.part.find(protocol.FindCheckpoint(number=1, bad=bad))
+    def find(self, *bad: CheckpointId, own: bool = False) -> Any:
+        self.part.find(protocol.FindCheckpoint(number=1, bad=bad, own=own))
         return self.hear()
 
 
@@ -98,12 +99,29 @@ def test_only_the_latest_are_kept(tmp_path: Path, folder: Path) -> None:
     for step in (1, 2, 3):
         worker.save(stages, at(step))
         one_step(stages, step)
-    worker.find()  # is done after what follows the commit
     manifests = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert not [path for path in manifests if "a1" in path]
     assert [step for step in (2, 3) if any(f"a{step}" in path for path in manifests)] == [2, 3]
     assert worker.find(at(3)).checkpoint == at(2)
     worker.part.close()
+
+
+def test_a_job_finds_its_own_beside_those_of_an_earlier_one_and_keeps_them(tmp_path: Path, folder: Path) -> None:
+    """With resume Never what was there before is neither used nor counted, and nobody is told of it."""
+    stages = trained(tmp_path, 2, 3)
+    earlier, worker = Worker(folder, "ee"), Worker(folder, "0b", keepLatest=2, resume="Never")
+    earlier.save(stages, at(3))
+    assert worker.find().checkpoint == at(3)
+    assert worker.find(own=True) == protocol.CheckpointFound(number=1)
+    stages = trained(tmp_path, 2, 1)
+    for step in (1, 2):
+        worker.save(stages, at(step))
+        one_step(stages, step)
+    assert worker.find(own=True) == protocol.CheckpointFound(number=1, checkpoint=at(2))
+    assert worker.find(at(2), own=True).checkpoint == at(1)
+    assert earlier.find().checkpoint == at(3), "it is left alone"
+    for part in (earlier.part, worker.part):
+        part.close()
 
 
 def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
@@ -153,7 +171,7 @@ def test_what_was_said_last_is_said_again(tmp_path: Path, folder: Path) -> None:
     worker.save(trained(tmp_path, 1, 1), at(1))
     assert worker.said.empty()
     worker.part.report()
-    *parts, last = [worker.hear() for _ in range(LAYERS + 1)]
+    *parts, last, _ = [worker.hear() for _ in range(LAYERS + 2)]
     assert [part.layer for said in parts for part in said.parts] == list(range(LAYERS))
     assert last == protocol.CheckpointCommitted(checkpoint=at(1))
     worker.part.close()

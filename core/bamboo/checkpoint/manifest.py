@@ -47,7 +47,10 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid."""
+    """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid.
+
+    owner: the job that wrote it (`resume.owner_of`); empty if that is not known.
+    """
 
     job: _Text
     step: _Step
@@ -58,6 +61,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,64}$")]
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
+    owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
 
     @property
     def place(self) -> Attempt:

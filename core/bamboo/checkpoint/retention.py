@@ -18,18 +18,19 @@ class Removal:
 
 
 def removable(
-    found: Iterable[Found], keep: int, *, now: float, digest: str | None = None, writing: Collection[Attempt] = (),
-    dead_after: float = DEAD_AFTER_SECONDS,
+    found: Iterable[Found], keep: int, *, now: float, digest: str | None = None, owner: str | None = None,
+    writing: Collection[Attempt] = (), dead_after: float = DEAD_AFTER_SECONDS,
 ) -> tuple[Removal, ...]:  # fmt: skip
     """Oldest first.
 
     keep: so many complete ones stay, and at least the newest one, and the one that was written last. digest: only
-    checkpoints of this training are counted and removed; None: all are. writing: attempts in progress, which stay. now:
+    checkpoints of this training are counted and removed; None: all are. owner: only those that this job has written;
+    None: whoever has. writing: attempts in progress, which stay. now:
     seconds since 1970. dead_after: seconds after its last write from which any other unfinished one counts as dead;
     it does so earlier if a checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
-    complete = [one for one in everything if one.state is State.COMPLETE and _ours(one, digest)]
+    complete = [one for one in everything if one.state is State.COMPLETE and _ours(one, digest, owner)]
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:
         kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
@@ -37,7 +38,7 @@ def removable(
     for one in reversed(everything):
         if one.attempt in kept or one.attempt in writing:
             continue
-        if reason := _reason(one, complete, digest, now - dead_after):
+        if reason := _reason(one, complete, now - dead_after, ours=_ours(one, digest, owner)):
             removals.append(Removal(attempt=one.attempt, reason=reason, bytes=one.bytes))
     return tuple(removals)
 
@@ -50,12 +51,12 @@ def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple
     return tuple(removals[attempt] for attempt in sorted(removals))
 
 
-def _reason(one: Found, complete: list[Found], digest: str | None, dead: float) -> str:
+def _reason(one: Found, complete: list[Found], dead: float, *, ours: bool) -> str:
     """Why it is removed, or nothing."""
     match one.state:
-        case State.COMPLETE if _ours(one, digest):
+        case State.COMPLETE if ours:
             return "there are newer ones"
-        case State.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and _ours(one, digest):
+        case State.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and ours:
             return f"damaged: {one.reason}"
         case State.UNFINISHED if one.modified is not None:
             if one.modified < dead or any(_overtook(other, one) for other in complete):
@@ -70,6 +71,8 @@ def _overtook(complete: Found, unfinished: Found) -> bool:
     return complete.attempt.step >= unfinished.attempt.step and written is not None and written > unfinished.modified
 
 
-def _ours(one: Found, digest: str | None) -> bool:
+def _ours(one: Found, digest: str | None, owner: str | None) -> bool:
     """A damaged manifest does not say whose it is; in a store of one's own it is one's own."""
-    return digest is None or one.manifest is None or one.manifest.digest == digest
+    if one.manifest is None:
+        return True
+    return digest in (None, one.manifest.digest) and owner in (None, one.manifest.owner)

@@ -115,9 +115,10 @@ class PartsWritten(Message, frozen=True):
 
 
 class CheckpointCommitted(Message, frozen=True):
-    """Its manifest is written."""
+    """Its manifest is written. tidied: said again when what is not to be kept any longer is removed, or cannot be."""
 
     checkpoint: CheckpointId
+    tidied: bool = False
 
 
 class CheckpointFailed(Message, frozen=True):
@@ -241,10 +242,14 @@ class SendPlan(Message, frozen=True):
 
 
 class FindCheckpoint(Message, frozen=True):
-    """Which checkpoint in the job's store can the job go on from? number: of the question. bad: not one of these."""
+    """Which checkpoint in the job's store can the job go on from? number: of the question. bad: not one of these.
+
+    own: only one that the job itself has written.
+    """
 
     number: Count
     bad: tuple[CheckpointId, ...] = ()
+    own: bool = False
 
 
 class TakeCheckpoint(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Checkpoints: when one is taken, who writes what of it, when it is one, and which one the job goes on from.
+"""Checkpoints: when one is taken, who writes what of it, and when it is one. `restoring` goes on from one.
 
 The root marks the commit after which the state is kept; whoever is named as a writer copies its layers of that state
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
@@ -11,17 +11,17 @@ from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
+from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
-from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, Stopping, Turn
-from bamboo.job.spec import Resume
+from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
-from bamboo.text import count, one_line
+from bamboo.text import one_line
 
 AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
 STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
+TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
 MOST_WRITERS: Final = 16  # of a stage
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
 MOST_KEPT: Final = 100
@@ -81,7 +81,7 @@ def stop(turn: Turn, outcome: Outcome, reason: str, message: str, *, keep: bool)
     newest = max((one.step for one in state.checkpoints.kept), default=0)
     if keep and state.spec.checkpoint and state.phase == "Running" and state.step > newest:
         turn.set(stopping=Stopping(outcome=outcome, reason=reason, message=message, step=state.step, since=turn.now))
-        _change(turn, retry=True)
+        change(turn, retry=True)
     else:
         turn.finish(outcome, reason, message)
 
@@ -91,9 +91,10 @@ def stop_if_kept(turn: Turn) -> None:
     state, c, stopping = turn.state, turn.state.checkpoints, turn.state.stopping
     if stopping is None:
         return
-    given_up = state.phase != "Running" or not (c.writers or c.retry)
+    kept = bool(c.kept) and c.kept[0].step >= stopping.step
+    given_up = state.phase != "Running" or not (c.writers or c.retry or kept)
     late = turn.now - stopping.since > STOP_SECONDS + 2 * (state.usual_step or 0.0)
-    if given_up or late or (c.kept and c.kept[0].step >= stopping.step):
+    if given_up or late or (kept and not is_tidying(turn)):
         turn.finish(stopping.outcome, stopping.reason, stopping.message)
 
 
@@ -104,7 +105,7 @@ def _keep_the_endangered(turn: Turn) -> None:
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
     if any(set(holders) <= noticed for holders in _holders(state, state.plan)):
-        _change(turn, endangered=noticed, retry=state.step > c.last_step)
+        change(turn, endangered=noticed, retry=state.step > c.last_step)
 
 
 def _came_too_late(turn: Turn) -> bool:
@@ -114,7 +115,7 @@ def _came_too_late(turn: Turn) -> bool:
     return over and turn.now - state.last_progress > 2 * AGAIN_SECONDS
 
 
-def _change(turn: Turn, **changes: object) -> None:
+def change(turn: Turn, **changes: object) -> None:
     turn.set(checkpoints=replace(turn.state.checkpoints, **changes))  # type: ignore[arg-type]
 
 
@@ -143,7 +144,7 @@ def _ask_root(turn: Turn) -> None:
     c, plan = turn.state.checkpoints, turn.state.plan
     assert plan is not None
     root = plan.at(ROOT).owner
-    _change(turn, asked=root, asked_at=turn.now)
+    change(turn, asked=root, asked_at=turn.now)
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
 
 
@@ -151,7 +152,7 @@ def _wish(turn: Turn, at: int) -> None:
     """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
     c, plan = turn.state.checkpoints, turn.state.plan
     assert plan is not None
-    _change(
+    change(
         turn, number=c.number + 1, at=at, writers=_writers(turn.state, plan), since=turn.now, retry=False, early={},
         failed={}, stall=0.0,
     )  # fmt: skip
@@ -180,7 +181,7 @@ def _commit(turn: Turn) -> None:
     staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
     if not staying:
         return
-    _change(turn, asked=staying[0], asked_at=turn.now)
+    change(turn, asked=staying[0], asked_at=turn.now)
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts)))
 
@@ -189,7 +190,7 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     c = turn.state.checkpoints
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
-    _change(
+    change(
         turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step,
         counts=c.counts.abandoning(reason),
     )  # fmt: skip
@@ -214,7 +215,7 @@ def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:
     if number != c.number or not c.writers or c.writing is not None:
         return
     parts = dict(c.early.get(checkpoint, {}))
-    _change(turn, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={})
+    change(turn, writing=checkpoint, since=turn.now, asked=None, parts=parts, early={}, failed={})
     if checkpoint in c.failed:
         _abandon(turn, AbandonReason.STORE_FAILED, c.failed[checkpoint])
     else:
@@ -228,13 +229,13 @@ def parts_written(turn: Turn, worker: WorkerId, message: protocol.PartsWritten) 
     new = {part.layer: part for part in message.parts if part.layer < plan.stages[-1][1]}
     if message.checkpoint == c.writing:
         _note_written(turn, new, c.parts, message.stall)
-        _change(turn, parts={**c.parts, **new})
+        change(turn, parts={**c.parts, **new})
         _commit_if_written(turn)
     elif c.writers and c.writing is None:
         known = c.early.get(message.checkpoint, {})
         _note_written(turn, new, known, message.stall)
         early = {**c.early, message.checkpoint: {**known, **new}}
-        _change(turn, early=dict(list(early.items())[-MOST_EARLY:]))
+        change(turn, early=dict(list(early.items())[-MOST_EARLY:]))
 
 
 def _note_written(
@@ -243,7 +244,7 @@ def _note_written(
     """Workers may say the same again. stall: of the worker that says so."""
     c = turn.state.checkpoints
     more = sum(part.bytes for layer, part in new.items() if layer not in known)
-    _change(turn, counts=replace(c.counts, bytes=c.counts.bytes + more), stall=max(c.stall, stall))
+    change(turn, counts=replace(c.counts, bytes=c.counts.bytes + more), stall=max(c.stall, stall))
 
 
 def _commit_if_written(turn: Turn) -> None:
@@ -254,16 +255,27 @@ def _commit_if_written(turn: Turn) -> None:
 
 def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.CheckpointCommitted) -> None:
     c = turn.state.checkpoints
+    if message.tidied and c.tidying == (message.checkpoint, worker):
+        change(turn, tidying=None)
     if message.checkpoint != c.writing:
         return
     size = sum(part.bytes for part in c.parts.values())
     kept = (message.checkpoint, *c.kept)[:MOST_KEPT]
     seconds = turn.now - c.since
     turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
-    _change(
+    change(
         turn, kept=kept, kept_at=turn.now, bytes=size, seconds=seconds, writers=(), writing=None, parts={}, asked=None,
         last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall),
+        tidying=None if message.tidied else (message.checkpoint, worker),
     )  # fmt: skip
+
+
+def is_tidying(turn: Turn) -> bool:
+    """Is a worker removing what is not to be kept beside the newest one? A job that ends waits a while for that."""
+    c = turn.state.checkpoints
+    if c.tidying is None or c.kept_at is None:
+        return False
+    return c.tidying[1] in turn.state.workers and turn.now - c.kept_at < TIDY_SECONDS
 
 
 def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.CheckpointFailed) -> None:
@@ -271,115 +283,4 @@ def checkpoint_failed(turn: Turn, worker: WorkerId, message: protocol.Checkpoint
     if c.writers and message.checkpoint == c.writing:
         _abandon(turn, AbandonReason.STORE_FAILED, why)
     elif c.writers and c.writing is None:
-        _change(turn, failed={**c.failed, message.checkpoint: why})
-
-
-# going on from one
-
-
-def can_restore(state: CoordinatorState) -> bool:
-    """Is it worth looking for a checkpoint to go back to?"""
-    return state.spec.checkpoint is not None and (state.spec.checkpoint.resume is Resume.LATEST or bool(_own(state)))
-
-
-def _own(state: CoordinatorState) -> list[CheckpointId]:
-    """Those that this job has written or begun with, as far as is known here; the newest first."""
-    c, begun = state.checkpoints, state.plan.restore if state.plan else None
-    return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
-
-
-def lost(turn: Turn, reason: str, message: str) -> None:
-    """Redundancy and peers do not cover what is lost: go back to a checkpoint, or end the job."""
-    if turn.state.phase == "Restoring":
-        return
-    if not can_restore(turn.state):
-        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
-        return
-    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
-    if turn.state.checkpoints.writers:
-        _change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
-    _begin_to_look(turn, reason, message)
-
-
-def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
-    """pausing: what has just failed would fail again at once."""
-    _change(
-        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
-        message=message, asked_at=turn.now, pausing=pausing,
-    )  # fmt: skip
-    turn.enter("Restoring")
-
-
-def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
-    """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
-    state, c = turn.state, turn.state.checkpoints
-    plan = state.plan
-    if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
-        return
-    text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
-    turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
-    problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
-    _change(turn, counts=c.counts.unusable(problem))
-    if message.damaged:
-        _forget_damaged(turn, message.checkpoint)
-    _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
-
-
-def _forget_damaged(turn: Turn, checkpoint: CheckpointId) -> None:
-    """When the one before it was committed is not known any more."""
-    c = turn.state.checkpoints
-    left = tuple(one for one in c.kept if one != checkpoint)
-    _change(
-        turn, bad=(*c.bad, checkpoint)[-MOST_KEPT:], kept=left, kept_at=c.kept_at if left[:1] == c.kept[:1] else None
-    )
-
-
-def is_known(turn: Turn) -> bool:
-    """Is it known with which state the job begins? If not, somebody is asked who can look."""
-    state, c = turn.state, turn.state.checkpoints
-    spec = state.spec.checkpoint
-    if spec is None or c.looked:
-        return True
-    if spec.resume is Resume.NEVER:
-        own = _own(state) if state.phase == "Restoring" else []
-        _change(turn, looked=True, found=own[0] if own else None)
-        return True
-    wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
-    if not wait and state.ready:
-        worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
-        _change(turn, asked=worker, asked_at=turn.now, question=c.question + 1)
-        turn.do(Send(worker, protocol.FindCheckpoint(number=c.question + 1, bad=c.bad)))
-    return False
-
-
-def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
-    c = turn.state.checkpoints
-    if c.looked or message.number != c.question or turn.state.phase not in ("Pending", "Restoring"):
-        return
-    if message.problem:
-        if message.problem != c.problem:
-            turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
-        _change(turn, problem=message.problem)  # the worker is asked again after a while
-        return
-    for text in message.passed:
-        turn.do(Emit("CheckpointUnusable", one_line(text), True))
-    _change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
-
-
-def begun(turn: Turn) -> None:
-    """A plan has been made that begins with the checkpoint found."""
-    c, state = turn.state.checkpoints, turn.state
-    first = c.found.step if c.found else 0
-    repeated = max(0, max(state.step, state.earlier.step) - first)
-    if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
-        told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
-        again = f", and repeats {count(repeated, 'step')}" if repeated else ""
-        turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
-    counts = c.counts.repeating(repeated, state.usual_step or state.earlier.step_seconds or 0.0)
-    if c.reason in list(RestoreCause):
-        counts = counts.restoring(RestoreCause(c.reason))
-    turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
-    _change(
-        turn, counts=counts, last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False,
-        pausing=False,
-    )  # fmt: skip
+        change(turn, failed={**c.failed, message.checkpoint: why})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints
+from bamboo.coordinator import restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.platforms import is_mixed
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
@@ -136,7 +136,7 @@ def _await_the_first(turn: Turn) -> None:
 def _nobody_came_back(turn: Turn, message: str) -> None:
     """All that they held is gone with them; others begin, with what the store has."""
     turn.set(requested=0)
-    checkpoints.lost(turn, "WorkersGone", message)
+    restoring.lost(turn, "WorkersGone", message)
 
 
 def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
@@ -167,7 +167,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
         return
     if state.exit_unknown & state.ends.keys() and turn.now - state.asked_at < END_SECONDS:
         return  # if they ended by themselves, that is the reason that the user has to hear
-    checkpoints.lost(turn, "StageLost", _stage_lost(state, loss))
+    restoring.lost(turn, "StageLost", _stage_lost(state, loss))
 
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
@@ -206,7 +206,7 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
 def _start(turn: Turn) -> None:
     """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
     state, spec = turn.state, turn.state.spec
-    if not checkpoints.is_known(turn) or (state.costs is None and state.plan is None):
+    if not restoring.is_known(turn) or (state.costs is None and state.plan is None):
         return
     c, state = turn.state.checkpoints, turn.state
     if state.phase == "Restoring" and c.found is None:
@@ -221,7 +221,7 @@ def _start(turn: Turn) -> None:
     stages = state.plan.stages if state.plan else layer_ranges(state.costs or (), spec.topology)
     epoch = state.plan.epoch + 1 if state.plan else 1
     plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found)
-    checkpoints.begun(turn)
+    restoring.begun(turn)
     _forget_what_was(turn, plan.first_step)
     turn.enter("Running")
     _issue(turn, plan)

@@ -88,7 +88,8 @@ class CheckpointState:
     turned out to be damaged.
     looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
     counts: what became of all of them. first: the step with which the job began.
-    endangered: the workers with notice for whose sake one was taken.
+    tidying: the newest one and who wrote it, while that worker removes others. endangered: the workers with notice for
+    whose sake one was taken.
     """
 
     number: int = 0
@@ -118,6 +119,7 @@ class CheckpointState:
     message: str = ""
     counts: CheckpointCounts = field(default_factory=CheckpointCounts)
     first: int = 0
+    tidying: tuple[CheckpointId, WorkerId] | None = None
     endangered: frozenset[WorkerId] = frozenset()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints
+from bamboo.coordinator import checkpoints, restoring
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
@@ -100,7 +100,7 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
     if turn.state.plan is None or cell not in turn.state.plan.cells():
         return
     text = f"stage {cell.stage} of pipeline {cell.pipeline}: the copy that is left on {worker} is too old"
-    checkpoints.lost(turn, "StageLost", text)
+    restoring.lost(turn, "StageLost", text)
 
 
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
@@ -193,7 +193,7 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
 def finish_if_done(turn: Turn) -> None:
     """The job is done when every cell of a layout that may be in force has finished."""
     state = turn.state
-    if state.plan is None or not state.finished or state.checkpoints.writers:
+    if state.plan is None or not state.finished or state.checkpoints.writers or checkpoints.is_tidying(turn):
         return  # the last state is still being kept
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
@@ -269,12 +269,12 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.Report: _report,
     protocol.LeftBehind: _left_behind,
     protocol.StepCommitted: _step_committed,
-    protocol.CheckpointFound: checkpoints.checkpoint_found,
+    protocol.CheckpointFound: restoring.checkpoint_found,
     protocol.CheckpointBegun: checkpoints.checkpoint_begun,
     protocol.PartsWritten: checkpoints.parts_written,
     protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
     protocol.CheckpointFailed: checkpoints.checkpoint_failed,
-    protocol.RestoreFailed: checkpoints.restore_failed,
+    protocol.RestoreFailed: restoring.restore_failed,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,

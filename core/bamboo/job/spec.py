@@ -94,7 +94,9 @@ class SpreadPolicy(StrEnum):
 
 
 class Resume(StrEnum):
-    """Latest: start from the newest complete checkpoint if there is one. Never: start at step 0."""
+    """Latest: start from the newest complete checkpoint if there is one. Never: only from one that the job has written
+    itself, else at step 0.
+    """
 
     LATEST = "Latest"
     NEVER = "Never"

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from bamboo.checkpoint.resume import owner_of
 from bamboo.control.protocol import (
     MOST_TEXT,
     Bye,
@@ -252,7 +253,7 @@ class WorkerAgent:
         use(device)
         self.device = str(device)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
-        kept = self.checkpoints = Checkpointing(spec, len(task.layers), self.control.send)
+        kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
             stage = Stage(task, index, stages, config, device, reader)

@@ -31,7 +31,7 @@ from bamboo.control.protocol import (
     PartsWritten,
 )
 from bamboo.job.edits import numbers_digest
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, Resume
 from bamboo.names import STORAGE_FOLDER
 from bamboo.planning.plan import CheckpointId
 from bamboo.storage.errors import StorageError
@@ -73,10 +73,10 @@ def store_url(spec: JobSpec) -> str | None:
 
 
 class Checkpointing:
-    """Of one job. layers: of its model. tell: to the coordinator; any thread may say something."""
+    """Of one job. layers: of its model. owner: the job. tell: to the coordinator; any thread may say something."""
 
-    def __init__(self, spec: JobSpec, layers: int, tell: Callable[[Message], None]) -> None:
-        self._layers = layers
+    def __init__(self, spec: JobSpec, layers: int, owner: str, tell: Callable[[Message], None]) -> None:
+        self._layers, self._owner = layers, owner
         self._spec, self._to_coordinator, self._url = spec, tell, store_url(spec)
         self._told: tuple[AboutCheckpoint, ...] = ()  # of the checkpoint that was spoken of last
         self._digest = numbers_digest(spec)
@@ -192,8 +192,9 @@ class Checkpointing:
                     self._commit(checkpoint, parts)
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect()
-            case FindCheckpoint(number=number, bad=bad):
-                self._to_coordinator(self._find(number, bad))  # if it is lost it is asked for again
+                self._tell(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
+            case FindCheckpoint():
+                self._to_coordinator(self._find(work))  # if it is lost it is asked for again
 
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
@@ -210,24 +211,26 @@ class Checkpointing:
             digest=self._digest,
             versions=versions(),
             created=datetime.now(UTC),
+            owner=self._owner,
         )
         self._open().commit(manifest)
 
     def _collect(self) -> None:
         """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
         assert self._spec.checkpoint is not None
-        store = self._open()
+        store, spec = self._open(), self._spec.checkpoint
+        owner = self._owner if spec.resume is Resume.NEVER else None  # then others are none of its own
         try:
-            keep, now = self._spec.checkpoint.keep_latest, time.time()
-            for removal in removable(store.list(), keep, now=now, digest=self._digest):
+            for removal in removable(store.list(), spec.keep_latest, now=time.time(), digest=self._digest, owner=owner):
                 store.delete(removal.attempt)
         except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)
 
-    def _find(self, number: int, bad: Sequence[CheckpointId]) -> CheckpointFound:
-        attempts = {Attempt(one.step, one.id) for one in bad}
+    def _find(self, request: FindCheckpoint) -> CheckpointFound:
+        number, attempts = request.number, {Attempt(one.step, one.id) for one in request.bad}
         there, steps = self._open().list(), self._spec.training.steps
-        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts)
+        owner = self._owner if request.own else None
+        choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts, owner=owner)
         newest = choice.manifest.step if choice.manifest else -1
         for one in there:
             if one.state is State.UNREADABLE and newest < one.attempt.step <= steps and one.attempt not in attempts:

@@ -1,0 +1,116 @@
+"""Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
+
+from bamboo.control import protocol
+from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
+from bamboo.coordinator.events import Emit, Outcome, Send
+from bamboo.coordinator.state import BEGINNING, CoordinatorState, Turn
+from bamboo.job.spec import Resume
+from bamboo.planning.plan import CheckpointId, WorkerId
+from bamboo.text import count, one_line
+
+
+def can_restore(state: CoordinatorState) -> bool:
+    """Is it worth looking for a checkpoint to go back to?"""
+    spec, c = state.spec.checkpoint, state.checkpoints
+    return spec is not None and (spec.resume is Resume.LATEST or bool(_own(state)) or not c.looked)
+
+
+def _own(state: CoordinatorState) -> list[CheckpointId]:
+    """Those that this job has written or begun with, as far as is known here; the newest first."""
+    c, begun = state.checkpoints, state.plan.restore if state.plan else None
+    return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
+
+
+def lost(turn: Turn, reason: str, message: str) -> None:
+    """Redundancy and peers do not cover what is lost: go back to a checkpoint, or end the job."""
+    if turn.state.phase == "Restoring":
+        return
+    if not can_restore(turn.state):
+        turn.finish(Outcome.UNRECOVERABLE, reason, f"{message}; not recoverable without a checkpoint")
+        return
+    turn.do(Emit("Restoring", f"{message}; the job goes back to a checkpoint", True))
+    if turn.state.checkpoints.writers:
+        change(turn, counts=turn.state.checkpoints.counts.abandoning(AbandonReason.WENT_BACK))
+    _begin_to_look(turn, reason, message)
+
+
+def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
+    """pausing: what has just failed would fail again at once."""
+    change(
+        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
+        message=message, asked_at=turn.now, pausing=pausing,
+    )  # fmt: skip
+    turn.enter("Restoring")
+
+
+def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:
+    """A worker cannot begin with the checkpoint of the plan in force: with an older one, or with the same once more."""
+    state, c = turn.state, turn.state.checkpoints
+    plan = state.plan
+    if state.phase != "Running" or plan is None or (plan.origin, plan.restore) != (message.origin, message.checkpoint):
+        return
+    text = f"{worker} cannot read the checkpoint of step {message.checkpoint.step}: {one_line(message.message)}"
+    turn.do(Emit("CheckpointUnusable" if message.damaged else "RestoreFailed", text, True))
+    problem = RestoreProblem.DAMAGED if message.damaged else RestoreProblem.UNREADABLE
+    change(turn, counts=c.counts.unusable(problem))
+    if message.damaged:
+        _forget_damaged(turn, message.checkpoint)
+    _begin_to_look(turn, "RestoreFailed", text, pausing=not message.damaged)
+
+
+def _forget_damaged(turn: Turn, checkpoint: CheckpointId) -> None:
+    """When the one before it was committed is not known any more."""
+    c = turn.state.checkpoints
+    left = tuple(one for one in c.kept if one != checkpoint)
+    change(
+        turn, bad=(*c.bad, checkpoint)[-MOST_KEPT:], kept=left, kept_at=c.kept_at if left[:1] == c.kept[:1] else None
+    )
+
+
+def is_known(turn: Turn) -> bool:
+    """Is it known with which state the job begins? If not, somebody is asked who can look."""
+    state, c = turn.state, turn.state.checkpoints
+    spec = state.spec.checkpoint
+    if spec is None or c.looked:
+        return True
+    wait = turn.now - c.asked_at <= AGAIN_SECONDS and (c.asked in state.workers or c.pausing)
+    if not wait and state.ready:
+        worker = next((w for w in state.ready if w != c.asked), None) or next(iter(state.ready))
+        change(turn, asked=worker, asked_at=turn.now, question=c.question + 1)
+        own = spec.resume is Resume.NEVER
+        turn.do(Send(worker, protocol.FindCheckpoint(number=c.question + 1, bad=c.bad, own=own)))
+    return False
+
+
+def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointFound) -> None:
+    c = turn.state.checkpoints
+    if c.looked or message.number != c.question or turn.state.phase not in ("Pending", "Restoring"):
+        return
+    if message.problem:
+        if message.problem != c.problem:
+            turn.do(Emit("CheckpointStoreUnavailable", one_line(message.problem), True))
+        change(turn, problem=message.problem)  # the worker is asked again after a while
+        return
+    for text in message.passed:
+        turn.do(Emit("CheckpointUnusable", one_line(text), True))
+    change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
+
+
+def begun(turn: Turn) -> None:
+    """A plan has been made that begins with the checkpoint found."""
+    c, state = turn.state.checkpoints, turn.state
+    first = c.found.step if c.found else 0
+    repeated = max(0, max(state.step, state.earlier.step) - first)
+    if state.phase == "Restoring" or c.found or (repeated and state.spec.checkpoint):
+        told = f"the job goes on from the checkpoint of step {first}" if c.found else "the job begins again"
+        again = f", and repeats {count(repeated, 'step')}" if repeated else ""
+        turn.do(Emit("Restored", f"{told}{again}", bool(repeated)))
+    counts = c.counts.repeating(repeated, state.usual_step or state.earlier.step_seconds or 0.0)
+    if c.reason in list(RestoreCause):
+        counts = counts.restoring(RestoreCause(c.reason))
+    turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
+    change(
+        turn, counts=counts, last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False,
+        pausing=False,
+    )  # fmt: skip
