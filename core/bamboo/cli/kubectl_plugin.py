@@ -12,6 +12,7 @@ import typer
 
 from bamboo.cli import commands
 from bamboo.cli.cluster_commands import app as cluster_commands
+from bamboo.cli.rollout_commands import rollouts
 
 CALLED, PROGRAM = "kubectl bamboo", "kubectl-bamboo"
 DEFAULT_FILES = ":0"  # what kubectl calls a directive: the candidates, or files if there are none
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings=commands.app.info.context_settings,
 )
 app.registered_commands += cluster_commands.registered_commands
+app.add_typer(rollouts, name="rollout")
 app.command()(commands.validate)
 app.command()(commands.version)
 

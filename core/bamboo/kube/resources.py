@@ -79,6 +79,10 @@ class JobCheckpoint(Part, frozen=True):
     storage: JobStorage = JobStorage()
 
 
+class JobRollout(Part, frozen=True):
+    paused: bool = False
+
+
 class BambooJobSpec(Part, frozen=True):
     suspend: bool = False
     managed_by: str = ""
@@ -88,6 +92,7 @@ class BambooJobSpec(Part, frozen=True):
     spread: JobSpread = JobSpread()
     redundancy: JobRedundancy = JobRedundancy()
     checkpoint: JobCheckpoint | None = None
+    rollout: JobRollout = JobRollout()
 
 
 class PipelineCounts(Part, frozen=True):
@@ -124,6 +129,14 @@ class CheckpointStatus(Part, frozen=True):
     last_time: Time | None = None
 
 
+class RolloutStatus(Part, frozen=True):
+    revision: str = ""
+    state: str = ""
+    updated: int = 0
+    total: int = 0
+    message: str = ""
+
+
 class JobCost(Part, frozen=True):
     total: str | None = None
     per_hour: str | None = None
@@ -148,6 +161,8 @@ class BambooJobStatus(Part, frozen=True):
     training: TrainingProgress = TrainingProgress()
     checkpoint: CheckpointStatus = CheckpointStatus()
     cost: JobCost = JobCost()
+    rollout: RolloutStatus | None = None
+    observed_generation: int = 0
     plan: str = ""
 
 

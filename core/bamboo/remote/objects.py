@@ -18,6 +18,7 @@ from bamboo.kube.resources import (
     JobCheckpoint,
     Node,
     Pod,
+    RolloutStatus,
     StatusCondition,
     TakeoverStatus,
     read,
@@ -35,6 +36,7 @@ UNRECOVERABLE = (
 USUAL = {
     "Accepted": True,
     "WorkersReady": True,
+    "WorkersUpdated": True,
     "Running": True,
     "Protected": True,
 }  # conditions that are not False when all is well
@@ -99,6 +101,9 @@ class RemoteJob:
     cost: str | None
     cost_per_hour: str | None
     saved: str | None
+    rollout: RolloutStatus | None
+    rollout_paused: bool
+    observed: int  # the generation that the status is about
     plan: tuple[tuple[str, ...], ...]
 
     def condition(self, kind: str) -> JobCondition | None:
@@ -237,6 +242,9 @@ def job_of(body: Json) -> RemoteJob:
         cost=cost.total,
         cost_per_hour=cost.per_hour,
         saved=cost.saved,
+        rollout=status.rollout,
+        rollout_paused=spec.rollout.paused,
+        observed=status.observed_generation,
         plan=_plan(status.plan),
     )
 

@@ -88,6 +88,15 @@ def protection(job: RemoteJob) -> str:
     return f"protected: {'yes' if told.holds else 'no'}, {told.message} ({told.reason})"
 
 
+def rollout(job: RemoteJob) -> str:
+    """How far the replacement of its workers is; empty if none is due."""
+    found = job.rollout
+    if found is None or found.state == "Complete" or job.ended or job.suspend:
+        return ""
+    why = f": {found.message}" if found.message else ""
+    return f"rollout {found.state.lower()}, {found.updated} of {found.total} workers of revision {found.revision}{why}"
+
+
 def takeover(job: RemoteJob, taken: TakeoverStatus) -> str:
     return (
         f"{job.short(taken.worker)} took over {place((taken.pipeline, taken.stage))} from {job.short(taken.victim)};"

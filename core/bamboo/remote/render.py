@@ -119,6 +119,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
         lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
     if told := phrases.checkpoint(job, now):
         lines.append(Text(told))
+    if told := phrases.rollout(job):
+        lines.append(Text(told, style="yellow" if job.rollout and job.rollout.state == "Stalled" else ""))
     if told := phrases.cost(job):
         lines.append(Text(f"cost {told}"))
     if job.last_takeover is not None:
