@@ -44,7 +44,7 @@ def test_a_fallback_worker_is_given_back_once_a_worker_of_an_earlier_pool_is_rea
     assert "sure" in decision.reason
     assert decision.probes == frozenset(), "it has joined, and is needed now"
     leaving = scale_down(workers(placed, standby=["w2"], leaving=["w0"], probes=frozenset({"w2"})))
-    assert leaving == ScaleDown(probes=frozenset({"w2"})), "one at a time"
+    assert leaving == ScaleDown(), "one at a time"
 
 
 def test_an_earlier_pool_is_tried_with_one_worker_more() -> None:
@@ -61,6 +61,11 @@ def test_a_probe_is_one_too_many_when_no_fallback_worker_is_left() -> None:
     placed = {"w0": "spot", "w1": "spot", "w2": "spot"}
     waiting = workers(placed, joined={"w0", "w1"}, without_node={"w2": "spot"}, probes=frozenset({"w2"}))
     assert scale_down(waiting) == ScaleDown(delete="w2")
+
+
+def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_one_too_many() -> None:
+    placed = {"w0": "spot", "w1": "spot", "w2": "sure"}
+    assert scale_down(workers(placed, standby=["w2"], probes=frozenset({"w1"}))).release == "w2"
 
 
 def test_workers_beyond_those_wanted_go_one_at_a_time() -> None:

@@ -62,7 +62,7 @@ def scale_down(workers: WorkersByPool) -> ScaleDown:
         # a worker that leaves is counted, too, so that there is one probe at a time
         if target is not None and not workers.adding and len(placed) <= workers.wanted:
             return ScaleDown(probe=target, probes=probes)
-    probes &= placed.keys()
+    probes = (probes & placed.keys()) - set(workers.joined)  # who has come may have taken another's place
     counted = {name: pool for name, pool in placed.items() if name not in probes}
     late = [name for name in workers.without_node if name not in workers.joined]
     worker = surplus_worker(pools, counted, late, workers.standby, workers.leaving, workers.wanted)
