@@ -23,9 +23,9 @@ FREE = {
         "ttlSecondsAfterFinished",
         "disruptionBudget",
     ),
-    *("activeDeadlineSeconds", "progressDeadlineSeconds"),
+    *("activeDeadlineSeconds", "progressDeadlineSeconds", "worker", "rollout"),
 }
-WHILE_SUSPENDED = {"worker", "queue"}
+WHILE_SUSPENDED = {"queue"}
 FIXED = {"managedBy", "task", "training", "spread", "checkpoint", "failurePolicy"}
 
 
@@ -103,7 +103,6 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         ("spread.policy", "None", "spec.spread: cannot change; create a new job instead"),
         ("checkpoint", {"storage": {"uri": "s3://b"}}, "spec.checkpoint: cannot change; create a new job instead"),
         ("failurePolicy.backoffLimit", 0, "spec.failurePolicy: cannot change; create a new job instead"),
-        ("worker.image", "r.io/a", "spec.worker: can change only while the job is suspended"),
         (
             "redundancy.placement",
             "Host",

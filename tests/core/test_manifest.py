@@ -96,7 +96,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             image="r.io/t:1",
             resources=s.ResourcesSpec(limits={"nvidia.com/gpu": 1, "memory": "16Gi"}),
             template={"spec": {"a": 1}},
+            allow_mixed_platforms=True,
         ),
+        rollout=s.RolloutSpec(paused=True, max_surge=0, progress_deadline_seconds=60),
         queue=s.QueueSpec(name="q"),
         failure_policy=s.FailurePolicy(
             backoff_limit=2,

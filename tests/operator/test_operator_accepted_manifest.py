@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.edits import task_digest
+from bamboo.job.edits import task_digest, worker_digest
 from bamboo.job.manifest import parse_manifest
 from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import AcceptedManifest, merge_followed, refusal_in
@@ -158,3 +158,26 @@ def test_what_was_told_of_a_manifest_is_in_the_status() -> None:
     assert refusal_in({"conditions": [refused]}) == "spec.x: wrong"
     assert refusal_in({"conditions": [{**refused, "status": "True"}]}) == ""
     assert refusal_in({}) == ""
+
+
+async def test_of_each_worker_section_the_newest_manifest_is_kept_and_ten_at_most() -> None:
+    api: Any = Revisions()
+    kept = AcceptedManifest(KEY, "u1", api)
+    images = [*"abcdefghijkl", "b"]
+    for generation, image in enumerate(images, 1):
+        kept.accept(edited(worker={"image": image}), 2 * generation)
+        await kept.save()
+        kept.accept(edited(worker={"image": image}, standby={"workers": generation}), 2 * generation + 1)
+        await kept.save()
+        assert kept.saved
+    there = sorted((r["revision"], r["data"]["spec"]["worker"]["image"]) for r in api.there.values())
+    assert there == [(2 * n + 1, images[n - 1]) for n in range(4, 14)]
+    another = AcceptedManifest(KEY, "u1", api)
+    await another.load(TASK)
+    assert another.manifest == kept.manifest
+    assert another.saved
+    for image in images:
+        digest = worker_digest(parse_manifest(edited(worker={"image": image})).worker)
+        section = another.section(digest)
+        assert (section.image if section else None) == (None if image in "ac" else image)
+    assert another.section("unknown") is None

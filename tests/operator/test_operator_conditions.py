@@ -17,8 +17,8 @@ from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from operator_kit import NOW, at, checkpoints, job, said
 
-ALL = ["Accepted", "WorkersReady", "Running", "Degraded", "Protected", "Suspended", "Restoring", "FallbackActive"]
-ALL += ["Complete", "Failed"]
+ALL = ["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Suspended", "Restoring"]
+ALL += ["FallbackActive", "Complete", "Failed"]
 JOB = job()
 POOLED = job(
     nodePools=[

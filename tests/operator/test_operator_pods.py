@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 
+from bamboo.job.edits import worker_digest
 from bamboo.names import worker_name
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
@@ -22,6 +23,7 @@ from bamboo_operator.manifests.worker_pod import (
     worker_number,
     worker_pod,
     worker_pool,
+    worker_revision,
 )
 from operator_kit import GPU, META, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
@@ -81,6 +83,8 @@ def test_the_whole_pod_of_the_smallest_job():
         "bamboo.dev/job-name": "tiny",
         "bamboo.dev/job-uid": META.uid,
         "bamboo.dev/worker-index": "3",
+        "bamboo.dev/worker-spec": worker_digest(job().worker),
+        "bamboo.dev/worker-revision": worker_revision(job(), META, None, SETTINGS),
     }
     of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
     over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}

@@ -257,19 +257,6 @@ async def test_a_pod_that_was_made_without_an_answer_counts_once(begin: Callable
 # what does not change
 
 
-async def test_new_workers_are_made_as_the_job_began(begin: Callable[..., Job]) -> None:
-    """Else they would differ from those that are there."""
-    place = Place()
-    edited = begin(place, worker={"image": "trainer:1"})
-    await edited.reconciles()
-    edited.edit(job(worker={"image": "trainer:2"}))
-    place.take("tiny-w0")
-    await edited.reconciles()
-    assert "ChangeRefused" in edited.told()
-    images = {pod["spec"]["containers"][0]["image"] for pod in place.pods.values()}
-    assert (sorted(place.pods), images) == (["tiny-w1", "tiny-w2"], {"trainer:1"})
-
-
 async def test_a_worker_that_is_given_back_goes_though_its_node_stays(begin: Callable[..., Job]) -> None:
     place = Place()
     started = begin(place)

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from bamboo.names import LABEL_NODE_POOL, TRAINER_CONTAINER
 from opsim_loop import VirtualLoop
+from opsim_scenario import CRASHING, MISSING
 from opsim_server import Object, Server, Watch
 
 GRACE_SECONDS = 30.0
@@ -84,6 +85,13 @@ class Nodes:
         if not self._there(pod) or "deletionTimestamp" in pod["metadata"] or not self._works(pod):
             return
         stamp = self._loop.date().strftime("%Y-%m-%dT%H:%M:%SZ")
+        image = pod["spec"]["containers"][0]["image"]
+        if image.startswith(MISSING):
+            self._container(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}, "Pending")
+            return
+        if image.startswith(CRASHING):
+            self._container(pod, {"terminated": {"exitCode": 1, "finishedAt": stamp, "reason": "Error"}}, "Failed")
+            return
         self._container(pod, {"running": {"startedAt": stamp}}, "Running")
         self.processes[uid] = self._start(pod)
 

@@ -11,6 +11,7 @@ from sim_stage import Arithmetic
 class DisturbanceKind(StrEnum):
     SUSPEND = "suspend"  # and resume it later
     SCALE = "scale"
+    ROLL = "give workers another image"  # that may be missing, or not work
     BREAK = "break the spec"  # and mend it later
     RECREATE = "delete the job and make it anew"
     DELETE_POD = "delete a pod"
@@ -35,6 +36,7 @@ class DisturbanceKind(StrEnum):
 WEIGHTS = {
     DisturbanceKind.SUSPEND: 4,
     DisturbanceKind.SCALE: 3,
+    DisturbanceKind.ROLL: 4,
     DisturbanceKind.BREAK: 1,
     DisturbanceKind.RECREATE: 1,
     DisturbanceKind.DELETE_POD: 3,
@@ -57,6 +59,9 @@ WEIGHTS = {
 }
 TOGETHER = (  # what is worse in company
     (DisturbanceKind.CUT_OFF, DisturbanceKind.SUSPEND),
+    (DisturbanceKind.ROLL, DisturbanceKind.KILL, DisturbanceKind.OPERATOR),
+    (DisturbanceKind.ROLL, DisturbanceKind.ROLL, DisturbanceKind.TAKE),
+    (DisturbanceKind.QUOTA, DisturbanceKind.ROLL),
     (DisturbanceKind.SUSPEND, DisturbanceKind.WATCH),
     (DisturbanceKind.WATCH, DisturbanceKind.SUSPEND),
     (DisturbanceKind.API, DisturbanceKind.SCALE, DisturbanceKind.SCALE, DisturbanceKind.SCALE),
@@ -68,6 +73,7 @@ TOGETHER = (  # what is worse in company
     (DisturbanceKind.DROUGHT, DisturbanceKind.KILL, DisturbanceKind.OPERATOR),
 )
 JOB = ("default", "sim")
+MISSING, CRASHING = "missing", "crashing"  # images
 SPAN_SECONDS = 240.0
 LONG_SECONDS = 900.0  # that nobody reaches the operator; longer than silent workers are waited for
 

@@ -25,7 +25,7 @@ from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from opsim_loop import VirtualLoop, virtual_time
 from opsim_nodes import Nodes, Process
-from opsim_scenario import JOB, SPAN_SECONDS, ClusterScenario
+from opsim_scenario import JOB, MISSING, SPAN_SECONDS, ClusterScenario
 from opsim_server import Object, Server, Watch
 from opsim_user import User
 from opsim_workers import SimChannels, Workers
@@ -165,6 +165,11 @@ class OperatorSimulation:
             "known": (set(self._cluster.pod_uids()), set(self.pods.objects)),
             "spec": (state.spec.elastic.max_pipelines, self.job["spec"]["elastic"]["maxPipelines"]),
         }
+        rollout = (self.job.get("status") or {}).get("rollout") or {}
+        if rollout.get("state") != "Stalled":  # as if new workers are lost again and again
+            images = {pod["spec"]["containers"][0]["image"] for pod in living}
+            facts["images"] = (images, {self.job["spec"].get("worker", {}).get("image", "trainer")})
+            facts["rollout"] = (rollout.get("state"), "Complete")
         wrong = [f"{name} {got}, not {want}" for name, (got, want) in facts.items() if got != want]
         return "; ".join(wrong) or None
 
@@ -192,7 +197,7 @@ class OperatorSimulation:
 
     def _left(self, *kinds: str) -> str | None:
         left = {
-            "pods": sorted(pod["metadata"]["name"] for pod in self.living_pods()),
+            "pods": sorted(p["metadata"]["name"] for p in self.living_pods() if not never_starts(p)),
             "processes": sorted(node.name for node in self.workers.nodes.values() if node.alive),
             "reconcilers": [str(job.key) for job in self.controller.running()] if self.controller else [],
             "gateway": list(self.workers.gateway._open) if self.workers.gateway else [],
@@ -303,6 +308,11 @@ class OperatorSimulation:
 
     def _raised(self, loop: Any, context: dict[str, Any]) -> None:
         self.fail(f"{context.get('message')}: {context.get('exception')!r}")
+
+
+def never_starts(pod: Object) -> bool:
+    """It stays as it is; whether it is removed when the job is over is for cleanPodPolicy to say."""
+    return str(pod["spec"]["containers"][0]["image"]).startswith(MISSING)
 
 
 class _Alarm(logging.Handler):

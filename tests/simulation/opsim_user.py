@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from opsim_scenario import JOB, LONG_SECONDS, Disturbance, DisturbanceKind
+from opsim_scenario import CRASHING, JOB, LONG_SECONDS, MISSING, Disturbance, DisturbanceKind
 from opsim_server import Object
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class User:
         handlers: dict[DisturbanceKind, Callable[[Disturbance], None]] = {
             DisturbanceKind.SUSPEND: self._suspend,
             DisturbanceKind.SCALE: self._scale,
+            DisturbanceKind.ROLL: self._roll,
             DisturbanceKind.BREAK: self._break,
             DisturbanceKind.RECREATE: self._recreate,
             DisturbanceKind.DROUGHT: self._drought,
@@ -102,6 +103,8 @@ class User:
     def _mend(self, spec: Object) -> None:
         whole = copy.deepcopy(self._simulation.scenario.manifest()["spec"])
         spec["training"], spec["task"] = whole["training"], whole["task"]
+        if spec.get("worker", {}).get("image", "").startswith((MISSING, CRASHING)):
+            spec["worker"] = {"image": "mended"}
 
     def _suspend(self, disturbance: Disturbance) -> None:
         self._edit(lambda spec: spec.update(suspend=True))
@@ -120,6 +123,18 @@ class User:
             spec["elastic"]["maxPipelines"] = most
 
         self._edit(change)
+
+    def _roll(self, disturbance: Disturbance) -> None:
+        """To one that works, mostly; of another one they think better later."""
+        kind = (MISSING, CRASHING, "good", "good", "good")[disturbance.number % 5]
+
+        def change(spec: Object) -> None:
+            spec["worker"] = {"image": f"{kind}:{disturbance.number}"}
+            spec["rollout"] = {"maxSurge": disturbance.number // 5 % 2, "progressDeadlineSeconds": 30}
+
+        self._edit(change)
+        if kind != "good":
+            self._later(disturbance, lambda: self._edit(self._mend))
 
     def _break(self, disturbance: Disturbance) -> None:
         """So that nobody can read it, or so that it is another task: its workers train on, and are looked after."""

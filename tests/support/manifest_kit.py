@@ -43,7 +43,8 @@ spec:
     keepLatest: 2
     resume: Never
   worker: {image: "r.io/t:1", resources: {limits: {nvidia.com/gpu: 1, memory: 16Gi}},
-           template: {spec: {a: 1}}}
+           template: {spec: {a: 1}}, allowMixedPlatforms: true}
+  rollout: {paused: true, maxSurge: 0, progressDeadlineSeconds: 60}
   queue: {name: q}
   failurePolicy: {backoffLimit: 2, rules: [{name: oom, onExitCodes: [137], action: RestartWorker}]}
   activeDeadlineSeconds: 86400

@@ -9,6 +9,7 @@ from typing import Any
 
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.protocol import Hello, Message, Profile, WorkerReady
+from bamboo.job.edits import worker_digest
 from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo.names import TRAINER_CONTAINER
@@ -18,8 +19,10 @@ from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
-from bamboo_operator.manifests.worker_pod import worker_pool
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
+from bamboo_operator.pods.rolling_change import RollingChange
+from bamboo_operator.pods.worker_templates import WorkerTemplates
 from operator_kit import META, SETTINGS
 
 
@@ -37,6 +40,7 @@ class Place:
         self.unanswered = 0  # how many pods are made, and it is not answered
         self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
         self.no_budgets = False  # has the operator no right to make one?
+        self.invalid = ""  # why a dry run of a pod fails
         self.kubelets = True  # does anybody end pods that are deleted?
 
     async def create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +58,10 @@ class Place:
             self.unanswered -= 1
             raise TimeoutError("no answer")
         return copy.deepcopy(made)
+
+    async def try_pod(self, pod: dict[str, Any]) -> None:
+        if self.invalid:
+            raise ApiError(422, "Invalid", self.invalid)
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
         return copy.deepcopy(self.pods[name])
@@ -136,8 +144,11 @@ class Job:
     """A job's coordinator and pod controller at that place. now: what they take for the time, in seconds."""
 
     def __init__(
-        self, place: Place, spec: JobSpec, resumed: bool, known_lost: frozenset[str], marks: tuple[NodeMark, ...] = ()
-    ) -> None:
+        self, place: Place, spec: JobSpec, resumed: bool, known_lost: frozenset[str], marks: tuple[NodeMark, ...] = (),
+        settings: WorkerPodSettings = SETTINGS, written: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.sections = {worker_digest(spec.worker): spec.worker}  # that were accepted
         self.place, self.now = place, 10_000.0
         running = TrainingRun(
             key=(spec.namespace, spec.name), uid=META.uid, spec=spec, manifest={}, resumed=resumed,
@@ -147,9 +158,14 @@ class Job:
             running, place.cluster, WorkerGateway(), TokenReviewer(place), b"key", lambda: None
         )  # type: ignore[arg-type]
         self.controller = PodController(
-            running.key, META, self.runner, place.cluster, place, settings=SETTINGS,  # type: ignore[arg-type]
-            record=self.runner.events.append, created=0, resumed=resumed,
+            running.key, META, self.runner, place.cluster, place, settings=settings,  # type: ignore[arg-type]
+            record=self.runner.events.append, created=0, resumed=resumed, rolling=self._rolling(written),
         )  # fmt: skip
+
+    def _rolling(self, written: dict[str, Any] | None) -> RollingChange:
+        return RollingChange(
+            WorkerTemplates(META, self.settings, self.sections.get), written, self.runner.events.append
+        )
 
     async def reconciles(self, seconds: float = 0.0, count: int = 4) -> None:
         """Time passes, and then it is reconciled so many times, whatever the API server refuses."""
@@ -177,6 +193,7 @@ class Job:
         assert self.runner.state.phase == "Running"
 
     def edit(self, spec: JobSpec) -> None:
+        self.sections[worker_digest(spec.worker)] = spec.worker
         self.runner.edit(spec)
 
     def told(self) -> list[str]:

@@ -7,10 +7,11 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, WorkerSpec
 
 CHANGEABLE = (  # beside topology.pipelines and redundancy.mode
-    "suspend", "elastic", "standby", "node_pools", "clean_pod_policy", "ttl_seconds_after_finished",
+    "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",
+    "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": "pipelines", "redundancy": "mode"}
@@ -51,6 +52,11 @@ def refusal_message(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     verb = "is" if len(names) == 1 else "are"
     return f"{', '.join(names[:MOST_NAMED])}{more}: {verb} fixed while the job runs; the job keeps the original values"
+
+
+def worker_digest(worker: WorkerSpec) -> str:
+    """Of a job's `worker` section as its user wrote it."""
+    return sha256(json.dumps(asdict(worker), sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def task_digest(spec: JobSpec) -> str:

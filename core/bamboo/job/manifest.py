@@ -70,7 +70,7 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
 def _levels() -> dict[str, tuple[str, ...]]:
     """Where fields of each name belong, such as steps: spec.training.steps. Not those of objects in lists."""
     probe = "?"  # no field has that name, so each object tells those that it has
-    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "queue")
+    parts = ("task", "training", "topology", "elastic", "redundancy", "standby", "spread", "rollout", "queue")
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
@@ -121,6 +121,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         spread=_spread(f.child("spread")),
         checkpoint=_checkpoint(f.child("checkpoint")) if f.has("checkpoint") else None,
         worker=_worker(f.child("worker")),
+        rollout=_rollout(f.child("rollout")),
         queue=_queue(f.child("queue")) if f.has("queue") else None,
         failure_policy=_failure_policy(f.child("failurePolicy")),
         active_deadline_seconds=f.optional_integer("activeDeadlineSeconds"),
@@ -242,6 +243,16 @@ def _worker(f: Fields) -> s.WorkerSpec:
     spec = s.ResourcesSpec(limits=limits, requests=requests)
     mixed = f.flag("allowMixedPlatforms")
     return f.closed(s.WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
+
+
+def _rollout(f: Fields) -> s.RolloutSpec:
+    return f.closed(
+        s.RolloutSpec(
+            paused=f.flag("paused"),
+            max_surge=f.integer("maxSurge", 1, low=0, high=1),
+            progress_deadline_seconds=f.integer("progressDeadlineSeconds", 600),
+        )
+    )
 
 
 def _queue(f: Fields) -> s.QueueSpec:

@@ -268,6 +268,18 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """How workers are replaced whose pods are not as they would be made now.
+
+    max_surge: workers more than wanted meanwhile. progress_deadline_seconds: for a new worker to be ready.
+    """
+
+    paused: bool = False
+    max_surge: int = 1
+    progress_deadline_seconds: int = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
     """A Kueue local queue."""
 
@@ -305,6 +317,7 @@ class JobSpec:
     spread: SpreadSpec = field(default_factory=SpreadSpec)
     checkpoint: CheckpointSpec | None = None
     worker: WorkerSpec = field(default_factory=WorkerSpec)
+    rollout: RolloutSpec = field(default_factory=RolloutSpec)
     queue: QueueSpec | None = None
     failure_policy: FailurePolicy = field(default_factory=FailurePolicy)
     active_deadline_seconds: int | None = None

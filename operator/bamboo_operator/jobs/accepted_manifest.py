@@ -2,7 +2,7 @@
 
 It is kept in the cluster as a ControllerRevision, as those of a StatefulSet are: another operator has to manage the
 workers by it, whatever the BambooJob says by then. Not in the status, which is written every 15 s: it may be as large
-as the job itself.
+as the job itself. Of what was accepted before, the last one with each `worker` section is kept, too, to go back to.
 """
 
 import json
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest
+from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest, worker_digest
 from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, WorkerSpec
 from bamboo.kube.errors import ApiError
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.client import ApiClient
@@ -23,6 +23,7 @@ from bamboo_operator.manifests.worker_pod import owner
 
 Json = Mapping[str, Any]
 MOST_PROBLEMS = 20
+MOST_REVISIONS = 10  # kept, as of a Deployment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,14 @@ def refusal_in(status: Json) -> str:
     return str(found.get("message") or "") if found.get("status") == "False" else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRevision:
+    """number: as of its ControllerRevision. section: the digest of its `worker` section."""
+
+    number: int
+    section: str
+
+
 class AcceptedManifest:
     """manifest: None if none was accepted, or it is not known any more."""
 
@@ -71,17 +80,25 @@ class AcceptedManifest:
         self._key, self._uid, self._api = key, uid, api
         self.manifest: Json | None = None
         self._generation = 0
-        self._saved: dict[str, int] = {}  # ControllerRevisions of this job by name, and their numbers
+        self._saved: dict[str, SavedRevision] = {}  # ControllerRevisions of this job by name
+        self._sections: dict[str, WorkerSpec] = {}  # all `worker` sections that are known, by digest
         self._listed = False
 
     def accept(self, manifest: Json, generation: int) -> None:
         if manifest != self.manifest:
             self.manifest, self._generation = deepcopy(manifest), generation
+            self._learn(parse_manifest(manifest))
+
+    def section(self, digest: str) -> WorkerSpec | None:
+        """The `worker` section with that digest (`worker_digest`), if it was ever accepted and is known."""
+        return self._sections.get(digest)
 
     @property
     def saved(self) -> bool:
         """Is it as it should be in the cluster?"""
-        return self.manifest is None or (self._listed and list(self._saved) == [self._name(self.manifest)])
+        if self.manifest is None:
+            return True
+        return self._listed and self._name(self.manifest) in self._saved and not self._superfluous()
 
     async def load(self, task: str | None) -> None:
         """What an operator before this one has accepted. Raises what is in API_ERRORS.
@@ -107,17 +124,39 @@ class AcceptedManifest:
             except ApiError as error:
                 if error.reason != "AlreadyExists":
                     raise
-            self._saved[name] = self._generation
-        for old in [other for other in self._saved if other != name]:
+            section = self._learn(parse_manifest(self.manifest))
+            self._saved[name] = SavedRevision(number=self._generation, section=section)
+        for old in self._superfluous():
             await self._api.delete_revision(self._key[0], old)
             del self._saved[old]
 
+    def _superfluous(self) -> list[str]:
+        """Those with a `worker` section that a newer one has, too, and those beyond what is kept."""
+        newest_first = sorted(self._saved, key=lambda name: self._saved[name].number, reverse=True)
+        if self.manifest is not None and (current := self._name(self.manifest)) in self._saved:
+            newest_first = [current, *(name for name in newest_first if name != current)]
+        kept: dict[str, str] = {}
+        for name in newest_first:
+            if len(kept) < MOST_REVISIONS:
+                kept.setdefault(self._saved[name].section, name)
+        return [name for name in newest_first if name not in kept.values()]
+
+    def _learn(self, spec: JobSpec) -> str:
+        digest = worker_digest(spec.worker)
+        self._sections[digest] = spec.worker
+        return digest
+
     async def _list(self) -> list[dict[str, Any]]:
         found = await self._api.list_revisions(self._key[0], f"{LABEL_JOB_UID}={self._uid}")
-        ours = [revision for revision in found if self._read(revision) is not None]
-        self._saved = {str(r["metadata"]["name"]): int(r.get("revision") or 0) for r in ours}
+        ours = [(revision, manifest) for revision in found if (manifest := self._read(revision)) is not None]
+        self._saved = {
+            str(revision["metadata"]["name"]): SavedRevision(
+                number=int(revision.get("revision") or 0), section=self._learn(parse_manifest(manifest))
+            )
+            for revision, manifest in ours
+        }
         self._listed = True
-        return ours
+        return [revision for revision, _ in ours]
 
     def _read(self, revision: Json) -> Json | None:
         """None for what no operator of this job has written, or could not be followed."""

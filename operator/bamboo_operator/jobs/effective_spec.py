@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bamboo.coordinator.events import Emit
@@ -11,6 +12,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.accepted_manifest import (
     AcceptedManifest,
+    FollowedSpec,
     manifest_of,
     merge_followed,
     problems_of,
@@ -106,7 +108,11 @@ class EffectiveSpec:
 
     def follow(self) -> JobSpec:
         """The accepted manifest with what workers follow of the newest one; the status says what they do not."""
-        merged, found = merge_followed(self.accepted.manifest or self._manifest(), self._manifest())
+        accepted = self.accepted.manifest or self._manifest()
+        merged, found = merge_followed(accepted, self._manifest())
+        if unseen := outside_the_spec(found.spec.worker.template):
+            kept = replace(parse_manifest(accepted), suspend=found.spec.suspend)
+            merged, found = accepted, FollowedSpec(spec=kept, problems=unseen)
         self.accepted.accept(merged, self._generation)
         warnings = tuple(template_problems(found.spec))
         self._status.update(

@@ -29,6 +29,8 @@ from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.removal import PodRemoval
+from bamboo_operator.pods.rolling_change import RollingChange
+from bamboo_operator.pods.worker_templates import WorkerTemplates
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.plan_record import lost_workers_in
@@ -142,9 +144,12 @@ class JobReconciler:
         self.meter.begin()
         self._spec.report_problems(runner.events.append)
         self._runner = runner
+        settings, record = self._pod_settings(), runner.events.append
+        templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
         pods = PodController(
-            self.key, self._meta, runner, shared.cluster, shared.api, settings=self._pod_settings(),
-            record=runner.events.append, created=status.created, resumed=run.resumed,
+            self.key, self._meta, runner, shared.cluster, shared.api, settings=settings, record=record,
+            created=status.created, resumed=run.resumed,
+            rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
         training = Training(
             run, runner, pods, status, self._spec, shared, edited=self._edited, wake=self._wake,
@@ -155,7 +160,9 @@ class JobReconciler:
             await training.run()
             self._training = None
             await self._removal.wait_for_exit()
-            status.update(pods=dict(pods.by_pool()), paid=dict(pods.paid_for()), startup_problems=())
+            status.update(
+                pods=dict(pods.by_pool()), paid=dict(pods.paid_for()), startup_problems=(), rollout=pods.rollout
+            )
             await self._write_until_done(runner.status())
         finally:
             self._training = None

@@ -107,7 +107,7 @@ class Training:
         """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
         counted = time.monotonic()
         seconds, self._counted = counted - self._counted, counted
-        self._status.update(pods=dict(self._pods.by_pool()), finish=self._runner.finish)
+        self._status.update(pods=dict(self._pods.by_pool()), finish=self._runner.finish, rollout=self._pods.rollout)
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
         add_cost(self._status, self._run.meter, dict(self._pods.paid_for()), seconds, repeated=more)

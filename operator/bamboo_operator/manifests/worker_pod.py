@@ -1,10 +1,13 @@
 """The pod that a worker runs in. Equal arguments give the same pod."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from bamboo import names
+from bamboo.job.edits import worker_digest
 from bamboo.job.spec import JobSpec, NodePool, SpreadPolicy
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
@@ -90,6 +93,21 @@ def template_problems(job: JobSpec) -> list[str]:
 
 def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings) -> Json:
     """The pod of a job's worker with that number, for nodes of that pool (None: for any node)."""
+    pod = _rendered(job, meta, number, pool, settings)
+    pod["metadata"]["labels"] |= {
+        names.LABEL_WORKER_REVISION: worker_revision(job, meta, pool, settings),
+        names.LABEL_WORKER_SPEC: worker_digest(job.worker),
+    }
+    return pod
+
+
+def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings: WorkerPodSettings) -> str:
+    """A digest of all that is the same in the pods of that pool's workers, whatever it follows from."""
+    rendered = json.dumps(_rendered(job, meta, 0, pool, settings), sort_keys=True)
+    return sha256(rendered.encode()).hexdigest()[:10]
+
+
+def _rendered(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings) -> Json:
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -21,22 +20,18 @@ from bamboo_operator.cluster.signals import is_deleted, lives, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
-from bamboo_operator.manifests.worker_pod import (
-    JobMeta,
-    WorkerPodSettings,
-    worker_image,
-    worker_number,
-    worker_pod,
-    worker_pool,
-)
+from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
 from bamboo_operator.pods import join_timeout
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
 from bamboo_operator.pods.pools import choose_pool, fallback_pool
 from bamboo_operator.pods.recheck import RecheckSchedule
+from bamboo_operator.pods.rolling_change import RollingChange, Sight
+from bamboo_operator.pods.rollout import Act, RolloutRecord, RolloutStep
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
 from bamboo_operator.pods.scheduling_gates import GateReleases, gates_of
 from bamboo_operator.pods.start_backoff import StartBackoff
 from bamboo_operator.pods.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
+from bamboo_operator.pods.worker_templates import WorkerTemplate
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs
@@ -91,12 +86,12 @@ class PodController:
     def __init__(
         self, key: JobKey, meta: JobMeta, requests: PodRequests, cluster: ClusterCache, api: ApiClient, *,
         settings: WorkerPodSettings, record: Callable[[Emit], None], created: int, resumed: bool,
+        rolling: RollingChange,
     ) -> None:  # fmt: skip
         self._key, self._meta, self._requests, self._cluster, self._api = key, meta, requests, cluster, api
         self._settings, self._record = settings, record
         self.created = max(created, self._next_number())
-        if image := worker_image(self._living()):  # the operator's default may have changed with its version
-            self._settings = replace(settings, image=image)
+        self._rolling = rolling
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
         self._given_back: set[WorkerId] = set()
@@ -128,6 +123,7 @@ class PodController:
             self._replace_unjoined,
             self._recheck_pods,
             self._move_to_fallback,
+            self._roll,
             self._scale_down,
         ):
             if self._requests.finished:
@@ -165,9 +161,15 @@ class PodController:
         return found
 
     @property
+    def rollout(self) -> RolloutRecord | None:
+        """How far it is; None if that is not known yet."""
+        return self._rolling.record
+
+    @property
     def adding(self) -> int:
         """Pods that are wanted and not there."""
-        return max(0, self._requests.state.requested - len(self._not_joined().keys() - self._probes))
+        extra = self._probes | self._rolling.surged
+        return max(0, self._requests.state.requested - len(self._not_joined().keys() - extra))
 
     def by_pool(self) -> Counter[str]:
         """Living workers' pods by the name of their pool."""
@@ -229,6 +231,11 @@ class PodController:
         for name, detail in self._requests.take_failed_starts():
             number = worker_number(pods.get(name) or {}) or 0
             self._backoff = self._backoff.after(number, self.created, now, detail)
+        self._rolling.look(self._sight())
+
+    def _sight(self) -> Sight:
+        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        return Sight(state=self._requests.state, status=self._requests.status(), pods=self._pods(), waited=waited)
 
     def _withdraw(self) -> None:
         if count := min(self.adding, surplus_requests(self._requests.state)):
@@ -259,17 +266,16 @@ class PodController:
             if pools and pool is None:
                 self._pools_full = True
                 return
-            await self._create(pool)
+            await self._create(self._rolling.template(self._sight()), pool)
 
-    async def _create(self, pool: NodePool | None) -> None:
+    async def _create(self, template: WorkerTemplate, pool: NodePool | None) -> None:
         """Or not, if the name is taken; then the next number is tried."""
         number = self.created
         if worker_name(self._spec.name, number) in self._known():
             self.created = number + 1  # it was created, and the answer to that was lost
             return
-        wanted = worker_pod(self._spec, self._meta, number, pool, self._settings)
         try:
-            pod = await self._api.create_pod(wanted)
+            pod = await self._api.create_pod(template.pod(number, pool))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)
@@ -338,7 +344,7 @@ class PodController:
             return
         for name, pod in self._unscheduled().items():
             pool, released = worker_pool(pod), self._releases.at(name)
-            if pool is None or name in self._probes:
+            if pool is None or name in self._probes | self._rolling.surged:
                 continue
             since = max(self._waiting_since, released or 0.0)
             target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.by_pool())
@@ -349,15 +355,48 @@ class PodController:
                 await self._delete(pod)
                 return  # the coordinator learns of the loss and requests another worker
 
+    async def _roll(self) -> None:
+        """Replace a worker whose pod would be made in another way now, or what it takes for that."""
+        step = self._rolling.step()
+        if step.act is Act.DELETE:
+            await self._delete(self._pods()[step.worker])
+        elif step.act is not Act.NOTHING and not self._backoff.holds(time.monotonic()):
+            await self._replace_one(step)
+
+    async def _replace_one(self, step: RolloutStep) -> None:
+        """Let an old worker go, or request one more for it; if there is no room, the rollout goes on in another way."""
+        pools = self._spec.node_pools
+        pool = choose_pool(pools, time.monotonic(), None, self.by_pool())
+        newest = self._rolling.newest(self._sight())
+        try:
+            if not self._rolling.proven:
+                await self._api.try_pod(newest.pod(self.created, pool))
+            if step.act is Act.RELEASE:
+                self._rolling.done(step)
+                self._release(step.worker, f"{step.worker} is replaced: its pod would be made in another way now")
+            elif pools and pool is None:
+                self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
+            else:
+                name = worker_name(self._spec.name, self.created)
+                await self._create(newest, pool)
+                self._rolling.done(RolloutStep(Act.SURGE, name))
+        except ApiError as error:
+            if PodRefused.of(error) is None:
+                raise
+            final, quota = error.status in (400, 422), "exceeded quota" in str(error)
+            self._rolling.refused(f"the API server refuses its pod: {error}", no_room=quota, final=final)
+
     async def _scale_down(self) -> None:
         """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
+        if self._rolling.rolls:
+            return
         decision = scale_down(self._workers_by_pool())
         self._probes = decision.probes
         if decision.release is not None:
             self._release(decision.release, decision.reason)
         elif decision.probe is not None:
             self._probes |= {worker_name(self._spec.name, self.created)}
-            await self._create(decision.probe)
+            await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:
             await self._delete(self._pods()[decision.delete])
 

@@ -9,6 +9,7 @@ from bamboo.coordinator.events import Outcome, Status, WorkerState
 from bamboo.coordinator.protection import protection
 from bamboo.job.spec import RedundancyMode
 from bamboo_operator.pods.pools import is_fallback
+from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768
@@ -112,6 +113,24 @@ def _workers_ready(given: RuleInput) -> ConditionResult:
         return ConditionResult(True, "WorkersReady", message)
     reason = problems[0].reason if problems else "WorkersMissing"
     return ConditionResult(False, reason, "; ".join([message, *(problem.message for problem in problems)]))
+
+
+def _workers_updated(given: RuleInput) -> ConditionResult:
+    record = given.facts.rollout
+    if idle := given.idle:
+        return idle
+    if record is None:
+        unknown = ConditionResult(False, "WorkersPending", "no worker is known yet")
+        return given.previous.get("WorkersUpdated", unknown)
+    match record.state:
+        case RolloutState.COMPLETE:
+            return ConditionResult(True, "WorkersUpdated", f"all workers are of revision {record.revision}")
+        case RolloutState.PAUSED:
+            return ConditionResult(False, "RolloutPaused", record.message)
+        case RolloutState.STALLED:
+            return ConditionResult(False, "RolloutStalled", record.message)
+        case RolloutState.PROGRESSING:
+            return ConditionResult(False, "RollingOut", record.message)
 
 
 def _running(given: RuleInput) -> ConditionResult:
@@ -219,6 +238,7 @@ def _failed(given: RuleInput) -> ConditionResult:
 RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
     "Accepted": _accepted,
     "WorkersReady": _workers_ready,
+    "WorkersUpdated": _workers_updated,
     "Running": _running,
     "Degraded": _degraded,
     "Protected": _protected,

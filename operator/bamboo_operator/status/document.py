@@ -40,6 +40,7 @@ def job_status(status: Status | None, previous: Json, facts: StatusFacts) -> dic
         "epoch": (status.epoch if status else 0) or previous.get("epoch") or 0,
         "pipelines": _pipelines(given, previous),
         "workers": _workers(given, previous),
+        "rollout": facts.rollout.written() if facts.rollout else previous.get("rollout"),
         **_counters(status, previous, facts),
         "lastTakeover": _last_takeover(status, previous, facts),
         "training": _training(status, previous, facts),

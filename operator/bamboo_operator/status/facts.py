@@ -9,6 +9,7 @@ from typing import Any
 from bamboo.coordinator.events import Finish
 from bamboo.job.spec import JobSpec
 from bamboo_operator.kube.objects import api_time
+from bamboo_operator.pods.rollout import RolloutRecord
 from bamboo_operator.pods.startup_problems import StartupProblem
 from bamboo_operator.status.savings import CostComparison
 
@@ -44,7 +45,7 @@ class StatusFacts:
     warnings: what of it has no effect. pods: the living ones, by the name of their pool; paid: those of them that have
     a node, None for all. startup_problems: why some do not start. cost, repeated_cost (of repeated steps): since the
     coordinator was created.
-    comparison: of costs, over all operators. plan: as it is to be kept.
+    comparison: of costs, over all operators. plan: as it is to be kept. rollout: None if it is not known yet.
     """
 
     now: datetime
@@ -64,6 +65,7 @@ class StatusFacts:
     finish: Finish | None = None
     plan: str | None = None
     selector: str | None = None
+    rollout: RolloutRecord | None = None
 
     @property
     def suspended(self) -> bool:

@@ -43,6 +43,7 @@ class StatusWriter:
             plan=None,
             startup_problems=(),
             unattended=False,
+            rollout=None,
         )
 
     @property

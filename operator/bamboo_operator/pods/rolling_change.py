@@ -1,0 +1,222 @@
+"""One job's rollout: what is seen of its workers, how far it is, and what is told of it."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bamboo.coordinator.events import Emit, Status, WorkerState
+from bamboo.coordinator.failures import by_itself
+from bamboo.coordinator.protection import OFF, protection
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.edits import worker_digest
+from bamboo.job.spec import JobSpec, wanted_workers
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.cluster.signals import lives, worker_exit
+from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
+from bamboo_operator.pods.rollout import (
+    NOTHING,
+    Act,
+    RolloutRecord,
+    RolloutState,
+    RolloutStep,
+    RolloutView,
+    RolloutWorker,
+    makes_newest,
+    next_step,
+    observed,
+    released,
+)
+from bamboo_operator.pods.startup_problems import startup_problems
+from bamboo_operator.pods.worker_templates import WorkerTemplate, WorkerTemplates
+
+Pods = Mapping[WorkerId, dict[str, Any]]
+READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a reconciliation sees. pods: all of the job's. waited: seconds for which some pod has found no node."""
+
+    state: CoordinatorState
+    status: Status
+    pods: Pods
+    waited: float
+
+    @property
+    def job(self) -> JobSpec:
+        return self.state.spec
+
+    @property
+    def living(self) -> Pods:
+        return {name: pod for name, pod in self.pods.items() if lives(pod) and name not in self.state.gone}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why no pod is made for one more worker. since: of the first one in a row (monotonic seconds).
+
+    revision: of the pod. no_room: it may be made once another one is gone; final: it never is.
+    """
+
+    why: str
+    revision: str
+    since: float
+    no_room: bool
+    final: bool
+
+
+class RollingChange:
+    """written: of the job's status, what an operator has written of its rollout. record: takes events for the user."""
+
+    def __init__(
+        self, templates: WorkerTemplates, written: Mapping[str, Any] | None, record: Callable[[Emit], None]
+    ) -> None:
+        self._templates, self._emit = templates, record
+        self._record = RolloutRecord.read(written, time.monotonic())
+        self._view: RolloutView | None = None
+        self._refusal: Refusal | None = None
+        self.surged: frozenset[WorkerId] = frozenset()  # workers that were requested beyond those wanted
+
+    @property
+    def record(self) -> RolloutRecord | None:
+        """None if it is not known yet."""
+        return self._record
+
+    @property
+    def rolls(self) -> bool:
+        """Is it on its way? Then surplus workers are its own."""
+        return self._record is not None and self._record.state is RolloutState.PROGRESSING
+
+    def look(self, sight: Sight) -> None:
+        """A coordinator that has just been restarted knows no worker yet: then everything stays as it was."""
+        if sight.status.phase == "Recovering":
+            self._view = None
+            return
+        self.surged &= sight.living.keys()
+        before, view = self._record, self._seen(sight)
+        now = utc_now()
+        self._view, self._record = view, observed(before, view, time.monotonic(), now)
+        self._report(before, self._record)
+
+    def template(self, sight: Sight) -> WorkerTemplate:
+        """Of which a worker that is missing is made."""
+        record, view = self._record, self._view
+        newest = self._templates.newest(sight.job)
+        ready = self._ready(sight)
+        old = {n: p for n, p in sight.living.items() if n in ready and not self._templates.is_newest(sight.job, p)}
+        if not old or (record is not None and view is not None and makes_newest(record, view)):
+            return newest
+        return self._templates.of(sight.job, old)
+
+    def newest(self, sight: Sight) -> WorkerTemplate:
+        return self._templates.newest(sight.job)
+
+    def step(self) -> RolloutStep:
+        return next_step(self._record, self._view) if self._record and self._view else NOTHING
+
+    def done(self, step: RolloutStep) -> None:
+        """That was done."""
+        assert self._record is not None
+        self._refusal = None
+        if step.act is Act.SURGE:
+            self.surged |= {step.worker}
+        elif step.act is Act.RELEASE:
+            self._record = released(self._record)
+
+    def refused(self, why: str, *, no_room: bool = False, final: bool = False) -> None:
+        """No pod was made for one more worker."""
+        assert self._record is not None
+        since = self._refusal.since if self._refusal else time.monotonic()
+        self._refusal = Refusal(why=why, revision=self._record.revision, since=since, no_room=no_room, final=final)
+
+    @property
+    def proven(self) -> bool:
+        """Is a worker of the newest template ready?"""
+        return self._record is not None and self._record.updated > 0
+
+    def _seen(self, sight: Sight) -> RolloutView:
+        job, status = sight.job, sight.status
+        newest, ready = self._templates.newest(job), self._ready(sight)
+        idle = {w for w, state in status.workers if state is WorkerState.STANDBY}
+        workers = tuple(
+            RolloutWorker(
+                name=name, updated=self._templates.is_newest(job, pod), placed=bool(pod["spec"].get("nodeName")),
+                ready=name in ready, idle=name in idle,
+            )
+            for name, pod in sight.living.items()
+        )  # fmt: skip
+        refusal = self._current_refusal(newest.revision, paused=job.rollout.paused)
+        late = {w.name: sight.pods[w.name] for w in workers if w.updated and not w.ready}
+        problems = startup_problems(late)
+        return RolloutView(
+            revision=newest.revision,
+            section=worker_digest(job.worker),
+            workers=workers,
+            wanted=wanted_workers(job),
+            begun=sight.state.plan is not None,
+            training=status.phase == "Running",
+            held=_held(status, job),
+            leaving=any(state is WorkerState.LEAVING for _, state in status.workers),
+            no_room=max(sight.waited, time.monotonic() - refusal.since if refusal and refusal.no_room else 0.0),
+            refused=refusal.why if refusal else "",
+            failures=tuple(self._failures(sight)),
+            futile=refusal.why if refusal and refusal.final else self._misfit(sight),
+            problem=problems[0].message if problems else "",
+            paused=job.rollout.paused,
+            max_surge=job.rollout.max_surge,
+            deadline=job.rollout.progress_deadline_seconds,
+        )
+
+    def _current_refusal(self, revision: str, *, paused: bool) -> Refusal | None:
+        """After a pause, and with another template, it is tried again."""
+        if self._refusal and (paused or self._refusal.revision != revision):
+            self._refusal = None
+        return self._refusal
+
+    def _ready(self, sight: Sight) -> set[WorkerId]:
+        return {w for w, state in sight.status.workers if state in READY and w in sight.living}
+
+    def _failures(self, sight: Sight) -> list[str]:
+        """How workers of the newest template have ended by themselves since the rollout began."""
+        found = {name: worker_exit(pod) for name, pod in sight.pods.items() if self._tried(sight, name)}
+        ended = {name: end for name, end in found.items() if end is not None}
+        return [f"{name} {said}" for name, (code, said) in ended.items() if code and by_itself(code)]
+
+    def _misfit(self, sight: Sight) -> str:
+        """Why the workers of the newest template are refused, if one was."""
+        misfit = sight.state.misfit
+        return misfit[1] if misfit is not None and self._tried(sight, misfit[0]) else ""
+
+    def _tried(self, sight: Sight, name: WorkerId) -> bool:
+        """Is that pod one of this rollout?"""
+        pod, record = sight.pods.get(name), self._record
+        if pod is None or record is None or not self._templates.is_newest(sight.job, pod):
+            return False
+        made = parsed_time(pod["metadata"].get("creationTimestamp"))
+        return made is not None and made >= _whole_second(record.since)
+
+    def _report(self, before: RolloutRecord | None, now: RolloutRecord) -> None:
+        if now.active and (before is None or not before.active or before.revision != now.revision):
+            count = now.total - now.updated
+            text = f"{count} worker(s) are not of revision {now.revision}; they are replaced one after the other"
+            self._emit(Emit("RolloutStarted", text))
+        if now.stalled and (before is None or before.stalled != now.stalled):
+            self._emit(Emit("RolloutStalled", now.message, True))
+        if before is not None and before.active and not now.active:
+            self._emit(Emit("RolloutComplete", f"all workers are of revision {now.revision}"))
+
+
+def _held(status: Status, job: JobSpec) -> bool:
+    """Is every stage held twice, if it is meant to be, and run by a worker of its own?"""
+    found = protection(status, job)
+    owners = Counter(owner for row in status.grid for owner, _ in row)
+    alone = found.reason == OFF and len(status.grid) == 1
+    return (found.holds or alone) and max(owners.values(), default=0) == 1
+
+
+def _whole_second(when: datetime) -> datetime:
+    """As the API server writes down when a pod was made."""
+    return parsed_time(api_time(when)) or when

@@ -1,0 +1,236 @@
+"""Replaces the workers whose pods are out of date, one after the other, while the job trains.
+
+Pure. A new worker is requested beyond those wanted; when it is ready, and every stage is held twice, one of the old
+ones is let go by a planned takeover. Where there is no room for one more, an old one goes first. If new workers do not
+become ready, nobody else is replaced.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum, auto
+from typing import Any
+
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.kube.objects import api_time, parsed_time
+
+NO_ROOM_SECONDS = 60.0  # for which a pod finds no node, or is refused, before an old worker goes first
+MOST_FAILURES = 3  # new workers that ended by themselves
+LONGEST_MESSAGE = 1000
+
+
+class RolloutState(StrEnum):
+    COMPLETE = "Complete"
+    PROGRESSING = "Progressing"
+    PAUSED = "Paused"
+    STALLED = "Stalled"
+
+
+class Act(StrEnum):
+    """SURGE: request a worker beyond those wanted. RELEASE: let one go. DELETE: a pod that is of no use."""
+
+    NOTHING = auto()
+    SURGE = auto()
+    RELEASE = auto()
+    DELETE = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutWorker:
+    """A living worker's pod. placed: it has a node. ready: its task is loaded. idle: it owns no stage."""
+
+    name: WorkerId
+    updated: bool
+    placed: bool = True
+    ready: bool = False
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutView:
+    """What there is. revision: of the newest template; section: a digest of what the user wrote of it.
+
+    wanted: how many workers the job asks for. begun: is there a plan? training: it is in force, and no worker is
+    missing from it. held: every stage is held twice, or is not meant to be, by as many workers as before.
+    leaving: is anybody? no_room: seconds for which some pod has found no node or has been refused. refused: why.
+    failures: how new workers have ended by themselves since the rollout began; futile: why no new one can ever be
+    ready.
+    """
+
+    revision: str
+    section: str = ""
+    workers: tuple[RolloutWorker, ...]
+    wanted: int
+    begun: bool
+    training: bool
+    held: bool
+    leaving: bool
+    no_room: float = 0.0
+    refused: str = ""
+    failures: tuple[str, ...] = ()
+    futile: str = ""
+    problem: str = ""  # why pods do not start
+    paused: bool = False
+    max_surge: int = 1
+    deadline: float = 600.0
+
+    @property
+    def outdated(self) -> list[RolloutWorker]:
+        return [w for w in self.workers if not w.updated]
+
+    @property
+    def updated(self) -> int:
+        """So many are done."""
+        return sum(w.updated and w.ready for w in self.workers)
+
+    @property
+    def coming(self) -> list[RolloutWorker]:
+        """New workers that are not ready yet."""
+        return [w for w in self.workers if w.updated and not w.ready]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """How far it is. since: when it began, or began anew after a pause. moved: when it last came further, or did not
+    wait for a new worker (monotonic seconds). old_first: an old worker goes before the new one comes; owed: how many
+    have to be of the newest revision before another one goes. stalled: why nobody is replaced.
+    """
+
+    revision: str
+    since: datetime
+    moved: float
+    section: str = ""
+    owed: int = 0
+    updated: int = 0
+    total: int = 0
+    active: bool = False
+    paused: bool = False
+    old_first: bool = False
+    stalled: str = ""
+
+    @property
+    def state(self) -> RolloutState:
+        if not self.active:
+            return RolloutState.COMPLETE
+        if self.paused:
+            return RolloutState.PAUSED
+        return RolloutState.STALLED if self.stalled else RolloutState.PROGRESSING
+
+    @property
+    def message(self) -> str:
+        """A sentence."""
+        done = f"{self.updated} of {self.total} workers are of revision {self.revision}"
+        if self.state is RolloutState.STALLED:
+            return f"{done}; the others stay: {self.stalled}"[:LONGEST_MESSAGE]
+        return f"{done}; spec.rollout.paused is true" if self.state is RolloutState.PAUSED else done
+
+    def written(self) -> dict[str, Any]:
+        """For the job's status."""
+        return {
+            "revision": self.revision,
+            "state": self.state.value,
+            "updated": self.updated,
+            "total": self.total,
+            "startTime": api_time(self.since),
+            "message": self.stalled[:LONGEST_MESSAGE],
+        }
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any] | None, now: float) -> "RolloutRecord | None":
+        """What an operator before this one has written; None if it has not, or nobody could."""
+        if not written or (since := parsed_time(written.get("startTime"))) is None:
+            return None
+        state = written.get("state")
+        return cls(
+            revision=str(written.get("revision")), since=since, moved=now,
+            active=state != RolloutState.COMPLETE, paused=state == RolloutState.PAUSED,
+            stalled=str(written.get("message") or "") if state == RolloutState.STALLED else "",
+        )  # fmt: skip
+
+
+def observed(before: RolloutRecord | None, view: RolloutView, now: float, time: datetime) -> RolloutRecord:
+    """The record after a look at what there is. now: monotonic seconds; time: the same by the calendar."""
+    if before is None or before.revision != view.revision:
+        before = RolloutRecord(revision=view.revision, section=view.section, since=time, moved=now)
+    outdated, active = view.outdated, bool(view.outdated)
+    total = max(view.wanted, len(outdated))
+    updated = min(view.updated, total)
+    record = replace(
+        before, section=view.section, active=active, paused=view.paused and active, updated=updated, total=total
+    )
+    if not active or view.paused:
+        return replace(record, moved=now, old_first=False, owed=0, stalled="")
+    if not before.active or before.paused or (before.section and before.section != view.section):
+        record = replace(record, since=time, moved=now, stalled="")
+    if updated != before.updated or not _waits(record, view):
+        record = replace(record, moved=now)
+    if not record.old_first and (view.no_room > NO_ROOM_SECONDS or not view.max_surge):
+        record = replace(record, old_first=True)
+    return record if record.stalled else replace(record, stalled=_why_stalled(record, view, now))
+
+
+def released(record: RolloutRecord) -> RolloutRecord:
+    """The record after an old worker was let go."""
+    return replace(record, owed=record.updated + 1) if record.old_first else record
+
+
+def _waits(record: RolloutRecord, view: RolloutView) -> bool:
+    """Is it a new worker that the next step waits for?"""
+    if record.old_first:
+        return record.updated < record.owed or any(w.placed for w in view.coming)
+    return bool(view.coming or view.refused)
+
+
+def _why_stalled(record: RolloutRecord, view: RolloutView, now: float) -> str:
+    if view.futile:
+        return view.futile
+    if len(view.failures) >= MOST_FAILURES:
+        return f"{len(view.failures)} new workers have ended by themselves; {view.failures[-1]}"
+    if now - record.moved > view.deadline:
+        why = view.refused or view.problem or "it is running and has not joined, or its task is not loaded"
+        return f"a new worker was not ready within {view.deadline:g} s: {why}"
+    return ""
+
+
+def makes_newest(record: RolloutRecord, view: RolloutView) -> bool:
+    """Is a worker that is missing made as the newest template says, or as those that are there were?
+
+    Until a new one has been ready nobody knows whether the newest template is any good.
+    """
+    if not any(w.ready for w in view.outdated):
+        return True
+    return not record.stalled and (view.updated > 0 or (record.old_first and not record.paused))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    act: Act = Act.NOTHING
+    worker: WorkerId = ""
+
+
+NOTHING = RolloutStep()
+
+
+def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
+    """What to do now; one worker at a time."""
+    outdated = view.outdated
+    if record.state is RolloutState.STALLED and any(w.ready for w in outdated):
+        return _first(Act.DELETE, [w.name for w in view.coming])  # their place is needed for another try
+    if record.state is not RolloutState.PROGRESSING:
+        return NOTHING
+    useless = [w for w in outdated if not w.ready and (not w.placed or not view.begun)]
+    if useless and makes_newest(record, view):
+        return _first(Act.DELETE, [w.name for w in useless])
+    if view.leaving or not view.training or not view.held or any(w.placed for w in view.coming):
+        return NOTHING
+    leavers = [w.name for w in sorted(outdated, key=lambda w: not w.idle) if w.ready]
+    if len(view.workers) > view.wanted and not view.coming:
+        return _first(Act.RELEASE, leavers)
+    if not record.old_first:
+        return NOTHING if view.coming or not leavers else RolloutStep(Act.SURGE)
+    can_take_over = sum(w.ready for w in view.workers) > 1
+    return _first(Act.RELEASE, leavers) if can_take_over and record.updated >= record.owed else NOTHING
+
+
+def _first(act: Act, workers: Collection[WorkerId]) -> RolloutStep:
+    return next((RolloutStep(act, worker) for worker in workers), NOTHING)

@@ -1,0 +1,79 @@
+"""Of what a job's workers' pods were made, of what new ones are made, and which of them are out of date.
+
+Nothing of it is kept but in the pods themselves and in the job's ControllerRevisions, so any operator knows it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bamboo import names
+from bamboo.job.spec import JobSpec, NodePool, WorkerSpec
+from bamboo_operator.manifests.worker_pod import (
+    JobMeta,
+    WorkerPodSettings,
+    worker_image,
+    worker_number,
+    worker_pod,
+    worker_pool,
+    worker_revision,
+)
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTemplate:
+    """What a pod is made of, beside its number and its pool."""
+
+    job: JobSpec
+    meta: JobMeta
+    settings: WorkerPodSettings
+
+    def pod(self, number: int, pool: NodePool | None) -> dict[str, Any]:
+        return worker_pod(self.job, self.meta, number, pool, self.settings)
+
+    @property
+    def revision(self) -> str:
+        """Its name for people: that of the pods of the first pool."""
+        pools = self.job.node_pools
+        return worker_revision(self.job, self.meta, pools[0] if pools else None, self.settings)
+
+    def revisions(self) -> dict[str | None, str]:
+        """By the pool's name; None for pods that were made for no pool."""
+        pools: tuple[NodePool | None, ...] = (None, *self.job.node_pools)
+        return {p.name if p else None: worker_revision(self.job, self.meta, p, self.settings) for p in pools}
+
+
+class WorkerTemplates:
+    """section: the job's `worker` section that has this digest, if it is known."""
+
+    def __init__(self, meta: JobMeta, settings: WorkerPodSettings, section: Callable[[str], WorkerSpec | None]) -> None:
+        self._meta, self._settings, self._section = meta, settings, section
+        self._newest: WorkerTemplate | None = None
+        self._revisions: dict[str | None, str] = {}
+
+    def newest(self, job: JobSpec) -> WorkerTemplate:
+        """As the job says now, and this operator makes pods."""
+        if self._newest is None or self._newest.job is not job:
+            self._newest = WorkerTemplate(job=job, meta=self._meta, settings=self._settings)
+            self._revisions = self._newest.revisions()
+        return self._newest
+
+    def is_newest(self, job: JobSpec, pod: Json) -> bool:
+        """Would it be made like that now? Not if its pool is gone, or means other nodes now."""
+        self.newest(job)
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        return labels.get(names.LABEL_WORKER_REVISION) == self._revisions.get(worker_pool(pod))
+
+    def of(self, job: JobSpec, pods: Mapping[str, Json]) -> WorkerTemplate:
+        """That by which most likely more workers like these can be made, of which there is one at least.
+
+        The newest of them counts. What another version of the operator did differently is not known here.
+        """
+        pod = max(pods.values(), key=lambda one: worker_number(one) or 0)
+        digest = (pod["metadata"].get("labels") or {}).get(names.LABEL_WORKER_SPEC)
+        section = self._section(str(digest)) or job.worker
+        image = worker_image(pods) or self._settings.image
+        settings = replace(self._settings, image=image)
+        return WorkerTemplate(job=replace(job, worker=section), meta=self._meta, settings=settings)

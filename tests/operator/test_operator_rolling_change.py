@@ -1,0 +1,291 @@
+"""Workers are replaced one after the other when the job's `worker` section changes, or the operator."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.platform import Platform
+from bamboo.job.spec import JobSpec
+from bamboo.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
+from bamboo.planning.plan import Cell
+from bamboo_operator.pods.rollout import RolloutState
+from operator_kit import META, SETTINGS
+from operator_kit import job as spec_of
+from pod_controller_kit import Job, Place
+
+pytest_plugins = ["pod_controller_fixtures"]
+LONG = {"steps": 100_000, "globalBatchSize": 8, "microBatchSize": 2}
+FIRST, SECOND = {"image": "trainer:1"}, {"image": "trainer:2"}
+
+
+def job(**spec: Any) -> JobSpec:
+    return spec_of(**{"training": LONG, **spec})
+
+
+def images(place: Place) -> dict[str, str]:
+    """Of living pods."""
+    return {n: p["spec"]["containers"][0]["image"] for n, p in place.pods.items() if "terminated" not in str(p)}
+
+
+def state_of(running: Job) -> RolloutState:
+    assert running.controller.rollout is not None
+    return running.controller.rollout.state
+
+
+def obey(running: Job) -> None:
+    """Every worker of the plan does what it says, steps are committed, and who has been let go ends."""
+    for _ in range(12):
+        plan = running.runner.state.plan
+        if plan is None or running.runner.state.phase != "Running":
+            return
+        for worker in sorted(plan.worker_ids() & running.runner.state.workers.keys()):
+            running.runner._handle(Received(worker, protocol.PlanApplied(epoch=plan.epoch)))
+        for cell in plan.cells():
+            for replica in plan.at(cell).replicas:
+                synced = protocol.ReplicaSynced(cell=cell, replica=replica)
+                running.runner._handle(Received(plan.at(cell).owner, synced))
+        committed = protocol.StepCommitted(
+            step=running.runner.state.step, generation=plan.target.generation, loss=1.0, gradient_norm=1.0,
+            microbatches=running.runner.state.spec.training.microbatches, seconds=0.1,
+        )  # fmt: skip
+        running.runner._handle(Received(plan.at(Cell(0, 0)).owner, committed))
+    for name in list(running.runner.removing):
+        if name in running.place.pods and name not in running.runner.state.workers:
+            end(running, name, 0)
+
+
+def end(running: Job, name: str, code: int) -> None:
+    """Its container ends."""
+    pod = running.place.pods[name]
+    state = {"name": TRAINER_CONTAINER, "state": {"terminated": {"exitCode": code}}}
+    pod["status"] = {"phase": "Succeeded" if code == 0 else "Failed", "containerStatuses": [state]}
+    running.place.cluster.pod_event("MODIFIED", pod)
+
+
+def arrive(running: Job, platform: Platform | None = None) -> None:
+    """Pods that have been made get a node, and their workers come."""
+    for name, pod in list(running.place.pods.items()):
+        if "status" not in pod:
+            running.place.run(name, 0.0)
+            hello = protocol.Hello(worker=name, host="h", port=1, platform=platform or Platform())
+            running.runner._handle(WorkerJoined(hello))
+            running.runner._handle(Received(name, protocol.WorkerReady()))
+
+
+async def training(begin: Callable[..., Job], place: Place, **spec: Any) -> Job:
+    running = begin(place, **{"worker": FIRST, "training": LONG, **spec})
+    await running.reconciles()
+    for name in place.pods:
+        place.run(name, 0.0)
+    running.train()
+    obey(running)
+    await running.reconciles()
+    return running
+
+
+async def turns(running: Job, count: int, *, comes: bool = True) -> list[int]:
+    """Time passes; how many workers were ready after each turn."""
+    ready = []
+    for _ in range(count):
+        await running.reconciles(2.0, 1)
+        if comes:
+            arrive(running)
+        obey(running)
+        ready.append(len(running.runner.state.workers))
+    return ready
+
+
+async def test_an_edit_replaces_all_workers_one_after_the_other(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = await training(begin, place, topology={"stages": 3}, standby={"workers": 1})
+    assert state_of(running) is RolloutState.COMPLETE
+    running.edit(job(topology={"stages": 3}, standby={"workers": 1}, worker=SECOND))
+    ready = await turns(running, 40)
+    assert state_of(running) is RolloutState.COMPLETE
+    assert set(images(place).values()) == {"trainer:2"}
+    assert len(images(place)) == 4
+    assert set(ready) <= {4, 5}, "nobody left before another one was there"
+    state = running.runner.state
+    assert (state.preemptions, state.restarts) == (0, 0)
+    told = running.told()
+    assert (told.count("RolloutStarted"), told.count("RolloutComplete"), told.count("GivingBack")) == (1, 1, 4)
+    assert "Takeover" not in told
+    assert "PlannedTakeover" in told
+
+
+async def test_a_standby_is_the_first_to_go(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = await training(begin, place, standby={"workers": 1})
+    plan = running.runner.state.plan
+    assert plan is not None
+    (idle,) = running.runner.state.workers.keys() - {plan.at(c).owner for c in plan.cells()}
+    running.edit(job(standby={"workers": 1}, worker=SECOND))
+    await turns(running, 3)
+    (message,) = [e.message for e in running.runner.events if e.reason == "GivingBack"][:1]
+    assert message.startswith(f"{idle} is replaced")
+
+
+async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Callable[..., Job]) -> None:
+    """As after an upgrade to a release with another default image."""
+    first = Place()
+    before = await training(begin, first, worker={})
+    place = Place()
+    for pod in first.pods.values():
+        place.put(pod, pod["metadata"]["uid"])
+    plan = before.runner.state.plan
+    for image, rolls in (("trainer:1", False), ("trainer:9", True)):
+        after = begin(place, resumed=True, worker={}, training=LONG, settings=replace(SETTINGS, image=image))
+        after.runner.state = replace(after.runner.state, requested=2)
+        for name in sorted(place.pods):
+            after.hear(name, protocol.WorkerReady(), plan=plan)
+        assert after.runner.state.phase == "Running"
+        obey(after)
+        await after.reconciles()
+        assert (state_of(after) is RolloutState.PROGRESSING) is rolls
+    await turns(after, 30)
+    assert set(images(place).values()) == {"trainer:9"}
+
+
+@pytest.mark.parametrize("how", ["refused", "ends", "late", "platform"])
+async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[..., Job], how: str) -> None:
+    place = Place()
+    running = await training(begin, place)
+    running.edit(job(worker=SECOND))
+    place.invalid = "unknown field spec.foo" if how == "refused" else ""
+    for _ in range(400):
+        await running.reconciles(5.0, 1)
+        obey(running)
+        for name in [n for n, image in images(place).items() if image == "trainer:2"]:
+            if how == "ends":
+                end(running, name, 1)
+            elif how == "late":
+                place.stall(name, "ImagePullBackOff")
+            elif how == "platform" and "status" not in place.pods[name]:
+                arrive(running, Platform(torch="3"))
+                end(running, name, 4)
+        if state_of(running) is RolloutState.STALLED:
+            break
+    record = running.controller.rollout
+    assert record is not None
+    expected = {
+        "refused": "the API server refuses its pod: unknown field spec.foo",
+        "ends": "3 new workers have ended by themselves; tiny-w4",
+        "late": "a new worker was not ready within 600 s: 1 worker(s) cannot start: ImagePullBackOff",
+        "platform": "tiny-w2 has torch 3 instead of an unknown one; spec.worker.allowMixedPlatforms: true allows it",
+    }[how]
+    assert record.stalled.startswith(expected)
+    assert running.told().count("RolloutStalled") == 1
+    await turns(running, 5, comes=False)
+    assert set(images(place).values()) == {"trainer:1"}, "their pods are gone"
+    assert len(running.runner.state.workers) == 2
+    assert running.runner.state.plan is not None
+    place.take("tiny-w0")
+    await turns(running, 3)
+    assert set(images(place).values()) == {"trainer:1"}, "who is missing is made as those that work"
+    place.invalid = ""
+    running.edit(job(worker=FIRST))
+    await turns(running, 3)
+    assert state_of(running) is RolloutState.COMPLETE
+    assert running.runner.state.preemptions == 1
+
+
+async def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(begin: Callable[..., Job]) -> None:
+    place = Place()
+    place.room = 4
+    running = await training(begin, place, topology={"stages": 4})
+    running.edit(job(topology={"stages": 4}, worker=SECOND))
+    place.kubelets = True
+    ready: list[int] = []
+    for _ in range(120):
+        await running.reconciles(5.0, 1)
+        for name, pod in list(place.pods.items()):
+            if "terminated" in str(pod):  # which is no longer counted by a quota
+                place.take(name)
+        arrive(running)
+        obey(running)
+        ready.append(len(running.runner.state.workers))
+        if state_of(running) is RolloutState.COMPLETE:
+            break
+    assert set(images(place).values()) == {"trainer:2"}
+    assert min(ready) >= 3
+    assert running.runner.state.preemptions == 0
+
+
+async def test_a_pause_holds_it_where_it_is(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = await training(begin, place, topology={"stages": 4})
+    wanted = job(topology={"stages": 4}, worker=SECOND)
+    running.edit(wanted)
+    while "GivingBack" not in running.told():
+        await turns(running, 1)
+    running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
+    await turns(running, 20)
+    assert state_of(running) is RolloutState.PAUSED
+    held = images(place)
+    assert len(held) == 4
+    assert len(set(held.values())) == 2
+    await turns(running, 20)
+    assert images(place) == held
+    running.edit(wanted)
+    await turns(running, 40)
+    assert state_of(running) is RolloutState.COMPLETE
+    assert set(images(place).values()) == {"trainer:2"}
+
+
+async def test_a_job_that_has_not_begun_makes_its_pods_anew(begin: Callable[..., Job]) -> None:
+    """Such as one whose image could not be pulled."""
+    place = Place()
+    running = begin(place, worker=FIRST)
+    await running.reconciles()
+    for name in place.pods:
+        place.stall(name, "ErrImagePull")
+    running.edit(job(worker=SECOND))
+    await running.reconciles(2.0, 6)
+    assert list(images(place).values()) == ["trainer:2"] * 2
+
+
+async def test_before_a_new_one_has_been_ready_a_lost_one_is_replaced_by_its_like(begin: Callable[..., Job]) -> None:
+    place = Place()
+    running = await training(begin, place)
+    running.edit(job(worker=SECOND))
+    await turns(running, 1, comes=False)
+    assert sorted(images(place).values()) == ["trainer:1", "trainer:1", "trainer:2"]
+    place.take("tiny-w0")
+    await turns(running, 1, comes=False)
+    assert sorted(images(place).values()) == ["trainer:1", "trainer:1", "trainer:2"]
+
+
+async def test_pools_that_mean_other_nodes_move_their_workers_and_others_do_not(begin: Callable[..., Job]) -> None:
+    place = Place()
+    spot = {"name": "spot", "preset": "GKE", "pricePerHour": "1.0"}
+    running = await training(begin, place, nodePools=[spot])
+    running.edit(job(worker=FIRST, nodePools=[spot | {"pricePerHour": "2.0"}, {"name": "dear", "afterSeconds": 9}]))
+    await turns(running, 3)
+    assert running.told().count("RolloutStarted") == 0
+    running.edit(job(worker=FIRST, nodePools=[spot | {"capacity": "OnDemand"}]))
+    await turns(running, 30)
+    assert state_of(running) is RolloutState.COMPLETE
+    labels = {pod["metadata"]["labels"]["bamboo.dev/capacity-type"] for pod in place.pods.values()}
+    assert labels == {"OnDemand"}
+
+
+def test_a_pod_tells_what_it_was_made_of() -> None:
+    from bamboo_operator.manifests.worker_pod import worker_pod
+
+    def revision(number: int = 0, **worker: Any) -> str:
+        pod = worker_pod(job(worker=worker), META, number, None, SETTINGS)
+        return str(pod["metadata"]["labels"][LABEL_WORKER_REVISION])
+
+    assert revision() == revision(7)
+    assert revision(allowMixedPlatforms=True) == revision(), "nothing of the pod follows from it"
+    changed = [
+        revision(image="other:1"),
+        revision(resources={"limits": {"memory": "2Gi"}}),
+        revision(template={"spec": {"containers": [{"name": "trainer", "env": [{"name": "A", "value": "1"}]}]}}),
+        revision(template={"metadata": {"annotations": {"a": "b"}}}),
+    ]
+    assert len({revision(), *changed}) == 5
