@@ -231,7 +231,8 @@ RULE = {"name": "r", "onExitCodes": [1], "action": "FailJob"}
         (
             "spec.checkpoint.storage.uri",
             "/tmp/x",
-            'spec.checkpoint.storage.uri: expected a URI of the form "scheme://...", got "/tmp/x"',
+            "spec.checkpoint.storage.uri: expected the URL of a store without credentials and parameters, such as "
+            's3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder, got "/tmp/x"',
         ),
         (
             "spec.worker.resources.limits",

@@ -1,13 +1,19 @@
 """URLs of checkpoints: which ones there are, and that no text ever shows a credential."""
 
 import os
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.spec import URI
 from bamboo.storage.errors import StorageError
 from bamboo.storage.failures import explain
 from bamboo.storage.url import parse_url, shown_url, without_secrets
+from manifest_kit import minimal
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,43 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(StorageError, match=r"^s3://bucket/run needs the package s3fs.*pip install 'bamboo\[s3\]'$"):
         CheckpointStore("s3://bucket/run")
+
+
+def keeping(url: str) -> dict[str, Any]:
+    document = minimal()
+    document["spec"]["checkpoint"] = {"storage": {"uri": url}}
+    return document
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hunter22@bucket/run", "s3://hunter22@bucket", "gs://bucket/run?token=hunter22", "az://c/r#hunter22",
+        "s3://bucket?sig=hunter22", "abfss://c:hunter22@a.dfs.core.windows.net/r", "hdfs://user:hunter22@host/run",
+        "S3://bucket/run", "s3:///run", "file://host/run", "file:///", "/run", "https://hunter22@host", "s3://b c",
+    ],
+)  # fmt: skip
+def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
+    """At once, and not when the workers are there."""
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(keeping(url))
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.checkpoint.storage.uri"
+    assert "without credentials" in str(caught.value)
+    assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/run", "s3a://bucket", "gcs://b/a@b:c", "az://c/r", "abfss://c@a.dfs.core.windows.net/r", "memory://",
+     "file:///my%20data", "file://localhost/data", "file:////nfs/x?y#z"],
+)  # fmt: skip
+def test_a_manifest_takes_what_stores_have(url: str) -> None:
+    checkpoint = parse_manifest(keeping(url)).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.storage.uri == url
+
+
+@given(st.from_regex(URI.pattern, fullmatch=True))
+def test_whatever_fits_a_manifest_can_be_opened(url: str) -> None:
+    assert parse_url(url).shown

@@ -115,12 +115,17 @@ class Fields:
         self.close()
         return value
 
-    def _read(self, name: str, said: str, fits: Callable[[Any], bool], *, required: bool = False) -> Any:
+    def _read(
+        self, name: str, said: str, fits: Callable[[Any], bool], *, required: bool = False,
+        shown: Callable[[str], str] | None = None,
+    ) -> Any:  # fmt: skip
         value = self.get(name) if self.has(name) else None
         if value is None and required:
             self.problem(name, f"required, expected {said}")
         elif value is not None and not fits(value):
-            self.problem(name, f"expected {said}, got {show(value)}")
+            self.problem(
+                name, f"expected {said}, got {show(shown(value) if shown and isinstance(value, str) else value)}"
+            )
             return None
         return value
 
@@ -149,11 +154,15 @@ class Fields:
         value = self._read(name, "true or false", lambda v: isinstance(v, bool))
         return default if value is None else bool(value)
 
-    def optional_text(self, name: str, form: TextPattern, *, required: bool = False) -> str | None:
+    def optional_text(
+        self, name: str, form: TextPattern, *, required: bool = False, shown: Callable[[str], str] | None = None
+    ) -> str | None:
+        """shown: what is said of a value that does not fit; it may hold a secret."""
+
         def fits(value: object) -> bool:
             return isinstance(value, str) and form.fits(value)
 
-        read: str | None = self._read(name, form.said, fits, required=required)
+        read: str | None = self._read(name, form.said, fits, required=required, shown=shown)
         return read
 
     def text(self, name: str, form: TextPattern) -> str:

@@ -16,6 +16,7 @@ from bamboo.job.misspelled_fields import causes_first
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.job.yaml_file import ManifestSource, load_document, read_manifest_source
 from bamboo.names import API_VERSION, KIND
+from bamboo.storage.url import shown_url
 
 __all__ = ["ManifestError", "Problem", "load_manifest", "parse_manifest", "parse_source", "read_manifest"]
 
@@ -232,7 +233,7 @@ def _storage(f: Fields) -> s.StorageSpec:
         volume = f.child("persistentVolumeClaim")
         claim = volume.closed(volume.text("claimName", s.DNS_NAME))
     f.known.extend(kinds)
-    return f.closed(s.StorageSpec(uri=f.optional_text("uri", s.URI), claim_name=claim))
+    return f.closed(s.StorageSpec(uri=f.optional_text("uri", s.URI, shown=shown_url), claim_name=claim))
 
 
 def _worker(f: Fields) -> s.WorkerSpec:

@@ -46,7 +46,14 @@ DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"
 ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
 LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
-URI = _form('a URI of the form "scheme://..."', r"[a-z][a-z0-9+.-]*://\S+", 2048)
+_PLACE, _PATH = r'[!"$-.0->A-~]+', r'(/[!"$->@-~]*)?'  # of printable characters: no / ? # @; no ? #
+URI = _form(
+    "the URL of a store without credentials and parameters, such as s3://bucket/folder, gs://bucket/folder, "
+    "az://container/folder or file:///folder",
+    rf"(file://(localhost)?/+[!-.0-~][!-~]*|(s3a?|gs|gcs|az)://{_PLACE}{_PATH}"
+    rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
+    2048,
+)
 IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
 DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
 QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
