@@ -32,6 +32,7 @@ TELLERS: dict[str, tuple[int, str]] = {
     "interrupt": (0, "reason"),
     "next_plan": (2, "reason"),
     "Plan": (9, "reason"),
+    "_changed": (9, "reason"),
     "refuse": (1, "reason"),
     "_refuse": (2, "reason"),
     "Refused": (9, "reason"),

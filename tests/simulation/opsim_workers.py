@@ -113,7 +113,7 @@ class Workers:
         container = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
         env = {variable["name"]: variable.get("value") for variable in container["env"]}
         assert ENV_WORKER in env
-        costs = (1.0,) * self.oracle.arithmetic.stages
+        costs = (1.0,) * self.oracle.arithmetic.layers
         node = Node(self, name, partial(self._channel, pod), costs, 0.0)
         node.speed *= self.slowdown
         self.nodes[pod["metadata"]["uid"]] = node

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bamboo.control.digests import add_digests
 from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Outcome, Takeover
 from bamboo.planning.plan import Cell, Plan, plan_problems
@@ -156,7 +157,9 @@ def judge(job: "Simulation") -> RunResult:
 
 
 def _wrong_result(job: "Simulation") -> str | None:
-    digests = job.oracle.digests
+    plan = job.state.plan
+    assert plan is not None
+    digests = [add_digests(job.oracle.digests[first:end]) for first, end in plan.stages]
     for cell, digest in job.state.finished:
         if digest != digests[cell.stage]:
             return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
@@ -178,8 +181,8 @@ def _avoidable(job: "Simulation") -> str | None:
     if usable_checkpoints := [one for one in job.store.committed if one not in job.store.damaged]:
         return f"Unrecoverable, though there are the checkpoints {usable_checkpoints}: {job.finish}"
     commit, gone = job.commit, job.state.gone
-    stages = range(job.scenario.arithmetic.stages)
-    living = {s: holders(job.nodes.values(), gone, s, commit) for s in stages}
+    layers = range(job.scenario.arithmetic.layers)
+    living = {layer: holders(job.nodes.values(), gone, layer, commit) for layer in layers}
     a = job.scenario.arithmetic
     spared = job.scenario.care == 2 and job.scenario.mode != "None" and a.stages * a.pipelines > 1
     if spared and not job.injector.restarted:
@@ -187,7 +190,7 @@ def _avoidable(job: "Simulation") -> str | None:
     if any(not names for names in living.values()):
         return None
     frozen = [n.name for n in job.nodes.values() if n.frozen]
-    return f"Unrecoverable, though every stage is still held: {living} (frozen: {frozen}): {job.finish}"
+    return f"Unrecoverable, though every layer is still held: {living} (frozen: {frozen}): {job.finish}"
 
 
 # who waits for what

@@ -90,6 +90,7 @@ class Scenario:
     checkpoints: int = 0  # a checkpoint every so many steps; 0: none
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
+    resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -102,9 +103,13 @@ class Scenario:
         }
         if self.checkpoints:
             spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, "everySteps": self.checkpoints}
+        elastic: dict[str, Any] = {"minStages": a.stages}
         if self.elastic:
             least, most, seconds = self.elastic
-            spec["elastic"] = {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
+            elastic |= {"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": seconds}
+        if self.resplit is not None:
+            elastic |= {"minStages": 1, "stabilizationSeconds": self.resplit}
+        spec["elastic"] = elastic
         return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "sim"}, "spec": spec}
 
     def __str__(self) -> str:
@@ -115,28 +120,31 @@ class Scenario:
             f"{self.mode}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, trouble {self.trouble}, store {self.store_seconds:.3f} s, "
-            f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
+            f"layers {a.layers}, resplit {self.resplit}, removing {self.removing}, slowness {self.slowness:.2f}, "
+            f"capacity {self.capacity}"
         )
 
 
 MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 
 
-def scenario(seed: int, *, restarts: bool = False, elastic: bool = False, checkpoints: bool = False) -> Scenario:
+def scenario(
+    seed: int, *, restarts: bool = False, elastic: bool = False, checkpoints: bool = False, resplit: bool = False
+) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
-    and more often loses what only they bring back.
+    and more often loses what only they bring back. resplit: the number of stages changes with the workers.
     """
     rng = random.Random(seed)
     grow = elastic and rng.random() < 0.5
-    a = _arithmetic(rng, seed, grow)
+    a = _arithmetic(rng, seed, grow, resplit)
     most = min(3, a.groups)
     bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
-    standby = rng.choice((0, 0, 1, 1, 2, 3))
+    standby = rng.choice((0, 0, 1, 1, 2, 3) if not resplit else (0, 0, 0, 0, 1))
     wanted = a.stages * (bounds[1] if bounds else a.pipelines) + standby
     chance = random.Random(f"{seed} checkpoints")
     return Scenario(
         seed=seed,
-        arithmetic=replace(a, steps=a.steps + 8) if checkpoints else a,
+        arithmetic=replace(a, steps=a.steps + (8 if checkpoints else 20 if resplit else 0)),
         standby=standby,
         mode=rng.choices(list(MODES), list(MODES.values()))[0],
         elastic=bounds,
@@ -146,32 +154,37 @@ def scenario(seed: int, *, restarts: bool = False, elastic: bool = False, checkp
         removing=rng.random() < 0.7,
         slowness=10 ** rng.uniform(-1, 0.7),
         capacity=wanted if rng.random() < 0.6 else rng.randint(a.stages * a.pipelines, wanted + 2),
-        faults=_faults(rng, a, restarts, checkpoints),
+        faults=_faults(rng, a, restarts, checkpoints, resplit),
         lookahead=rng.choice((0, 1, 1, 2)),
         checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
         trouble=chance.choice((0.0, 0.0, 0.1, 0.3)),
         store_seconds=10 ** chance.uniform(-3, -0.5),
+        resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
 
 
-def _arithmetic(rng: random.Random, seed: int, grow: bool) -> Arithmetic:
-    stages = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6))
-    pipelines = rng.choice((1, 1, 2, 2, 3)) if stages < 6 else rng.choice((1, 2))
+def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Arithmetic:
+    stages = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6) if not resplit else (2, 3, 3, 4, 5, 6))
+    pipelines = rng.choice((1, 1, 2, 2, 3) if not resplit else (1, 1, 1, 2)) if stages < 6 else rng.choice((1, 2))
     microbatches = rng.randint(pipelines, min(24, 4 * stages if stages > 1 else 6, 60 // stages) + pipelines)
     ties = []
     if stages > 1 and rng.random() < 0.3:
         ties.append(tuple(sorted(rng.sample(range(stages), rng.randint(2, min(3, stages))))))
     microbatches = min(24, microbatches)
+    sizes = [rng.choice((1, 2, 3, 5)) for _ in range(stages)]
+    chance = random.Random(f"{seed} layers")
+    if resplit or not ties:  # tied layers are stages of their own
+        sizes += [chance.choice((1, 2)) for _ in range(stages * chance.choice((0, 1, 2)) + chance.choice((0, 1)))]
     return Arithmetic(
         seed=seed,
         stages=stages,
         pipelines=pipelines,
         microbatches=microbatches,
         steps=rng.randint(3, max(4, min(12, 500 // (stages * microbatches)))),
-        sizes=tuple(rng.choice((1, 2, 3, 5)) for _ in range(stages)),
-        ties=tuple(ties),
+        sizes=tuple(sizes),
+        ties=() if resplit else tuple(ties),
         groups=rng.randint(pipelines, microbatches),
-        reproducible=grow or rng.random() < 0.8,
+        reproducible=grow or rng.random() < 0.8 or resplit,
     )
 
 
@@ -202,12 +215,26 @@ FRAMES = (
 )  # fmt: skip
 
 
-def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool) -> tuple[Fault, ...]:
+def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool, resplit: bool) -> tuple[Fault, ...]:
     weights = {**WEIGHTS, FaultKind.RESTART: 4} if restarts else dict(WEIGHTS)
     if checkpoints:
         weights |= {FaultKind.KILL_STAGE: 5, FaultKind.KILL_ALL: 3}
     count = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
-    return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
+    if not resplit:
+        return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
+    long = replace(a, steps=a.steps + 15)
+    none = replace(_fault(rng, replace(a, steps=1), {FaultKind.CAPACITY: 1}, first=True), seconds=rng.choice((1, 3, 9)))
+    lost = _fault(rng, replace(a, steps=3), {FaultKind.KILL: 3, FaultKind.VANISH: 1, FaultKind.TERM: 1}, first=True)
+    more = [_while_split_anew(rng, _fault(rng, long, weights, first=i == 0)) for i in range(count)]
+    return (none, lost, *more)
+
+
+def _while_split_anew(rng: random.Random, fault: Fault) -> Fault:
+    """Some of the kills wait until layers travel."""
+    if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
+        name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
+        return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)
+    return fault
 
 
 def _fault(rng: random.Random, a: Arithmetic, weights: dict[FaultKind, int], first: bool) -> Fault:

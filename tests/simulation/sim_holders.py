@@ -22,8 +22,22 @@ def usable(node: Node, stage: int, commit: int) -> bool:
     return states.version(stage) > commit or (states.version(stage) == commit and states.has_final(stage, commit))
 
 
-def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], stage: int, commit: int) -> list[WorkerId]:
-    return [n.name for n in nodes if n.name not in gone and usable(n, stage, commit)]
+def holders(nodes: Iterable[Node], gone: frozenset[WorkerId], layer: int, commit: int) -> list[WorkerId]:
+    """Of a layer, as part of a stage or copied while layers are split anew."""
+    return [n.name for n in nodes if n.name not in gone and (_in_stage(n, layer, commit) or _copied(n, layer, commit))]
+
+
+def _in_stage(node: Node, layer: int, commit: int) -> bool:
+    parts = node.engine.components if node.engine else None
+    stages = parts.plan.current.stages if parts else ()
+    return any(first <= layer < end and usable(node, stage, commit) for stage, (first, end) in enumerate(stages))
+
+
+def _copied(node: Node, layer: int, commit: int) -> bool:
+    if not node.alive or node.frozen or node.engine is None:
+        return False
+    held = node.engine._exchange.layers.get(layer)
+    return held is not None and held.version > commit
 
 
 def would_orphan(state: CoordinatorState, victims: set[WorkerId]) -> bool:

@@ -117,7 +117,7 @@ class FaultInjector:
         living = [n for n in job.nodes.values() if n.alive and n.engine]
         if plan is None or not living:
             return living[fault.stage % len(living)] if living else None
-        cell = Cell(fault.pipeline % len(plan.pipelines), fault.stage)
+        cell = Cell(fault.pipeline % len(plan.pipelines), fault.stage % len(plan.stages))
         names: tuple[str, ...] = ()
         match fault.role:
             case "owner":
@@ -198,7 +198,7 @@ class FaultInjector:
         living = [n for n in job.nodes.values() if n.alive]
         if fault.what is FaultKind.KILL_ALL or plan is None:
             return living
-        cells = [c for c in plan.cells() if c.stage == fault.stage]
+        cells = [c for c in plan.cells() if c.stage == fault.stage % len(plan.stages)]
         holders = {w for c in cells for w in plan.at(c).holders}
         return [n for n in living if n.name in holders]
 

@@ -239,7 +239,7 @@ class Simulation:
                 heartbeat=node.heartbeat,
             )  # fmt: skip
 
-        costs = (1.0,) * self.scenario.arithmetic.stages
+        costs = (1.0,) * self.scenario.arithmetic.layers
         chance = random.Random(f"{self.scenario.seed} answers of {name}")
         late = chance.uniform(*LATE_SECONDS) if chance.random() < 0.2 else 0.0
         node = self.nodes[name] = Node(self, name, channel, costs, late)

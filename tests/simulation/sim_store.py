@@ -5,7 +5,7 @@ oracle, and what is read is what was written, unless it was damaged.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -15,8 +15,9 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import CheckpointId
+from bamboo_trainer.stage.layer_state import LayerState
 from sim_clock import Clock
-from sim_stage import Oracle, StandInLayer, Violation
+from sim_stage import Oracle, Violation, state_of
 
 SHA = "0" * 64
 FROZEN_SECONDS = 0.1
@@ -41,17 +42,14 @@ class StoreRefuses(Exception):
 
 @dataclass
 class SimStore:
-    """trouble: how often something goes wrong, from 0 to 1. seconds: that a write takes, about.
-
-    A stage of the stand-in model is one layer.
-    """
+    """trouble: how often something goes wrong, from 0 to 1. seconds: that a write takes, about."""
 
     clock: Clock
     oracle: Oracle
     rng: random.Random
     trouble: float = 0.0
     seconds: float = 0.02
-    parts: dict[CheckpointId, dict[int, StandInLayer]] = field(default_factory=dict)
+    parts: dict[CheckpointId, dict[int, LayerState]] = field(default_factory=dict)
     committed: list[CheckpointId] = field(default_factory=list)
     damaged: set[CheckpointId] = field(default_factory=set)
     restored: int = 0
@@ -59,10 +57,10 @@ class SimStore:
     def new_id(self) -> str:
         return f"{self.rng.getrandbits(48):012x}"
 
-    def keep(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+    def keep(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
         self._later(writer, partial(self._write, writer, checkpoint, states))
 
-    def _write(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, StandInLayer]) -> None:
+    def _write(self, writer: Writer, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
         if self.rng.random() < self.trouble:
             writer.tell(protocol.CheckpointFailed(checkpoint=checkpoint, message="no space left on device"))
             return
@@ -75,11 +73,11 @@ class SimStore:
 
     def _commit(self, writer: Writer, request: protocol.CommitCheckpoint) -> None:
         checkpoint, there = request.checkpoint, self.parts.get(request.checkpoint, {})
-        if {part.layer for part in request.parts} != set(range(self.oracle.arithmetic.stages)):
+        if {part.layer for part in request.parts} != set(range(self.oracle.arithmetic.layers)):
             raise Violation(f"{checkpoint} is committed with the layers {[part.layer for part in request.parts]}")
         for layer, kept in there.items():
             expected = self.oracle.states[checkpoint.step][layer]
-            if (kept.version, kept.state) != (checkpoint.step, expected):
+            if (kept.version, state_of(kept)) != (checkpoint.step, expected):
                 raise Violation(f"layer {layer} of {checkpoint} has state {kept}, not {expected}")
         if len(there) != len(request.parts):
             raise Violation(f"{checkpoint} is committed, and only the layers {sorted(there)} are written")
@@ -101,8 +99,8 @@ class SimStore:
         usable = [one for one in self.committed if one not in request.bad]
         writer.tell(protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None)))
 
-    def read(self, checkpoint: CheckpointId, stage: int) -> StandInLayer:
-        """A stage's state. Raises StoreRefuses."""
+    def read(self, checkpoint: CheckpointId, layers: Iterable[int]) -> dict[int, LayerState]:
+        """The states of layers. Raises StoreRefuses."""
         if checkpoint not in self.committed:
             raise Violation(f"{checkpoint} is read, which was never committed")
         if checkpoint in self.damaged:
@@ -110,7 +108,7 @@ class SimStore:
         if self.rng.random() < self.trouble / 4:
             raise StoreRefuses(checkpoint, damaged=False)
         self.restored += 1
-        return self.parts[checkpoint][stage]
+        return {layer: self.parts[checkpoint][layer] for layer in layers}
 
     def _later(self, writer: Writer, action: Callable[[], None]) -> None:
         """When the store has done it, if the worker still lives; a frozen one goes on where it was."""

@@ -6,7 +6,7 @@ one piece of work, and so on; how long a piece takes is drawn at random.
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,11 +15,12 @@ from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.transport.frames import Frame
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
-from sim_stage import Oracle, StandIn, StandInLayer
+from sim_stage import Oracle, StandIn
 from sim_store import SimStore, StoreRefuses
 
 SECONDS = {
@@ -213,14 +214,14 @@ class Node:
             told = {"checkpoint": error.checkpoint, "message": str(error), "damaged": error.damaged}
             self.channel.say(protocol.RestoreFailed(origin=plan.origin, **told))
 
-    def build(self, stage: int, restore: CheckpointId | None) -> StandIn:
+    def build(self, stage: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> StandIn:
         """The engine's stage in its first state."""
-        built = StandIn(self.around.oracle, stage)
+        built = StandIn(self.around.oracle, stages, stage)
         if restore:
-            built.restore_layer(self.around.store.read(restore, stage))
+            built.restore_layers(self.around.store.read(restore, built.layers_needed()))
         return built
 
-    def keep(self, checkpoint: CheckpointId, states: Mapping[int, StandInLayer], seconds: float) -> None:
+    def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         self.around.store.keep(self, checkpoint, states)
 
     def tell(self, message: Message) -> None:
@@ -247,8 +248,8 @@ class Node:
             Ports(
                 worker=self.name,
                 steps=around.oracle.arithmetic.steps,
-                build=lambda stage, stages, restore: self.build(stage, restore),  # type: ignore[arg-type,return-value]
-                keep=self.keep,  # type: ignore[arg-type]
+                build=self.build,  # type: ignore[arg-type]
+                keep=self.keep,
                 new_id=around.store.new_id,
                 transport=self.transport,
                 tell=self.channel.say,

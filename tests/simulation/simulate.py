@@ -4,8 +4,8 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
---elastic, --restarts, --checkpoints: scenarios in which the number of pipelines may change, the coordinator restarts,
-or the job has checkpoints and loses what only they bring back.
+--elastic, --restarts, --checkpoints, --resplit: scenarios in which the number of pipelines may change, the coordinator
+restarts, the job has checkpoints and loses what only they bring back, or the number of stages follows the workers.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
@@ -45,7 +45,7 @@ def command(seed: int, **kinds: bool) -> str:
 
 
 def kinds_of(arguments: argparse.Namespace) -> Kinds:
-    return {"restarts": arguments.restarts, "elastic": arguments.elastic, "checkpoints": arguments.checkpoints}
+    return {kind: getattr(arguments, kind) for kind in ("restarts", "elastic", "checkpoints", "resplit")}
 
 
 def shrink(job: Scenario) -> Scenario:
@@ -131,6 +131,7 @@ def main() -> int:
     parser.add_argument("--restarts", action="store_true")
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--checkpoints", action="store_true")
+    parser.add_argument("--resplit", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(1)

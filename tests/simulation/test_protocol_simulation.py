@@ -44,6 +44,22 @@ def test_random_faults_of_jobs_with_checkpoints(kinds: dict[str, bool], first: i
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [
+        ({"resplit": True}, 0),
+        ({"resplit": True}, 100),
+        ({"resplit": True, "restarts": True}, 1084),  # 1087: the layers were to be split anew after the last step
+        ({"resplit": True, "checkpoints": True, "elastic": True}, 0),
+    ],
+)
+def test_random_faults_while_layers_are_split_anew(kinds: dict[str, bool], first: int) -> None:
+    """Workers are lost, and for a while there are no others; some of the kills wait until layers travel."""
+    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 10)]
+    failed = [v for v in verdicts if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
     """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""

@@ -211,6 +211,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
+    ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
     ({"elastic.maxPipelines": 1}, "spec.elastic.maxPipelines: expected at least spec.topology.pipelines"),
     ({"elastic.maxPipelines": 17}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
     ({"checkpoint.storage": {}}, "spec.checkpoint.storage: expected exactly one of"),
@@ -230,6 +231,7 @@ KEPT: list[dict[str, Any]] = [
     {"elastic.maxPipelines": 32, "training.reproducible": False, "training.gradientGroups": ABSENT},
     {"training.gradientGroups": 4},
     {"elastic.minPipelines": 2},
+    {"elastic.minStages": 4},
 ]
 
 
@@ -315,6 +317,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     elastic = spec.get("elastic") or {}
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))
+    if elastic.get("minStages") is not None:
+        elastic["minStages"] = draw(st.integers(1, topology["stages"]))
     if elastic.get("maxPipelines") is not None:
         elastic["maxPipelines"] = draw(st.integers(pipelines, max(pipelines, most)))
     if spec.get("checkpoint") is not None:

@@ -37,6 +37,7 @@ class World:
         split: list[int] | None = None,
         *,
         steps: int = 10_000,
+        fewest: int | None = None,
         checkpoint: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
@@ -48,7 +49,7 @@ class World:
             training=training(steps, 8, 1),
             topology={"stages": stages, "pipelines": pipelines, "split": split},
             standby={"workers": standby},
-            elastic={**bounds, "stabilizationSeconds": 0},
+            elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},
         )
         if checkpoint is not None:
             document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **checkpoint}

@@ -25,7 +25,12 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
         },
         "training": {"steps": steps, "globalBatchSize": 8, "microBatchSize": 2, "gradientGroups": 2},
         "topology": {"stages": stages, "pipelines": pipelines},
-        "elastic": {"minPipelines": pipelines, "maxPipelines": pipelines, "stabilizationSeconds": 0},
+        "elastic": {
+            "minPipelines": pipelines,
+            "maxPipelines": pipelines,
+            "minStages": stages,
+            "stabilizationSeconds": 0,
+        },
     }
     if every:
         spec["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}

@@ -42,7 +42,7 @@ def manifest(
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": mode},
         standby={"workers": standby},
-        elastic={"minPipelines": least, "maxPipelines": most, "stabilizationSeconds": 0},
+        elastic={"minPipelines": least, "maxPipelines": most, "minStages": stages, "stabilizationSeconds": 0},
     )
 
 

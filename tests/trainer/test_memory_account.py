@@ -64,7 +64,7 @@ def manifest(stages: int = 2, pipelines: int = 1, mode: str = "LazyForward", ste
         training=training(steps, 2 * M * pipelines, 2, reproducible=False),
         topology={"stages": stages, "pipelines": pipelines},
         redundancy={"mode": mode},
-        elastic={"minPipelines": 1, "maxPipelines": pipelines, "stabilizationSeconds": 0},
+        elastic={"minPipelines": 1, "maxPipelines": pipelines, "minStages": stages, "stabilizationSeconds": 0},
     )
 
 

@@ -26,6 +26,8 @@ MARK = {"number": 1, "id": "ab12", "writers": [["w0"], ["w1", "w0"]]}
 READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
+CUT = {"step": 3, "id": "ab12"}
+LAYER = {"checkpoint": CUT, "tensors": ["parameter:0.weight"], "scalars": {"state:0.weight:step": 3}, "names": {}}
 FLAT = (torch.ones(3),)
 
 
@@ -50,6 +52,8 @@ RIGHT = {
     FrameKind.LOGGED_BULK: frame(FrameKind.LOGGED_BULK, []),
     FrameKind.LOGGED_STATE: frame(FrameKind.LOGGED_STATE, []),
     FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
+    FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
+    FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
 }
 MEANT = {
     FrameKind.GRADIENT: Again(),

@@ -132,6 +132,7 @@ def run(
     local.check()
     wanted = RunOptions(
         preempt=schedule,
+        replace_after=local.replace_after,
         output=local.output,
         trace=local.trace,
         heartbeat_timeout=local.heartbeat_timeout,

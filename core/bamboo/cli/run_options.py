@@ -29,6 +29,10 @@ _Preempt = Annotated[
     ),
 ]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the random choices in --preempt.")]
+_ReplaceAfter = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0, help="Replace a worker that was taken away only after this time."),
+]
 _Verify = Annotated[
     bool,
     typer.Option(
@@ -91,6 +95,7 @@ class LocalRunOptions:
     standby: _Standby = None
     preempt: _Preempt = None
     seed: _Seed = 0
+    replace_after: _ReplaceAfter = 0.0
     verify: _Verify = False
     trace: _Trace = None
     metrics_port: _MetricsPort = None

@@ -128,6 +128,13 @@ class CheckpointFailed(Message, frozen=True):
     message: Said
 
 
+class StateHeld(Message, frozen=True):
+    """Of the state after a commit with which this split of the layers ends, these layers are kept in host memory."""
+
+    checkpoint: CheckpointId
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
 class RestoreFailed(Message, frozen=True):
     """This worker cannot begin with the state that the plan of that origin names. damaged: nobody ever can."""
 
@@ -215,7 +222,7 @@ class Bye(Message, frozen=True):
 ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
     | StepCommitted | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted | CheckpointFailed
-    | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+    | StateHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
 )  # fmt: skip
 
 
@@ -255,12 +262,14 @@ class FindCheckpoint(Message, frozen=True):
 class TakeCheckpoint(Message, frozen=True):
     """To the root: let the state of step `at` be kept, or of the next one.
 
-    writers: of each stage, who share its layers.
+    writers: of each stage, who share its layers, and write them to the store. hold: nobody begins another step after
+    that, and all keep what they hold in host memory.
     """
 
     number: Count
     at: Count
     writers: tuple[tuple[WorkerId, ...], ...]
+    hold: bool = False
 
 
 class CommitCheckpoint(Message, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.coordinator import resplit
 from bamboo.coordinator.checkpoints import first_number, look_after, stop, stop_if_kept
 from bamboo.coordinator.events import (
     Command,
@@ -85,6 +86,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":
+        resplit.look_after(turn)
         look_after(turn)
         stop_if_kept(turn)
     if turn.state.phase == "Running":
@@ -143,6 +145,8 @@ def _tick(turn: Turn) -> None:
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         look_after(turn)
+    if turn.state.phase == "Running" and turn.state.resplit:
+        resplit.look_after(turn)
     stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds

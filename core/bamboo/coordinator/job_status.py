@@ -54,7 +54,9 @@ def _checkpoint(state: CoordinatorState, now: float) -> CheckpointSummary | None
     c = state.checkpoints
     if state.spec.checkpoint is None:
         return None
-    began_with = state.plan.restore if state.plan and c.looked else None  # else there may be newer ones
+    began_with = (
+        state.plan.restore if state.plan and c.looked and not state.plan.moved else None
+    )  # else there may be newer ones
     newest = c.kept[0] if c.kept else began_with
     return CheckpointSummary(
         step=newest.step if newest else None,

@@ -280,7 +280,9 @@ def request_workers(turn: Turn) -> None:
     if missing > 0:
         turn.set(requested=state.requested + missing)
         turn.do(AddWorkers(missing))
-    if state.plan is None and state.costs is None and state.profiling is None and state.ready:
+    plan, restoring = state.plan, state.phase == "Restoring"
+    wanted = plan is None or restoring or state.resize or state.resplit or plan.sources
+    if wanted and state.costs is None and state.profiling is None and state.ready:
         first = next(iter(state.ready))
         turn.set(profiling=first)
         turn.do(Send(first, protocol.ProfileRequest()))

@@ -7,15 +7,16 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control import protocol
-from bamboo.coordinator import restoring
+from bamboo.coordinator import resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.platforms import is_mixed
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
 from bamboo.job.spec import RedundancyMode
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
-from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
+from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
+from bamboo.planning.resplit import Grid, desired_grid, grid_of
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
 from bamboo.text import count
 
@@ -37,6 +38,15 @@ def replan(turn: Turn) -> None:
     if state.plan is None or state.phase == "Restoring":
         _start(turn)
         return
+    if resplit.is_moving(state) or resplit.is_cut(state):
+        onward = resplit.next_plan(turn)
+        if onward:
+            _go_on_from_cut(turn, onward)
+            return
+    if resplit.is_moving(state):
+        if resplit.is_lost(turn):
+            _ask_for_layers(turn)
+        return
     if state.plan.worker_ids() - state.workers.keys():
         plan = takeover(planning_view(state, turn.now))
         if isinstance(plan, StageLost):
@@ -45,14 +55,20 @@ def replan(turn: Turn) -> None:
         if plan:
             _issue(turn, plan)
             return
+    if resplit.is_cut(state):
+        return
     _watch_size(turn)
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.applied:
         return
+    if turn.state.resplit is not None:
+        return  # a cut is asked for
     now = planning_view(turn.state, turn.now)
     proposal = None if now == state.settled else _better_plan(now)
     if proposal:
         _issue(turn, proposal)
+    elif _wants_resplit(turn.state, turn.now):
+        resplit.wish(turn)
     else:
         _release(turn)
         _forget_unreported(turn)
@@ -203,6 +219,16 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
 
 
+def _ask_for_layers(turn: Turn) -> None:
+    """Layers of the cut seem to be lost; before giving up, hear everybody once more who may have copies by now."""
+    state = turn.state
+    if state.asked_at is None:
+        turn.set(asked_at=turn.now)
+        _ask(turn)
+    elif turn.now - state.asked_at > ASKING_SECONDS and all(r.cut_since is None for r in state.workers.values()):
+        restoring.lost(turn, "StageLost", "layers were lost with their workers while they were split anew")
+
+
 def _start(turn: Turn) -> None:
     """The first plan from a state on: with the pipelines asked for, or after a while with as many as may be."""
     state, spec = turn.state, turn.state.spec
@@ -213,18 +239,38 @@ def _start(turn: Turn) -> None:
         turn.finish(Outcome.UNRECOVERABLE, c.reason, f"{c.message}; there is no checkpoint to go back to")
         return
     ready = [w.peer for w in state.ready.values() if w.notice_until is None and w.cut_since is None]
-    pipelines = min(len(ready) // spec.topology.stages, spec.topology.pipelines)
-    since = state.phase_since if state.phase == "Restoring" else state.started
-    waited = turn.now - since >= spec.elastic.stabilization_seconds
-    if pipelines < spec.topology.pipelines and not (waited and pipelines >= spec.elastic.min_pipelines):
+    grid = _first_grid(state, len(ready), turn.now)
+    stages = _first_stages(state, grid) if grid else None
+    if grid is None or stages is None:
         return
-    stages = state.plan.stages if state.plan else layer_ranges(state.costs or (), spec.topology)
     epoch = state.plan.epoch + 1 if state.plan else 1
-    plan = initial_plan(ready, stages, pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found)
+    plan = initial_plan(
+        ready, stages, grid.pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found
+    )
     restoring.begun(turn)
+    turn.set(resplit=None)
     _forget_what_was(turn, plan.first_step)
     turn.enter("Running")
     _issue(turn, plan)
+
+
+def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:
+    """What is asked for, or after a while fewer pipelines, and to go on from a checkpoint also fewer stages."""
+    spec, restoring = state.spec, state.phase == "Restoring"
+    stages, wanted = spec.topology.stages, spec.topology.pipelines
+    pipelines = min(ready // stages, wanted)
+    waited = now - (state.phase_since if restoring else state.started) >= spec.elastic.stabilization_seconds
+    if pipelines == wanted or (waited and pipelines >= spec.elastic.min_pipelines):
+        return Grid(stages, pipelines)
+    fewer = desired_grid(ready, spec, Grid(stages, pipelines))
+    return fewer if restoring and waited and fewer.stages * fewer.pipelines <= ready else None
+
+
+def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int], ...] | None:
+    """The layers of each stage; None as long as nobody has said what they cost."""
+    if state.plan and len(state.plan.stages) == grid.stages:
+        return state.plan.stages
+    return layer_ranges(state.costs, state.spec.topology, grid.stages) if state.costs is not None else None
 
 
 def _forget_what_was(turn: Turn, step: int) -> None:
@@ -238,13 +284,38 @@ def _forget_what_was(turn: Turn, step: int) -> None:
     )  # fmt: skip
 
 
+def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
+    """With other stages, or, when all have begun, with the same ones."""
+    if plan.origin == plan.epoch:
+        restoring.repeats(turn, plan.first_step)
+        _forget_what_was(turn, plan.first_step)
+    else:
+        turn.set(resplit=None)
+    _issue(turn, plan)
+
+
+def _wants_resplit(state: CoordinatorState, now: float) -> bool:
+    """Have there been workers for another number of stages for a while, and is nothing else going on?"""
+    plan = state.plan
+    assert plan is not None
+    busy = state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
+    if busy or state.costs is None or state.resize is None or state.resize[0].stages == len(plan.stages):
+        return False
+    if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
+        return False  # what is lost with one worker until the cut could not be moved any more
+    waited = now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
+    return waited and not leaving
+
+
 def _watch_size(turn: Turn) -> None:
-    """Note since when the workers suffice for another number of pipelines than the plan aims at."""
+    """Note since when the workers suffice for another grid than the plan aims at."""
     state = turn.state
     assert state.plan is not None
     staying = sum(1 for r in state.ready.values() if r.notice_until is None)
-    wanted = desired_pipelines(staying, state.spec)
-    if wanted == state.plan.target.pipelines:
+    now = grid_of(state.plan)
+    wanted = desired_grid(staying, state.spec, now)
+    if wanted == now:
         if state.resize:
             turn.set(resize=None)
     elif state.resize is None or state.resize[0] != wanted:
@@ -254,8 +325,9 @@ def _watch_size(turn: Turn) -> None:
 def _pipelines(state: CoordinatorState, now: float) -> int:
     """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
     assert state.plan is not None
-    if state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds:
-        return state.resize[0]
+    waited = state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    if state.resize and waited and state.resize[0].stages == len(state.plan.stages):
+        return state.resize[0].pipelines
     return state.plan.target.pipelines
 
 
@@ -266,6 +338,8 @@ def _issue(turn: Turn, plan: Plan) -> None:
     problems = plan_problems(plan)
     assert not problems, f"an unsound plan: {problems}"
     old, victims = turn.state.plan, []
+    if old and old.origin != plan.origin:
+        old = None
     synced = set()
     for cell in plan.cells():
         now = plan.at(cell)

@@ -18,7 +18,8 @@ def can_restore(state: CoordinatorState) -> bool:
 
 def _own(state: CoordinatorState) -> list[CheckpointId]:
     """Those that this job has written or begun with, as far as is known here; the newest first."""
-    c, begun = state.checkpoints, state.plan.restore if state.plan else None
+    c, plan = state.checkpoints, state.plan
+    begun = plan.restore if plan and not plan.moved else None
     return [one for one in (*c.kept, *([begun] if begun else ())) if one not in c.bad]
 
 
@@ -95,6 +96,14 @@ def checkpoint_found(turn: Turn, worker: WorkerId, message: protocol.CheckpointF
     for text in message.passed:
         turn.do(Emit("CheckpointUnusable", one_line(text), True))
     change(turn, looked=True, found=message.checkpoint, asked=None, problem="")
+
+
+def repeats(turn: Turn, first: int) -> None:
+    """The job goes on from that step without a checkpoint, and does again what was committed after it."""
+    c, state = turn.state.checkpoints, turn.state
+    counts = c.counts.repeating(max(0, state.step - first), state.usual_step or 0.0)
+    turn.set(furthest=max(state.furthest, state.step))
+    change(turn, counts=counts)
 
 
 def begun(turn: Turn) -> None:

@@ -13,6 +13,7 @@ from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.resplit import Grid
 from bamboo.planning.transitions import PlanningView
 
 KEPT_LOSSES = 2000
@@ -135,6 +136,24 @@ BEGINNING: Final = EarlierProgress()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resplit:
+    """Layers that are to be split anew (`resplit`).
+
+    number: of the wish for a cut, at that step or a later one. asked, asked_at: the root that was told last. cut: once
+    a commit has carried the wish. since: when the wish, then the cut, came. held: by worker, the layers of the cut's
+    state that it says it has copies of.
+    """
+
+    number: int
+    at: int
+    since: float
+    asked: WorkerId | None = None
+    asked_at: float = 0.0
+    cut: CheckpointId | None = None
+    held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """How the job is to end as soon as a state of that many steps or more is kept. since: when that was said."""
 
@@ -152,7 +171,7 @@ class CoordinatorState:
     phase: Pending, Recovering (after the coordinator's own restart), Running, Restoring (it goes back to a checkpoint),
     Saving, Over.
     steady: the last reconciliation found nothing to do, and the mere passing of time will not change that.
-    resize: the number of pipelines that the workers suffice for, and since when, if it is another one than now.
+    resize: the grid that the workers suffice for, and since when, if it is another one than now.
     """
 
     spec: JobSpec
@@ -184,7 +203,8 @@ class CoordinatorState:
     recoveries: tuple[Recovery, ...] = ()
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     stopping: Stopping | None = None
-    resize: tuple[int, float] | None = None
+    resize: tuple[Grid, float] | None = None
+    resplit: Resplit | None = None
     steady: bool = False
     settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
     step: int = 0  # committed steps

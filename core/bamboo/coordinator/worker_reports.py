@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, restoring
+from bamboo.coordinator import checkpoints, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
@@ -58,7 +58,7 @@ def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> Non
 
 def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     """Of the worker that was asked, as long as it matters; from now on the number of layers is known."""
-    if worker != turn.state.profiling or turn.state.plan is not None:
+    if worker != turn.state.profiling or turn.state.costs is not None:
         return
     try:
         layer_ranges(message.costs, turn.state.spec.topology)
@@ -110,6 +110,8 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     if state.plan is None or step >= training.steps or message.microbatches > training.microbatches:
         return
     checkpoints.committed(turn, message)
+    if message.checkpoint:
+        resplit.carried(turn, *message.checkpoint)
     if step in state.losses or step < state.step - KEPT_LOSSES:
         return
     if message.loss is None:
@@ -275,6 +277,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
     protocol.CheckpointFailed: checkpoints.checkpoint_failed,
     protocol.RestoreFailed: restoring.restore_failed,
+    protocol.StateHeld: resplit.state_held,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,

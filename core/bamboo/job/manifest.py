@@ -173,6 +173,7 @@ def _elastic(f: Fields, pipelines: int) -> s.ElasticSpec:
         s.ElasticSpec(
             min_pipelines=f.integer("minPipelines", pipelines, high=1024),
             max_pipelines=f.integer("maxPipelines", pipelines, high=1024),
+            min_stages=f.integer("minStages", 1, high=1024),
             stabilization_seconds=f.integer("stabilizationSeconds", 120, low=0),
         )
     )
@@ -297,6 +298,13 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
         split is None or len(split) == stages,
         "spec.topology.split",
         f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
+        "spec.topology.stages",
+    )
+    fewest = elastic.min_stages
+    rule(
+        fewest <= stages,
+        "spec.elastic.minStages",
+        f"expected at most spec.topology.stages ({stages}), got {fewest}",
         "spec.topology.stages",
     )
     low, high = elastic.min_pipelines, elastic.max_pipelines

@@ -189,10 +189,14 @@ class TopologySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticSpec:
-    """Bounds within which the number of pipelines follows the capacity; by default it stays as it is."""
+    """Bounds within which the grid follows the capacity; by default the number of pipelines stays as it is.
+
+    min_stages: with fewer workers than stages the layers are split anew over those that are there, down to so many.
+    """
 
     min_pipelines: int
     max_pipelines: int
+    min_stages: int = 1
     stabilization_seconds: int = 120
 
 

@@ -62,6 +62,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class RunOptions:
     """output: folder for weights and logs. trace: file for the merged trace. undisturbed: nobody may take workers.
 
+    replace_after: seconds until a worker that is gone is replaced, as a cluster takes its time.
     folders: where the task's modules are looked for before all others, in this order. show_log: is given what the
     workers print and log.
     """
@@ -71,6 +72,7 @@ class RunOptions:
     trace: Path | None = None
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS
     undisturbed: bool = False
+    replace_after: float = 0.0
     folders: tuple[Path, ...] = (Path(),)
     show_log: Callable[[str], object] | None = None
 
@@ -219,6 +221,9 @@ class _LocalRun:
         match command:
             case Send(worker, message):
                 self._server.send(worker, message)
+            case AddWorkers(count) if self._training_since is not None and self._options.replace_after > 0:
+                loop = asyncio.get_running_loop()
+                self._timers.append(loop.call_later(self._options.replace_after, self._add, count))
             case AddWorkers(count):
                 self._add(count)
             case RemoveWorker(worker):
@@ -229,6 +234,8 @@ class _LocalRun:
                 self._finish = self._finish or command
 
     def _add(self, count: int) -> None:
+        if self._finish or self._closing:
+            return
         for _ in range(count):
             worker = f"w{self._number}"
             zone = ZONES[self._number % len(ZONES)]

@@ -30,13 +30,16 @@ def split_layers(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], 
     return tuple(pairwise(reversed([*bounds, 0])))
 
 
-def layer_ranges(costs: Sequence[float], topology: TopologySpec) -> tuple[tuple[int, int], ...]:
+def layer_ranges(
+    costs: Sequence[float], topology: TopologySpec, stages: int | None = None
+) -> tuple[tuple[int, int], ...]:
     """The layers of each stage: as the manifest says, else so that the costliest stage costs least.
 
-    Raises ValueError, which names the field, if there are fewer layers than stages, or not those that it splits.
+    stages: if there are fewer than the manifest has; then it splits none. Raises ValueError, which names the field, if
+    there are fewer layers than stages, or not those that it splits.
     """
     if topology.split is None:
-        return split_layers(costs, topology.stages)
+        return split_layers(costs, stages or topology.stages)
     bounds = list(accumulate(topology.split, initial=0))
     if bounds[-1] != len(costs):
         told = ", ".join(map(str, topology.split))

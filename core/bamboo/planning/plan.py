@@ -96,7 +96,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
     origin is of no use any more. mixed: workers of different platforms have held states since then, so that the copies
-    of a stage may differ in their last bits.
+    of a stage may differ in their last bits. moved: `restore` names no checkpoint of the store but a state that the
+    workers held in memory while the layers were split anew. sources: of each layer, who holds it; as long as there are
+    any, nobody gives up what it holds.
     """
 
     epoch: int
@@ -108,6 +110,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     origin: int = 1
     restore: CheckpointId | None = None
     mixed: bool = False
+    moved: bool = False
+    sources: tuple[tuple[WorkerId, ...], ...] = ()
     boundary: bool = False
     reason: str = ""
     message: str = ""
@@ -143,7 +147,7 @@ def plan_problems(plan: Plan) -> list[str]:
         return ["there are no stages, no pipelines or no layouts"]
     if any(len(row) != len(plan.stages) for row in plan.pipelines):
         return ["a pipeline does not have one cell for each stage"]
-    return [*_holder_problems(plan), *_layout_problems(plan)]
+    return [*_holder_problems(plan), *_layout_problems(plan), *_source_problems(plan)]
 
 
 def _holder_problems(plan: Plan) -> list[str]:
@@ -156,6 +160,20 @@ def _holder_problems(plan: Plan) -> list[str]:
         if len(set(holders)) != len(holders):
             problems.append(f"{cell} is held twice by one worker")
         problems += [f"{cell} names {w}, which is not a live worker" for w in holders if w not in known]
+    return problems
+
+
+def _source_problems(plan: Plan) -> list[str]:
+    if not plan.sources:
+        return []
+    problems = []
+    if not plan.moved or plan.restore is None or plan.epoch != plan.origin:
+        problems.append("it names who holds a state's layers, and does not begin with that state")
+    if len(plan.sources) != plan.stages[-1][1]:
+        problems.append("it does not name who holds each layer")
+    known = plan.worker_ids()
+    if any(not holders or not known.issuperset(holders) for holders in plan.sources):
+        problems.append("a layer is held by nobody, or by somebody who is not a live worker")
     return problems
 
 
@@ -202,8 +220,8 @@ def plan_misfits(plan: Plan, spec: JobSpec) -> list[str]:
         problems.append("the epoch is out of range")
     if plan.first_step > spec.training.steps:
         problems.append("it begins after the last step")
-    if len(plan.stages) != spec.topology.stages:
-        problems.append(f"{len(plan.stages)} stages instead of {spec.topology.stages}")
+    if not 1 <= len(plan.stages) <= spec.topology.stages:
+        problems.append(f"{len(plan.stages)} stages instead of 1 to {spec.topology.stages}")
     elif spec.topology.split is not None and tuple(end - first for first, end in plan.stages) != spec.topology.split:
         problems.append("the stages do not have the layers that spec.topology.split says")
     elif plan.stages[-1][1] > MOST_LAYERS:

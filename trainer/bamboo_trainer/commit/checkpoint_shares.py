@@ -9,6 +9,7 @@ from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage_states import StageStates
 
 Keep = Callable[[CheckpointId, Mapping[int, LayerState], float], None]
+Hold = Callable[[CheckpointId, Mapping[int, LayerState]], None]
 
 
 def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
@@ -18,18 +19,30 @@ def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]
 
 
 class CheckpointShares:
-    """Without a state of its own. keep: takes copies, and the seconds that they took; it does the rest elsewhere."""
+    """Without a state of its own.
+
+    keep: takes copies, and the seconds that they took; it does the rest elsewhere. hold: takes copies of a cut.
+    """
 
     def __init__(
-        self, plan: PlanState, states: StageStates, log: CommitLog, keep: Keep, clock: Callable[[], float]
+        self,
+        plan: PlanState,
+        states: StageStates,
+        log: CommitLog,
+        keep: Keep,
+        hold: Hold,
+        clock: Callable[[], float],
     ) -> None:
-        self._plan, self._states, self._log, self._keep, self._clock = plan, states, log, keep, clock
+        self._plan, self._states, self._log, self._clock = plan, states, log, clock
+        self._keep, self._hold = keep, hold
 
-    def applied(self, stage: int) -> None:
-        """The optimizer's step of a stage that is held here is done."""
+    def reached(self, stage: int) -> None:
+        """A stage that is held here has come to another version, by itself or with another worker's state."""
         version = self._states.version(stage)
         commit = self._log.commits.get(version - 1)
         mark = commit.checkpoint if commit else None
+        if mark is not None and mark.hold:
+            self._hold(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states())
         if mark is None or stage >= len(mark.writers):
             return
         layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])

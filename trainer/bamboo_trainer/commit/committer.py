@@ -40,6 +40,7 @@ class Committer:
         self.log = CommitLog(plan.current.first_step)
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
+        self.ends_before: int | None = None  # the step that nobody begins, as the layers are split anew
         self._root_since = 0  # epoch
         self._marked: tuple[int, CheckpointId] | None = None  # the newest wish that a commit has fulfilled
         self._committed_at: float | None = None
@@ -61,7 +62,8 @@ class Committer:
             return commit
         if newest.epoch != self._plan.current.epoch:
             return commit  # with this commit stages change hands, and a writer may not have the state after it
-        mark = CheckpointMark(number=self._wanted.number, id=self._new_id(), writers=self._wanted.writers)
+        wanted = self._wanted
+        mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
@@ -84,6 +86,8 @@ class Committer:
                 self._marked = mark.number, CheckpointId(step=step + 1, id=mark.id)
             if self._wanted and self._wanted.number == mark.number:
                 self._wanted = None
+            if mark.hold:
+                self.ends_before = step + 1
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True

@@ -5,13 +5,13 @@ on a frame, on a link.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
-from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Keep
+from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
@@ -22,6 +22,7 @@ from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, StageStates
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Frame, FrameKind
@@ -34,7 +35,7 @@ Received = tuple[WorkerId, Frame]  # sender, frame
 class Ports:
     """What an engine is given. build: makes a stage in its first state. tell: to the coordinator.
 
-    keep: writes layers of a checkpoint; new_id: of an attempt to write one.
+    keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to write one.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
     """
 
@@ -54,16 +55,26 @@ class Ports:
 class Components:
     """Made with the first plan."""
 
-    def __init__(self, ports: Ports, first: Plan, meter: MemoryMeter, queue: deque[Received]) -> None:
-        """queue: frames that wait to be taken in; those of this worker to itself are added."""
+    def __init__(
+        self,
+        ports: Ports,
+        first: Plan,
+        meter: MemoryMeter,
+        queue: deque[Received],
+        hold: Hold,
+        begun: Mapping[int, Stage],
+    ) -> None:
+        """queue: frames that wait to be taken in; those of this worker to itself are added. hold: takes copies of
+        layers before they are split anew. begun: stages whose first state is there.
+        """
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
         self._meter = meter
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
-        self.states = StageStates(ports.build, ports.on_host)
+        self.states = StageStates(ports.build, ports.on_host, begun)
         self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id)
-        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep, ports.clock)
+        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep, hold, ports.clock)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
@@ -176,6 +187,7 @@ class Components:
         elif address.kind is FrameKind.SYNC:
             self.replicator.received(address, frame.tensors[0])
         elif self.replicator.restore(address, frame.tensors, frame.payload):
+            self.shares.reached(stage)
             self.redundant.drop(stage)
             self.executor.begin(stage)
             self.replicator.skipped(stage)
@@ -226,6 +238,8 @@ class Components:
             return True
         if self._decide():
             return True
+        if self.committer.ends_before is not None:
+            return False
         self.redundant.begin_wait()
         active = self.executor.active()
         return active is not None and self.redundant.turn(active)
@@ -241,7 +255,7 @@ class Components:
         self._observer.started(name, cell, step, 0)
         self.states.apply(index, self.committer.log.commits[step].norm)
         self._observer.finished(name, cell, step, 0)
-        self.shares.applied(index)
+        self.shares.reached(index)
         self._memory_changed(step)
         self.redundant.drop(index)
         self.executor.begin(index)

@@ -7,17 +7,34 @@ raises because of a peer: the protocol simulator drives the very same class.
 
 import logging
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from bamboo.control.protocol import PeerUp, Report, TakeCheckpoint
+from bamboo.control.protocol import PeerDown, PeerUp, Report, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import Plan
+from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.components import Components, Ports, Received
+from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
+from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.payloads import RefusedFrame, read
 
 logger = logging.getLogger(__name__)
+
+
+EMPTY: Mapping[int, Stage] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet."""
+
+    plan: Plan
+    when: float
+    stages: Mapping[int, Stage]
 
 
 class Engine:
@@ -29,18 +46,25 @@ class Engine:
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
+        self._exchange = LayerExchange(ports.worker, ports.transport, ports.tell)
+        self._beginning: Beginning | None = None  # until all layers for it are here
 
     # what happened
 
     def handle(self, event: Event) -> None:
         """Take in what the transport tells."""
         match event:
+            case Arrived(sender, frame) if frame.address.kind in KINDS:
+                self._on_layers(sender, frame)
             case Arrived(sender, frame):
                 self._received.append((sender, frame))
             case LinkDown(peer) if self.components:
                 self.components.on_link_down(peer)
+            case LinkDown(peer) if self._beginning and peer in self._beginning.plan.worker_ids():
+                self._ports.tell(PeerDown(peer=peer))
             case LinkUp(peer):
                 self._ports.tell(PeerUp(peer=peer))
+                self._exchange.relinked(peer)
                 if self.components:
                     self.components.on_link_up(peer)
         self._take_in()
@@ -48,23 +72,63 @@ class Engine:
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
         """A plan came from the coordinator. arrived: when, if it had to wait for an instruction to end."""
         when = self._ports.clock() if arrived is None else arrived
-        before = self.components.plan.current.origin if self.components else 0
+        newest = self.newest_plan
+        before = newest.origin if newest else 0
         if plan.origin < before:
             return
-        if self.components is None or plan.origin > before:
+        self._exchange.obeyed(plan)
+        if newest is None or plan.origin > before:
             self.forget()  # before the new states are made: there may not be memory for both
-            components = Components(self._ports, plan, self.meter, self._received)
-            components.on_plan(plan, None, when)
-            self.components = components
-            self._received.extend(self._early)
-            self._early.clear()
-        elif now := self.components.plan.offer(plan):
+            if plan.sources:
+                self._gather(plan, when)
+            else:
+                self._begin(plan, when)
+        elif self.components and (now := self.components.plan.offer(plan)):
             self.components.on_plan(now, self.components.plan.current, when)
         self._take_in()
 
     def forget(self) -> None:
         """All states and what belongs to them: others will begin."""
-        self.components = None
+        self.components = self._beginning = None
+
+    def _begin(self, plan: Plan, when: float, begun: Mapping[int, Stage] = EMPTY) -> None:
+        """With the states that the plan names. begun: stages that have them already."""
+
+        def hold(checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
+            self._exchange.hold(plan.origin, checkpoint, states)
+
+        components = Components(self._ports, plan, self.meter, self._received, hold, begun)
+        components.on_plan(plan, None, when)
+        self.components = components
+        self._received.extend(self._early)
+        self._early.clear()
+
+    def _gather(self, plan: Plan, when: float) -> None:
+        """The plan's states are made of layers that workers hold; those that are not here are asked for."""
+        worker = self._ports.worker
+        mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
+        stages = {index: self._ports.build(index, plan.stages, None) for index in sorted(mine)}
+        self._beginning = Beginning(plan, when, stages)
+        self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
+        self._exchange.gather(plan, sorted({layer for stage in stages.values() for layer in stage.layers_needed()}))
+        self._begin_if_gathered()
+
+    def _on_layers(self, sender: WorkerId, frame: Frame) -> None:
+        try:
+            self._exchange.take(sender, read(frame))
+        except RefusedFrame as error:
+            logger.warning("refused a %s of %s: %s", frame.address.kind.name, sender, error)
+        self._begin_if_gathered()
+
+    def _begin_if_gathered(self) -> None:
+        beginning = self._beginning
+        if beginning is None or self._exchange.missing:
+            return
+        for stage in beginning.stages.values():
+            stage.restore_layers(self._exchange.layers)
+        self._exchange.report()  # whoever had them may be lost before all have begun
+        self._beginning = None
+        self._begin(beginning.plan, beginning.when, beginning.stages)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""
@@ -105,6 +169,7 @@ class Engine:
             self._ports.tell(Report(committed=-1, held={}))  # who asks waits for every answer
         else:
             self.components.report()
+        self._exchange.report()
 
     def trained(self, index: int) -> Stage | None:
         """The stage in its final state, if it is here."""
@@ -114,11 +179,15 @@ class Engine:
     @property
     def newest_plan(self) -> Plan | None:
         """The newest plan that this worker knows, in force or not."""
+        if self._beginning:
+            return self._beginning.plan
         return self.components.plan.newest if self.components else None
 
     @property
     def step(self) -> int:
         """The step in progress, for heartbeats."""
+        if self._beginning:
+            return self._beginning.plan.first_step
         return self.components.step if self.components else 0
 
     @property
@@ -132,4 +201,6 @@ class Engine:
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
+        if self._beginning:
+            return f"layers from {', '.join(self._exchange.asked())}"
         return self.components.executor.waits_for() if self.components else "a part"

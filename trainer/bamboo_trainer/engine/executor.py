@@ -151,6 +151,8 @@ class Executor:
         instruction = cell_step.next
         if instruction is None or cell_step.layout is None or cell_step.step >= self._steps:
             return False
+        if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
+            return False
         if self._plan.is_outdated and cell_step.step > self._committer.log.newest:
             return False
         if cell_step.predecessor is not None:
@@ -246,6 +248,8 @@ class Executor:
 
     def waits_for(self) -> str:
         """Why there is no work right now, for a person."""
+        if self._committer.ends_before is not None and self._committer.log.newest + 1 >= self._committer.ends_before:
+            return "the layers to be split anew"
         for cell_step in self.cells.values():
             if cell_step.predecessor is not None:
                 return f"the last gradients of {cell_step.cell} from {cell_step.predecessor}"

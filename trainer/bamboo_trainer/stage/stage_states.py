@@ -34,12 +34,12 @@ class StageState:
 class StageStates:
     """by_stage: changed here only."""
 
-    def __init__(self, build: Build, on_host: bool) -> None:
+    def __init__(self, build: Build, on_host: bool, begun: Mapping[int, Stage]) -> None:
         """build: makes a stage in its first state: that of a checkpoint, or the one before the first step.
 
-        on_host: what is kept for others only waits in host memory.
+        on_host: what is kept for others only waits in host memory. begun: stages that have their first state.
         """
-        self._build, self._on_host = build, on_host
+        self._build, self._on_host, self._begun = build, on_host, dict(begun)
         self.by_stage: dict[int, StageState] = {}
 
     def take_roles(self, plan: Plan, worker: WorkerId, first: bool) -> None:
@@ -55,9 +55,14 @@ class StageStates:
             if index not in self.by_stage:
                 begins = first and (plan.epoch == plan.origin or index in owned)
                 assert begins or index not in owned, f"{worker} is to own stage {index} and has no state of it"
-                stage = self._build(index, plan.stages, plan.restore) if begins else None
+                stage = self._begin(index, plan) if begins else None
                 self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
+
+    def _begin(self, index: int, plan: Plan) -> Stage:
+        begun = self._begun.pop(index, None)
+        assert begun or not plan.moved, f"stage {index} has none of the layers that were moved"
+        return begun or self._build(index, plan.stages, plan.restore)
 
     def _give(self, state: StageState, owned: bool) -> None:
         state.owned = owned

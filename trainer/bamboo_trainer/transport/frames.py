@@ -11,7 +11,7 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE on, READY and COMMIT carry no tensors."""
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY and COMMIT carry no tensors."""
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
@@ -29,9 +29,20 @@ class FrameKind(IntEnum):
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
     CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
+    LAYERS_WANTED = 17  # to a holder of a cut's state; payload: which cut, which layers
+    LAYER = 18  # a layer of it; part = layer; payload: which cut, and what the layer's state has beside tensors
 
 
-BULK = frozenset({FrameKind.SYNC, FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.TIED, FrameKind.LOGGED_BULK})
+BULK = frozenset(
+    {
+        FrameKind.SYNC,
+        FrameKind.CONTRIBUTION,
+        FrameKind.RESULT,
+        FrameKind.TIED,
+        FrameKind.LOGGED_BULK,
+        FrameKind.LAYER,
+    }
+)
 STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})
 ANSWERS_END = (FrameKind.LOGGED, FrameKind.LOGGED_BULK, FrameKind.LOGGED_STATE)  # one on each link
 

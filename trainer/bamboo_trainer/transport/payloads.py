@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo.job.spec import MOST_LAYERS
+from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
@@ -33,11 +34,15 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """number: of the coordinator's wish. id: of the attempt. writers: of each stage, who share its layers."""
+    """number: of the coordinator's wish. id: of the attempt. writers: of each stage, who share its layers.
+
+    hold: no step follows in this split of the layers, and all keep what they hold.
+    """
 
     number: int
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{1,32}$")]
     writers: tuple[tuple[WorkerId, ...], ...]
+    hold: bool = False
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +84,22 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sums: bytes
 
 
+class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Layers of a cut's state."""
+
+    checkpoint: CheckpointId
+    layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
+class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A layer of a cut's state, as `LayerState` has it. tensors: the names of the frame's."""
+
+    checkpoint: CheckpointId
+    tensors: tuple[str, ...]
+    scalars: dict[str, int | float | bool | None]
+    names: dict[str, str]
+
+
 class PayloadForm(NamedTuple):
     """payload: its type. flat: the tensors are pieces of a stage's gradient."""
 
@@ -105,6 +126,8 @@ _FORMS: Final = {
     FrameKind.LOGGED_BULK: PayloadForm(Since),
     FrameKind.LOGGED_STATE: PayloadForm(Since),
     FrameKind.CHECK: PayloadForm(Check),
+    FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
+    FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
 }
 
 
@@ -124,4 +147,6 @@ def read(frame: Frame) -> Frame:
         raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
     if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
         raise RefusedFrame(f"a state of version {payload.state.get('version')!r}")
+    if isinstance(payload, HeldLayer) and len(set(payload.tensors)) != count:
+        raise RefusedFrame(f"{count} tensors and {len(set(payload.tensors))} names of them")
     return frame if payload is frame.payload else replace(frame, payload=payload)

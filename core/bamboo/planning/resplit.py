@@ -1,0 +1,104 @@
+"""Another number of stages: the layers split anew over the workers that are there, and the plan that begins with that.
+
+A re-split ends the states of all stages at one step (a cut) and begins others, from the layers that the workers hold
+in memory; so any grid can follow any other, and nothing is repeated.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+import msgspec
+
+from bamboo.job.spec import JobSpec
+from bamboo.planning.elastic import desired_pipelines
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.text import count
+
+Sources = tuple[tuple[WorkerId, ...], ...]
+MOST_SOURCES = 4  # of a layer, that a plan names
+
+
+class Grid(NamedTuple):
+    """What a job runs: pipelines of stages."""
+
+    stages: int
+    pipelines: int
+
+
+def desired_grid(staying: int, spec: JobSpec, now: Grid) -> Grid:
+    """What that many workers fill: pipelines first, then stages, both within the bounds.
+
+    With fewer workers than the bounds allow the number of stages stays, and workers run several.
+    """
+    pipelines, most = desired_pipelines(staying, spec), spec.topology.stages
+    if spec.topology.split is not None:
+        return Grid(most, pipelines)
+    stages = min(staying // pipelines, most)
+    return Grid(stages if stages >= spec.elastic.min_stages else now.stages, pipelines)
+
+
+def grid_of(plan: Plan) -> Grid:
+    return Grid(len(plan.stages), plan.target.pipelines)
+
+
+def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources | None:
+    """Who of the live workers holds each layer; None if nobody holds one of them."""
+    sources = tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
+    return sources if all(sources) else None
+
+
+def resplit_plan(
+    plan: Plan,
+    spec: JobSpec,
+    costs: Sequence[float],
+    staying: Sequence[Peer],
+    live: Sequence[Peer],
+    cut: CheckpointId,
+    sources: Sources,
+) -> Plan | None:
+    """The plan that goes on from a cut with the grid that suits the staying workers; None if they fill none.
+
+    plan: the one in force. costs: of each layer. live: all who may be asked for layers.
+    """
+    grid = desired_grid(len(staying), spec, grid_of(plan))
+    stages = min(grid.stages, len(staying) // grid.pipelines)
+    if stages < 1:
+        return None
+    ranges = layer_ranges(costs, spec.topology, stages)
+    begun = initial_plan(
+        _in_order(plan, staying), ranges, grid.pipelines, spec.training, spec.redundancy.mode,
+        epoch=plan.epoch + 1, restore=cut,
+    )  # fmt: skip
+    told = f"{count(grid.pipelines, 'pipeline')} of {count(stages, 'stage')}"
+    return _changed(
+        begun, moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live), reason="Resplitting",
+        message=f"the layers are split anew before step {cut.step}, for {told}",
+    )  # fmt: skip
+
+
+def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
+    """Those that run stages first, in the order of their stages, so that few layers have to move."""
+    place: dict[WorkerId, Cell] = {}
+    for cell in plan.cells():
+        place.setdefault(plan.at(cell).owner, cell)
+    last = Cell(len(plan.pipelines), 0)
+    return sorted(peers, key=lambda peer: place.get(peer.worker, last))
+
+
+def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
+    """All have begun with the layers that they need: what was kept for the others is not needed any more.
+
+    stopped: seconds for which no step could begin, if that is known.
+    """
+    grid = grid_of(plan)
+    told = f"{count(grid.pipelines, 'pipeline')} of {count(grid.stages, 'stage')}"
+    told += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
+    return _changed(
+        plan, epoch=plan.epoch + 1, sources=(), workers=tuple(live), boundary=False, reason="Resplit",
+        message=f"the job runs {told}",
+    )  # fmt: skip
+
+
+def _changed(plan: Plan, *, reason: str, message: str, **changes: object) -> Plan:
+    return msgspec.structs.replace(plan, reason=reason, message=message, **changes)

@@ -1,0 +1,196 @@
+"""Which grid the workers fill, and the plan that goes on from a cut with it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator.events import Outcome, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
+from bamboo.planning.resplit import Grid, desired_grid, grid_of, moved_plan, resplit_plan, sources_of
+from manifest_kit import bamboojob, training
+from world import World
+
+LAYERS = 12
+CUT = CheckpointId(step=5, id="ab12")
+
+
+def job(stages: int, pipelines: int = 1, **spec: Any) -> JobSpec:
+    topology = {"stages": stages, "pipelines": pipelines, **spec.pop("topology", {})}
+    return parse_manifest(
+        bamboojob(task={"entrypoint": "a.b:c"}, training=training(20, 8, 1), topology=topology, **spec)
+    )
+
+
+def peers(count: int) -> list[Peer]:
+    return [Peer(worker=f"w{i}", host="h", port=1, zone=f"z{i % 3}") for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("staying", "elastic", "grid"),
+    [
+        (8, {"minPipelines": 1}, (4, 2)),
+        (7, {"minPipelines": 1}, (4, 1)),
+        (4, {"minPipelines": 1}, (4, 1)),
+        (3, {"minPipelines": 1}, (3, 1)),
+        (1, {"minPipelines": 1}, (1, 1)),
+        (0, {"minPipelines": 1}, (4, 1)),
+        (7, {}, (3, 2)),
+        (5, {}, (2, 2)),
+        (1, {}, (4, 2)),
+        (5, {"minStages": 3}, (4, 2)),
+    ],
+)
+def test_pipelines_follow_the_workers_first_then_stages(
+    staying: int, elastic: dict[str, int], grid: tuple[int, int]
+) -> None:
+    assert desired_grid(staying, job(4, 2, elastic=elastic), Grid(4, 2)) == grid
+
+
+def test_a_split_that_the_manifest_fixes_stays() -> None:
+    assert desired_grid(2, job(4, topology={"split": [1, 1, 1, 9]}), Grid(4, 1)) == (4, 1)
+
+
+@given(
+    stages=st.integers(1, 6), pipelines=st.integers(1, 3), lost=st.sets(st.integers(0, 17)), data=st.data(),
+    costs=st.lists(st.floats(0, 1e6), min_size=LAYERS, max_size=LAYERS),
+)  # fmt: skip
+def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
+    stages: int, pipelines: int, lost: set[int], data: st.DataObject, costs: list[float]
+) -> None:
+    spec = job(stages, pipelines, elastic={"minPipelines": data.draw(st.integers(1, pipelines))})
+    everybody = peers(stages * pipelines)
+    first = initial_plan(everybody, layer_ranges(costs, spec.topology), pipelines, spec.training, spec.redundancy.mode)
+    live = [peer for i, peer in enumerate(everybody) if i not in lost] + peers(20)[18:]
+    staying = data.draw(st.lists(st.sampled_from(live), unique=True, min_size=1))
+    held = {peer.worker: data.draw(st.sets(st.integers(0, LAYERS - 1))) for peer in live}
+    sources = sources_of(held, LAYERS, {peer.worker: peer for peer in live})
+    assert (sources is None) == (set().union(*held.values()) != set(range(LAYERS)))
+    if sources is None:
+        return
+    plan = resplit_plan(first, spec, costs, staying, live, CUT, sources)
+    if plan is None:
+        assert len(staying) < desired_grid(len(staying), spec, grid_of(first)).pipelines
+        return
+    assert plan_problems(plan) == plan_misfits(plan, spec) == []
+    assert (plan.origin, plan.first_step, plan.moved) == (first.epoch + 1, CUT.step, True)
+    used = {plan.at(cell).owner for cell in plan.cells()}
+    assert used <= {peer.worker for peer in staying}
+    assert len(used) == len(plan.cells())
+    after = moved_plan(plan, live, 0.5)
+    assert plan_problems(after) == plan_misfits(after, spec) == []
+
+
+def test_a_stage_stays_where_most_of_its_layers_are() -> None:
+    spec, costs = job(4), [1.0] * LAYERS
+    everybody = [Peer(worker=f"w{i}", host="h", port=1) for i in range(4)]
+    first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy.mode)
+    live = [peer for peer in everybody if peer.worker != "w1"]
+    sources = (("w0",),) * LAYERS
+    plan = resplit_plan(first, spec, costs, live[::-1], live, CUT, sources)
+    assert plan is not None
+    assert [plan.at(cell).owner for cell in plan.cells()] == ["w0", "w2", "w3"]
+
+
+# the coordinator
+
+
+def at_the_cut(**elastic: Any) -> World:
+    """Three workers of four are left, and all have copies of the layers of the cut that they hold."""
+    world = World(4, 1, 0, fewest=1, **elastic)
+    world.settle()
+    world.away = 1000
+    world.lost.add("w1")
+    world.tell(WorkerLost("w1", "killed"))
+    while world.state.resplit is None:
+        world.deliver() if world.pending else world.commit()
+    number, step = world.state.resplit.number, world.state.resplit.at
+    while world.state.step < step - 1:
+        world.commit()
+    world.commit((number, CheckpointId(step=step, id="ab12")))
+    assert world.state.resplit.cut == CheckpointId(step=step, id="ab12")
+    return world
+
+
+def hold(world: World, *workers: str) -> None:
+    plan = world.state.plan
+    assert plan is not None
+    assert world.state.resplit is not None
+    cut = world.state.resplit.cut
+    assert cut is not None
+    for worker in workers:
+        cells = [cell for cell in plan.cells() if worker in plan.at(cell).holders]
+        layers = tuple(sorted({layer for cell in cells for layer in range(*plan.stages[cell.stage])}))
+        world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=layers)))
+
+
+def test_who_is_lost_while_layers_move_is_left_out_of_the_next_plan_from_the_same_cut() -> None:
+    world = at_the_cut()
+    hold(world, "w0", "w2", "w3")
+    first = world.state.plan
+    assert first is not None
+    assert (first.reason, len(first.stages)) == ("Resplitting", 3)
+    world.pending.clear()  # nobody has begun yet
+    world.lost.add("w2")
+    world.tell(WorkerLost("w2", "killed"))
+    second = world.state.plan
+    assert second is not None
+    assert (second.reason, len(second.stages), second.origin) == ("Resplitting", 2, first.origin + 1)
+    assert second.restore == first.restore
+    assert second.at(Cell(0, 0)).owner == "w0"
+    world.settle()
+    assert world.state.plan is not None
+    assert (world.state.plan.sources, len(world.state.plan.stages)) == ((), 2)
+
+
+def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints() -> None:
+    world = at_the_cut()
+    hold(world, "w0", "w2", "w3")
+    world.pending.clear()
+    for worker in ("w0", "w2"):
+        world.lost.add(worker)
+        world.tell(WorkerLost(worker, "killed"))
+    assert world.finish is None  # others may have got copies meanwhile: they are asked
+    world.now += 2.0
+    world.tell(Tick())
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
+
+
+def test_nothing_is_split_anew_after_the_last_step() -> None:
+    world = World(4, 1, 0, fewest=1, steps=3)
+    world.settle()
+    plan = world.state.plan
+    world.tell(Received("w0", protocol.StateHeld(checkpoint=CheckpointId(step=3, id="ab12"), layers=(0, 1))))
+    assert world.state.resplit is None
+    assert world.state.plan == plan
+
+
+def test_what_is_said_of_a_split_that_is_over_does_not_count() -> None:
+    world = at_the_cut()
+    assert world.state.resplit is not None
+    cut = world.state.resplit.cut
+    assert cut is not None
+    hold(world, "w0", "w2", "w3")
+    world.settle()
+    assert world.state.resplit is None
+    world.tell(Received("w0", protocol.StateHeld(checkpoint=cut, layers=(0, 1))))
+    assert world.state.resplit is None
+
+
+def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
+    world = at_the_cut()
+    cut = world.state.resplit and world.state.resplit.cut
+    assert cut is not None
+    world.restart()
+    for worker in ("w0", "w2", "w3"):
+        world.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=tuple(range(8)))))
+    world.settle()
+    assert world.state.plan is not None
+    assert (len(world.state.plan.stages), world.state.plan.restore) == (3, cut)

@@ -1,0 +1,170 @@
+"""Layers that are split anew over fewer or more workers while the job trains: the same bits, whoever is lost."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.transitions import is_protected
+from manifest_kit import bamboojob, gpt_task, training
+from training_job import Job, MemoryStore
+
+STAGES, STEPS = 4, 12
+MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 4, "samples": 32}}
+
+
+def manifest(task: dict[str, Any], pipelines: int = 1, every: int | None = None, **elastic: int) -> dict[str, Any]:
+    document = bamboojob(
+        task=task,
+        training=training(STEPS, 8, 2, gradientGroups=2),
+        topology={"stages": STAGES, "pipelines": pipelines},
+        elastic={"stabilizationSeconds": 1, **elastic},
+    )
+    if every:
+        document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
+    return document
+
+
+@cache
+def undisturbed(tied: bool = False) -> tuple[str, dict[int, float]]:
+    return result(Job(manifest(gpt(tied) if tied else MLP)).run())
+
+
+def gpt(tied: bool) -> dict[str, Any]:
+    return gpt_task(dModel=16, context=8, tieEmbeddings=tied)
+
+
+def result(job: Job) -> tuple[str, dict[int, float]]:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    return add_digests(job.digests), dict(job.state.losses)
+
+
+def alive(job: Job) -> int:
+    return sum(node.alive for node in job.nodes.values())
+
+
+@dataclass
+class Shortage:
+    """A worker is lost at a step, and there is no other one until a later step; then, or never, there are nodes again.
+
+    strike: a further worker is lost that many turns after the layers began to be split anew (None: nobody is).
+    """
+
+    lost_at: int = 2
+    over_at: int | None = None
+    strike: int | None = None
+    victim: int = 0
+    stages: list[int] = field(default_factory=list)
+    turns: int = -1  # since a cut was asked for
+    struck: bool = False
+    moved: int = 0  # turns that the first one took
+    _lost: bool = False
+
+    def __call__(self, job: Job) -> None:
+        state, plan = job.state, job.state.plan
+        if plan is None:
+            return
+        if not self.stages or self.stages[-1] != len(plan.stages):
+            self.stages.append(len(plan.stages))
+        if not self._lost and state.step >= self.lost_at:
+            self._lost, job.capacity = True, alive(job) - 1
+            job.kill(plan.pipelines[-1][1].owner)
+        if self.over_at is not None and state.step >= self.over_at:
+            job.capacity = 1000
+        calm = state.resize and all(is_protected(plan, state.synced, c) for c in plan.cells())
+        if calm and not state.resplit and not plan.sources:
+            job.now += 1.0  # the workers have been too few for long enough
+        self._count(job)
+
+    def _count(self, job: Job) -> None:
+        going_on = job.state.resplit is not None
+        if going_on or self.turns >= 0:
+            self.turns += 1
+        if going_on and not self.struck:
+            self.moved = max(self.moved, self.turns)
+        if self.strike is not None and self.turns >= self.strike and not self.struck:
+            self.struck = True
+            job.capacity = min(job.capacity, alive(job) - 1)
+            living = sorted(job.state.workers)
+            job.kill(living[self.victim % len(living)])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_fewer_workers_than_stages_train_on_with_fewer_stages_and_the_same_bits(tied: bool) -> None:
+    shortage = Shortage(over_at=7)
+    job = Job(manifest(gpt(tied) if tied else MLP), decide=shortage).run()
+    assert shortage.stages == [4, 3, 4]
+    assert result(job) == undisturbed(tied)
+    assert job.state.checkpoints.counts.repeated == 0
+    forwards = [fault for fault in job.executed if fault.name == "Forward" and not fault.after]
+    assert {f.step for f in forwards} == set(range(STEPS))
+
+
+def test_pipelines_come_first() -> None:
+    """With fewer workers than two pipelines take, one is left; with fewer than that one takes, it has fewer stages."""
+    shortage = Shortage()
+    job = Job(manifest(MLP, 2, minPipelines=1), decide=shortage, capacity=8).run()
+    assert (shortage.stages, job.state.plan and job.state.plan.target.pipelines) == ([4], 1)
+    assert result(job) == undisturbed()
+
+
+def test_stages_do_not_become_fewer_than_they_may() -> None:
+    shortage = Shortage()
+    job = Job(manifest(MLP, minStages=4), decide=shortage).run()
+    assert shortage.stages == [4]
+    assert result(job) == undisturbed()
+
+
+@cache
+def turns_of_a_resplit() -> int:
+    shortage = Shortage()
+    Job(manifest(MLP), decide=shortage).run()
+    assert shortage.moved > 5
+    return shortage.moved
+
+
+EVERY = 7  # turn, of those at which somebody may be lost
+
+
+@pytest.mark.parametrize(
+    ("victim", "first"),
+    [
+        pytest.param(victim, first, marks=pytest.mark.slow if first != victim else ())
+        for victim in range(3)
+        for first in range(EVERY)
+    ],
+)
+def test_whoever_is_lost_at_any_moment_of_it_the_bits_are_the_same(victim: int, first: int) -> None:
+    for strike in range(first, turns_of_a_resplit() + 3, EVERY):
+        shortage = Shortage(strike=strike, victim=victim)
+        job = Job(manifest(MLP), decide=shortage).run()
+        assert shortage.struck
+        assert result(job) == undisturbed(), f"w{victim} was lost at turn {strike}"
+        assert job.state.checkpoints.counts.repeated == 0, f"w{victim} was lost at turn {strike}"
+        assert shortage.stages[-1] == 2, shortage.stages
+
+
+@pytest.mark.parametrize("strike", [3, 8])
+def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike: int) -> None:
+    shortage = Shortage()
+
+    def decide(job: Job) -> None:
+        shortage(job)
+        if shortage.turns == strike and not struck:
+            struck.append(True)
+            for worker in list(job.nodes):
+                job.kill(worker)
+            job.capacity = 3  # and so many are left: it goes on with three stages
+
+    struck: list[bool] = []
+    job = Job(manifest(MLP, every=2), decide=decide, store=MemoryStore()).run()
+    assert struck
+    digest, losses = result(job)
+    assert (digest, losses) == undisturbed()
+    assert job.state.checkpoints.counts.restores
+    assert job.state.plan is not None
+    assert len(job.state.plan.stages) == 3
