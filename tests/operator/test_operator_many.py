@@ -13,6 +13,8 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.jobs import coordinator_runner as runner_module
+from bamboo_operator.jobs.burst import CALM_SECONDS, Burst
+from bamboo_operator.jobs.burst import LONGEST_SECONDS as LONGEST_BURST
 from bamboo_operator.jobs.controller import STUCK_SECONDS, JobController
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.shared import SharedResources
@@ -59,10 +61,11 @@ class ManyJobs:
     refused: a pod's status says that it cannot start. told: the job's status does. stuck: what liveness has said.
     """
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: VirtualLoop, slowness: float = SLOWNESS) -> None:
         rng = random.Random(1)
         self._loop = loop
         self.made: Counter[str] = Counter()
+        self.first: float | None = None  # when the first pod was made
         self.stuck: list[str] = []
         self.refused: dict[str, float] = {}
         self.told: dict[str, float] = {}
@@ -71,9 +74,11 @@ class ManyJobs:
         self._jobs = Watch(loop, rng, lambda kind, job: self._controller.job_event(kind, job))
         watches = {"pods": self._pods, "nodes": Watch(loop, rng, lambda *_: None), "bamboojobs": self._jobs}
         self._server = Server(loop, rng, watches, self._changed)
-        self._server.slowness = SLOWNESS
+        self._server.slowness = slowness
         self._cluster = ClusterCache()
-        self._controller = JobController(shared_for(self._cluster, ApiClient(self._server)))
+        shared = shared_for(self._cluster, ApiClient(self._server))
+        self.burst = shared.burst
+        self._controller = JobController(shared)
 
     async def run(self, jobs: int, seconds: float) -> None:
         self._pods.listening = self._jobs.listening = True
@@ -93,6 +98,7 @@ class ManyJobs:
         name = thing["metadata"]["name"]
         if what == "pods ADDED":
             self.made[thing["metadata"]["labels"][LABEL_JOB_NAME]] += 1
+            self.first = self._loop.time() if self.first is None else self.first
             thing["spec"]["nodeName"] = "node"
             self._loop.call_later(PULL_SECONDS, self._refuse, thing, 0)
         elif what == "bamboojobs MODIFIED":
@@ -174,3 +180,26 @@ def test_who_waits_for_its_turn_keeps_its_place(monkeypatch: pytest.MonkeyPatch)
     with virtual_runner(monkeypatch) as (runner, _):
         runner.run(all_take_turns(names))
     assert served == 3 * names
+
+
+async def notices(burst: Burst, loop: VirtualLoop, seconds: float) -> None:
+    while loop.time() < seconds:
+        burst.noticed()
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(1.5, 1.4 + CALM_SECONDS), (60.0, LONGEST_BURST)])
+def test_while_workers_are_taken_away_decisions_come_first(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, first: float
+) -> None:
+    """What follows from them waits until it is calm; but if that takes long, nothing waits any more."""
+
+    async def both(simulated: ManyJobs, loop: VirtualLoop) -> None:
+        await asyncio.gather(simulated.run(JOBS, 10.0), notices(simulated.burst, loop, seconds))
+
+    with virtual_runner(monkeypatch) as (runner, loop):
+        simulated = ManyJobs(loop, slowness=0.1)
+        runner.run(both(simulated, loop))
+    assert simulated.first is not None
+    assert first <= simulated.first < first + 1
+    assert simulated.made == {f"job-{number:02}": WORKERS for number in range(JOBS)}

@@ -61,6 +61,7 @@ from bamboo_operator.cluster.signals import (
     pod_deleted_signal,
     worker_signal,
 )
+from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, claim_name, weights_folder
@@ -71,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
 LATE_SECONDS = 1.0  # of a tick: then the process, or its machine, was suspended
+URGENT = ("Takeover", "PlannedTakeover")  # plans without a worker that is lost or has notice
 NOTICE_EXPIRY_SECONDS = 10.0  # after the end of its notice a worker that has not joined counts as lost
 
 
@@ -90,6 +92,7 @@ class TrainingRun:
     known_lost: frozenset[WorkerId] = frozenset()
     meter: JobMeter = field(default_factory=lambda: JobMeter(OperatorCounts()))
     marks: tuple[NodeMark, ...] = ()
+    burst: Burst = field(default_factory=Burst)
     earlier: EarlierProgress = BEGINNING
 
 
@@ -312,6 +315,8 @@ class CoordinatorRunner:
         before = self.state
         self.state, commands = coordinator.step(before, event, self._clock())
         self._run.meter.handled(event, before, self.state)
+        if self.state.plan is not before.plan and self.state.plan and self.state.plan.reason in URGENT:
+            self._run.burst.noticed()
         now = self.state
         if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
             self._failed_starts.append(now.misfit)

@@ -138,7 +138,7 @@ class JobReconciler:
         run = TrainingRun(
             key=self.key, uid=self.uid, spec=spec, manifest=self._spec.begin(resumed=plan is not None),
             resumed=plan is not None, known_lost=lost_workers_in(plan) | self._removal.deleted, meter=self.meter,
-            marks=shared.marks, earlier=status.progress(),
+            marks=shared.marks, burst=shared.burst, earlier=status.progress(),
         )  # fmt: skip
         runner = CoordinatorRunner(run, shared.cluster, shared.gateway, shared.reviews, shared.key, self._wake.set)
         self.meter.begin()

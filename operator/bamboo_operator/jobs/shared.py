@@ -7,6 +7,7 @@ from bamboo_operator.auth.pod_tokens import TokenReviewer
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.node_marks import NodeMark
+from bamboo_operator.jobs.burst import Burst
 from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.kube.client import ApiClient
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -31,5 +32,6 @@ class SharedResources:
     settings: WorkerPodSettings
     marks: tuple[NodeMark, ...] = ()
     counts: OperatorCounts = field(default_factory=OperatorCounts)
+    burst: Burst = field(default_factory=Burst)
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(RECONCILES_AT_ONCE))
     status_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STATUSES_AT_ONCE))

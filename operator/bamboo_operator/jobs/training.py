@@ -59,6 +59,7 @@ class Training:
     ) -> None:  # fmt: skip
         self._run, self._runner, self._pods, self._status, self._spec = run, runner, pods, status, spec
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
+        self._burst = shared.burst
         self._edited, self._wake, self._heartbeat, self._log_failure = edited, wake, heartbeat, log_failure
         self._coordinating = asyncio.create_task(runner.run(), name=f"coordinator of {run.key}")
         self._follows_edits = True
@@ -164,6 +165,7 @@ class Training:
 
     async def _reconcile(self) -> tuple[bool, bool]:
         async with turn(self._turns, self._heartbeat):
+            await self._burst.wait_for_its_end()
             self._began = time.monotonic()
             await self._save_manifest()
             pods = await self._attempt("bring the pods up to date", self._pods.reconcile())
@@ -182,6 +184,7 @@ class Training:
     async def _write_status(self) -> bool:
         """If it is worth a write; whether that succeeded."""
         async with turn(self._status_turns, self._heartbeat):
+            await self._burst.wait_for_its_end()
             self._count()
             self._status.update(startup_problems=self._pods.startup_problems(), plan=self._runner.plan_record())
             return await self._attempt(
