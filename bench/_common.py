@@ -132,7 +132,10 @@ def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 class Job:
-    """A job and the loop around its coordinator. `look` sees every event after it was obeyed."""
+    """A job and the loop around its coordinator. `look` sees every event after it was obeyed.
+
+    machines: workers that there can be at once; those that are asked for beyond it wait.
+    """
 
     def __init__(self, place: Lab, document: Any, *, main: str) -> None:
         self.lab, self.manifest, self.main = place, document, main
@@ -144,6 +147,7 @@ class Job:
         self.finish: Finish | None = None
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self._token, self._url, self._started = secrets.token_hex(8), "", 0
+        self.machines, self._waiting = 1000, 0
         self.state = coordinator.initial(
             parse_manifest(document), document, secret=secrets.token_hex(8), save_path=None, now=time.monotonic()
         )
@@ -186,8 +190,8 @@ class Job:
                 case Send(worker, message):
                     server.send(worker, message)
                 case AddWorkers(count):
-                    for _ in range(count):
-                        self._start()
+                    self._waiting += count
+                    self.staff()
                 case Finish():
                     self.finish = command
         if isinstance(event, Received) and isinstance(event.message, StepCommitted):
@@ -195,6 +199,12 @@ class Job:
             loss = event.message.loss
             self.losses.setdefault(event.message.step, float("nan") if loss is None else loss)
         self.look(now, event, commands)
+
+    def staff(self) -> None:
+        """Start the workers that wait, as many as there are machines for."""
+        while self._waiting and len(self.lab.pool.alive) < self.machines:
+            self._waiting -= 1
+            self._start()
 
     def _start(self) -> None:
         worker = f"w{self._started}"
