@@ -11,6 +11,7 @@ from bamboo.control.channel_events import Received
 from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, TIDY_SECONDS, WRITE_SECONDS, first_number
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
+from bamboo.coordinator.restoring import RESTORE_SECONDS
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
 from world import World, back, restarted, silence
 
@@ -528,3 +529,51 @@ def test_a_stage_whose_holders_all_have_notice_is_kept_before_they_go() -> None:
     save(world, 4)
     world.tell(Tick())
     assert len(sent(world, protocol.TakeCheckpoint)) == 1, "once for the same workers"
+
+
+def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
+    """progressDeadlineSeconds is half an hour; nodes may be scarce for longer."""
+    world = made(2)
+    save(world)
+    world.away = 100
+    for worker in sorted(world.state.workers):
+        world.lose(worker)
+    for _ in range(60):
+        world.now += 0.3
+        world.tell(Tick())
+    assert world.state.phase == "Restoring"
+    world.now += RESTORE_SECONDS - 60
+    world.tell(Tick())
+    assert world.finish is None
+    world.now += 60
+    world.tell(Tick())
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded")
+    assert "0 of 2 workers ready" in world.finish.message
+
+
+def test_attempts_that_all_fail_have_an_end_together() -> None:
+    """Each of them begins with a plan, as if the job trained again."""
+    world, _ = gone_back()
+    world.found = protocol.CheckpointFound(number=0, checkpoint=plan_of(world).restore)
+    began = world.now
+    while world.finish is None and world.now < began + 2 * RESTORE_SECONDS:
+        if world.pending:
+            world.deliver()
+        elif world.state.phase == "Running":
+            plan = plan_of(world)
+            assert plan.restore is not None
+            failed = protocol.RestoreFailed(
+                origin=plan.origin, checkpoint=plan.restore, message="a time-out", damaged=False
+            )
+            world.tell(Received(root_of(world), failed))
+            for worker in sorted(world.state.workers):
+                world.tell(Received(worker, protocol.Heartbeat(step=8)))
+        else:
+            world.now += 600.0
+            for worker in sorted(world.state.workers):
+                world.tell(Received(worker, protocol.Heartbeat(step=8)))
+            world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "RestoreDeadlineExceeded"
+    assert "a time-out" in world.finish.message

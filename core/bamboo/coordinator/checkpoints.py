@@ -208,6 +208,12 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
         _carried(turn, *message.checkpoint)
 
 
+def progress(turn: Turn) -> None:
+    """A step more is committed than ever since the job began, or went back to a checkpoint."""
+    if turn.state.checkpoints.back_since is not None:
+        change(turn, back_since=None)
+
+
 def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
     _carried(turn, message.number, message.checkpoint)
     resplit.carried(turn, message.number, message.checkpoint)

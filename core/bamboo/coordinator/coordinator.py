@@ -35,6 +35,7 @@ from bamboo.coordinator.membership import (
 )
 from bamboo.coordinator.planner import replan
 from bamboo.coordinator.platforms import refuse_misfits
+from bamboo.coordinator.restoring import check_deadline as check_restore_deadline
 from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
 from bamboo.coordinator.stuck_workers import check_stuck
 from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
@@ -150,7 +151,8 @@ def _tick(turn: Turn) -> None:
     stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
-    if state.phase in ("Running", "Restoring") and limit and now - state.last_progress > limit:
+    check_restore_deadline(turn)
+    if state.phase == "Running" and limit and now - state.last_progress > limit:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
     if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:

@@ -1,13 +1,17 @@
 """Going on from a checkpoint: from which one, after what, and what is repeated. `checkpoints` makes them."""
 
+from typing import Final
+
 from bamboo.control import protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
 from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, Turn
-from bamboo.job.spec import Resume
+from bamboo.job.spec import Resume, wanted_workers
 from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.text import count, one_line
+
+RESTORE_SECONDS: Final = 24 * 3600.0  # from a loss until a step is committed again: nodes may be scarce for a night
 
 
 def can_restore(state: CoordinatorState) -> bool:
@@ -38,11 +42,22 @@ def lost(turn: Turn, reason: str, message: str) -> None:
 
 def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = False) -> None:
     """pausing: what has just failed would fail again at once."""
+    since = turn.state.checkpoints.back_since
     change(
         turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
-        message=message, asked_at=turn.now, pausing=pausing,
+        message=message, asked_at=turn.now, pausing=pausing, back_since=turn.now if since is None else since,
     )  # fmt: skip
     turn.enter("Restoring")
+
+
+def check_deadline(turn: Turn) -> None:
+    """Waiting for nodes is no stall of the training, but it has an end, and so have attempts that all fail."""
+    state, c = turn.state, turn.state.checkpoints
+    if state.phase != "Restoring" or c.back_since is None or turn.now - c.back_since <= RESTORE_SECONDS:
+        return
+    here = f"{len(state.ready)} of {count(wanted_workers(state.spec), 'worker')} ready"
+    text = f"the job could not go on from a checkpoint within {RESTORE_SECONDS / 3600:g} h"
+    turn.finish(Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded", f"{text}: {c.problem or c.message}; {here}")
 
 
 def restore_failed(turn: Turn, worker: WorkerId, message: protocol.RestoreFailed) -> None:

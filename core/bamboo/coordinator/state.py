@@ -104,6 +104,7 @@ class CheckpointState:
     asked_at: float = 0.0
     since: float = 0.0
     stall: float = 0.0
+    back_since: float | None = None  # the job has to go back to one since then, and has not committed a step again
     pausing: bool = False  # before the store is asked again
     retry: bool = False  # the next one is due at once
     last_step: int = 0  # of the newest one, or of the newest attempt

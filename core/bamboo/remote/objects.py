@@ -29,6 +29,7 @@ Json = Mapping[str, Any]
 CellIndex = tuple[int, int]  # pipeline and stage
 
 UNRECOVERABLE = (
+    "RestoreDeadlineExceeded",
     "RestoreFailed",
     "StageLost",
     "WorkersGone",
