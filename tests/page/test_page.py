@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import Emit, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, state
 from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, Figures, JobHistory, steady_clock
@@ -17,7 +17,7 @@ from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.savings import CostComparison
-from operator_kit import NOW, at, job, pool, said
+from operator_kit import NOW, at, checkpoints, job, pool, said
 
 TAKEOVER = Takeover(
     epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=7, notice=False,
@@ -93,6 +93,18 @@ def test_what_a_coordinator_found_is_no_step_of_its_own() -> None:
     record.follow(300, Figures(2.0), ())
     record.follow(301, Figures(1.9), ())
     assert [p.step for p in record.curves.points()] == [301]
+
+
+def test_the_record_of_a_job_that_goes_back_to_a_checkpoint() -> None:
+    """To go back is no step, and what is repeated is in the curves once more."""
+    clock = Time()
+    record = JobHistory(clock)
+    for now, step in enumerate((0, 1, 2, 3, 1, 2, 3, 4), start=1000):
+        clock.now = now
+        record.follow(step, Figures(5.0 - step), ())
+    record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 1", True))
+    assert [p.step for p in record.curves.points()] == [1, 2, 3, 2, 3, 4]
+    assert [(mark.kind.value, mark.message[:15]) for mark in record.marks] == [("restore", "the job goes on")]
 
 
 def test_the_record_is_bounded() -> None:
@@ -193,6 +205,41 @@ def test_the_whole_document() -> None:
     assert found["events"][0]["message"] == "<script>alert(1)</script>", "it is for the browser to take it as text"
     assert (found["memory"][0]["total"], found["memory"][0]["kinds"]["replica"]) == (12, 5)
     assert (found["mostMemory"]["label"], found["cost"]) == ("w1", None)
+
+
+def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
+    writing = CheckpointWrite(step=8, seconds=3.0, written=2, layers=6)
+    kept = checkpoints(
+        step=4, age=30.0, restores=1, repeated=3, repeated_seconds=6.0, place="s3://bucket/x", every_steps=4,
+        writing=writing,
+    )  # fmt: skip
+    found = d.plain(document(JOB, job(), said(checkpoint=kept), JobHistory(Time()), now=WHEN))["checkpoint"]
+    assert found == {
+        "place": "s3://bucket/x", "everySteps": 4, "step": 4, "at": WHEN - 30, "seconds": 1.0, "bytes": 8,
+        "writing": {"step": 8, "written": 2, "layers": 6, "since": WHEN - 3}, "restores": 1, "repeated": 3,
+        "repeatedSeconds": 6.0, "repeatedCost": None,
+    }  # fmt: skip
+    assert d.plain(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
+
+
+KEEPING = {"storage": {"uri": "s3://bucket/x"}, "everySteps": 4}
+
+
+def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status_has_them() -> None:
+    spec = job(checkpoint=KEEPING, nodePools=POOLS)
+    status = written(
+        "Suspended", checkpoint={"lastStep": 8, "lastTime": at(-90)}, restores=2, repeatedSteps=7,
+        cost={"total": "1", "repeated": "0.25"},
+    )  # fmt: skip
+    gone = looked(look(spec=spec, written=status), WHEN).checkpoint
+    assert gone is not None
+    assert (gone.place, gone.step, gone.at, gone.every_steps) == ("s3://bucket/x", 8, WHEN - 90, 4)
+    assert (gone.restores, gone.repeated, gone.repeated_cost) == (2, 7, 0.25)
+    unknown = checkpoints(step=None, place="s3://bucket/x", every_steps=4)
+    new = looked(look(spec=spec, status=said(checkpoint=unknown), record=JobHistory(Time(WHEN)), written=status), WHEN)
+    assert new.checkpoint is not None
+    assert (new.checkpoint.step, new.checkpoint.at, new.checkpoint.repeated) == (8, WHEN - 90, 7)
+    assert looked(look(spec=job(), written=status), WHEN).checkpoint is None, "it keeps none"
 
 
 def test_who_ran_what_at_the_end_trains_no_more() -> None:

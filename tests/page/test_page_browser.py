@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec import structs
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import Emit, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
 from bamboo.page.history import Figures, JobHistory, steady_clock
@@ -21,7 +21,7 @@ from bamboo.page.server import LocalPage, add_page, answer, refusal
 from bamboo.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
-from operator_kit import job, said
+from operator_kit import checkpoints, job, said
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 
@@ -53,11 +53,19 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
         record.add_event(Emit("WorkerLost", HOSTILE, True))
+    record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 3, and repeats 2 steps", True))
+    for step in (3, 4, 5):
+        record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,))
+    kept = checkpoints(
+        step=3, age=125.0, restores=1, repeated=2, repeated_seconds=61.0, every_steps=3, bytes=3 << 30,
+        place=f"s3://bucket/{'long' * 30}/{HOSTILE}",
+        writing=CheckpointWrite(step=6, seconds=4.0, written=3, layers=32),
+    )  # fmt: skip
     status = said(
         grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
         step=5, takeovers=(taken,), preemptions=1, memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
-        unprotected=("pipeline 0 stage 1",),
+        unprotected=("pipeline 0 stage 1",), checkpoint=kept,
     )  # fmt: skip
     now = steady_clock()()
     pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
@@ -105,8 +113,12 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
         for part in (
             HOSTILE, "w0 took over stage 1 of pipeline 0 from w1", "pause 100 ms", "decide 1.0 ms", "recompute 79 ms",
             "2 forwards and 3 backwards repeated", "w4 standby", "9.0 MiB", "12.50", "3.00 against 10.50, 71 % less",
+            "the job goes on from the checkpoint of step 3, and repeats 2 steps", "2 min 5 s", "3.0 GiB in 1.00 s",
+            "step 6, 3 of 32 layers", "s3://bucket/long", "2 (1 min 1 s)", "writing step 6",
         ):  # fmt: skip
             assert part in text, (part, text)
+        assert await tab.value("document.querySelectorAll('#plot-loss .mark.restore').length") == 1
+        assert await tab.value("document.querySelectorAll('#plot-marks .sign.restore').length") == 1
         assert await tab.value("document.querySelectorAll('main img, main script, [onerror]').length") == 0
         assert not (await tab.value("document.title")).startswith("taken")
         assert all(request.startswith(url) for request in tab.requests), tab.requests

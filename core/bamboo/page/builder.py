@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import Outcome, Status, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo.coordinator.events import Takeover as TakenOver
 from bamboo.coordinator.protection import OFF, protection
 from bamboo.job.spec import JobSpec
@@ -55,6 +55,7 @@ def document(
         unprotected=status.unprotected,
         memory=tuple(account(worker, memory, names) for worker, memory in status.memory),
         most_memory=account(*status.most_memory, names) if status.most_memory else None,
+        checkpoint=checkpoint(status.checkpoint, now) if status.checkpoint else None,
         cost=cost,
         **history_fields(record, names),
     )
@@ -213,6 +214,22 @@ def finite(number: float | None) -> float | None:
 
 def _rounded(seconds: float) -> float:
     return round(seconds, 3)
+
+
+def checkpoint(known: CheckpointSummary, now: float) -> d.PageCheckpoint:
+    """now: the time at which that was said."""
+    write = known.writing
+    writing = None
+    if write is not None:
+        since = round(now - write.seconds)
+        writing = d.PageCheckpointWrite(step=write.step, written=write.written, layers=write.layers, since=since)
+    here = known.age is not None
+    return d.PageCheckpoint(
+        place=known.place, every_steps=known.every_steps, step=known.step, writing=writing,
+        at=round(now - known.age) if known.age is not None else None,
+        seconds=known.seconds if here else None, bytes=known.bytes if here else None, restores=known.restores,
+        repeated=known.repeated, repeated_seconds=known.repeated_seconds,
+    )  # fmt: skip
 
 
 def rows(names: Sequence[Sequence[WorkerId]], labels: Labels) -> tuple[tuple[d.PageCell, ...], ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 2  # of the document; a page that was loaded before an upgrade asks to be loaded anew
+VERSION = 3  # of the document; a page that was loaded before an upgrade asks to be loaded anew
 Struct = msgspec.Struct
 Point = tuple[int, float, float | None, float | None, float | None]
 
@@ -95,7 +95,7 @@ class TakeoverPhases(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageMark(Struct, frozen=True, kw_only=True, rename="camel"):
-    """kind: notice, loss or takeover."""
+    """kind: notice, loss, takeover or restore."""
 
     at: float
     kind: str
@@ -146,6 +146,35 @@ class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
     sentence: str = ""
 
 
+class PageCheckpointWrite(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A checkpoint that is being written: so many of its layers are durable. since: when it began."""
+
+    step: int
+    written: int
+    layers: int
+    since: float
+
+
+class PageCheckpoint(Struct, frozen=True, kw_only=True, rename="camel"):
+    """place: where they are, without credentials. step, at: of the newest one; seconds, bytes: that it took, and has.
+
+    restores: how often the job went back to one; repeated: the steps that it had to do again. repeated_seconds: that
+    these usually take; repeated_cost: that they cost, in the unit of the pools' prices.
+    """
+
+    place: str
+    every_steps: int
+    step: int | None = None
+    at: float | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    writing: PageCheckpointWrite | None = None
+    restores: int = 0
+    repeated: int = 0
+    repeated_seconds: float | None = None
+    repeated_cost: float | None = None
+
+
 class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
     type: str
     status: str
@@ -155,7 +184,10 @@ class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Document(Struct, frozen=True, kw_only=True, rename="camel"):
-    """grid: [pipeline][stage]. points: [step, time, loss, gradient norm, learning rate]; unknown: sentences."""
+    """grid: [pipeline][stage]. checkpoint: of a job that keeps some. unknown: sentences.
+
+    points: [step, time, loss, gradient norm, learning rate]; the step falls where the job went back to a checkpoint.
+    """
 
     version: int = VERSION
     now: float
@@ -172,6 +204,7 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     events: tuple[PageEvent, ...] = ()
     memory: tuple[MemoryAccount, ...] = ()
     most_memory: MemoryAccount | None = None
+    checkpoint: PageCheckpoint | None = None
     cost: PageCost | None = None
     conditions: tuple[PageCondition, ...] = ()
     unknown: tuple[str, ...] = ()

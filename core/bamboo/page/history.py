@@ -93,9 +93,13 @@ class TimelineKind(StrEnum):
     NOTICE = "notice"
     LOSS = "loss"
     TAKEOVER = "takeover"
+    RESTORE = "restore"
 
 
-MARKED = {"NoticeReceived": TimelineKind.NOTICE, "WorkerLost": TimelineKind.LOSS}  # by an Emit's reason
+# By an Emit's reason.
+MARKED = {
+    "NoticeReceived": TimelineKind.NOTICE, "WorkerLost": TimelineKind.LOSS, "Restored": TimelineKind.RESTORE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,12 @@ class JobHistory:
         self._takeovers = 0
 
     def follow(self, step: int, figures: Figures, takeovers: Sequence[Takeover]) -> None:
-        """step: committed so far. figures: of the last one. takeovers: all so far, in order."""
+        """step: committed so far; fewer than before if the job has gone back to a checkpoint. figures: of the last one.
+
+        takeovers: all so far, in order.
+        """
         if step != self._step:
-            if step and self._step is not None:
+            if self._step is not None and step > self._step:
                 self.curves.add(step, self.now(), figures)
             self._step = step
         for takeover in takeovers[self._takeovers :]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bamboo.coordinator.events import Status
-from bamboo.job.spec import JobSpec, NodePool
+from bamboo.job.spec import JobSpec, NodePool, storage_place
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, history_fields, rows, state
 from bamboo.page.history import JobHistory
@@ -17,7 +17,7 @@ from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.savings import on_demand_per_hour, on_demand_pool
 
-T = TypeVar("T", d.Document, d.PageCost)
+T = TypeVar("T", d.Document, d.PageCost, d.PageCheckpoint)
 
 LATE_SECONDS = 2.0  # a start so much before the record is not the one that the record saw
 TONES = {"Running": "good", "Complete": "good", "Failed": "bad", "Invalid": "bad", "Degraded": "warn"}
@@ -64,6 +64,7 @@ def page_document(view: JobView, now: float) -> d.Document:
     return _replace(
         found,
         counts=d.PageCounts(**written),
+        checkpoint=checkpoint(view, found.checkpoint),
         cost=cost(view),
         conditions=conditions(view.written),
         unknown=tuple(unknown),
@@ -79,6 +80,29 @@ def counts_so_far(written: Mapping[str, Any], counts: d.PageCounts) -> Mapping[s
         "restarts": max(counts.restarts or 0, of_status["restarts"]),
         "notices": counts.notices if counts.preemptions >= of_status["preemptions"] else None,
     }
+
+
+def checkpoint(view: JobView, live: d.PageCheckpoint | None) -> d.PageCheckpoint | None:
+    """live: as the coordinator has it; the status outlasts coordinators, and adds up what they count."""
+    if view.spec is None or view.spec.checkpoint is None:
+        return None
+    spec, newest = view.spec.checkpoint, view.written.get("checkpoint") or {}
+    known = live or d.PageCheckpoint(
+        place=storage_place(spec.storage.uri, spec.storage.claim_name), every_steps=spec.every_steps
+    )
+    if known.at is None:
+        step = newest.get("lastStep", known.step)
+        known = _replace(known, step=step, at=_unix(newest.get("lastTime")))
+    price = (view.written.get("cost") or {}).get("repeated")
+    so_far = view.facts.earlier.repeated_cost + view.facts.repeated_cost
+    repeated = _count(view.written, "repeatedSteps")
+    return _replace(
+        known,
+        restores=max(known.restores, _count(view.written, "restores")),
+        repeated=max(known.repeated, repeated),
+        repeated_seconds=known.repeated_seconds if known.repeated >= repeated else None,
+        repeated_cost=None if price is None else float(max(so_far, Decimal(str(price)))),
+    )
 
 
 def _live(view: JobView, job: d.PageJob, now: float, status: Status, spec: JobSpec, record: JobHistory) -> d.Document:

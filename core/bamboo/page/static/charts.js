@@ -55,11 +55,11 @@ export function plot(place, curve, axis, xs, values, marks) {
 export function lane(place, axis, marks) {
   const height = 56;
   const count = (kind) => marks.filter((mark) => mark.kind === kind).length;
-  const told = `${count("loss")} losses, ${count("notice")} notices, ${count("takeover")} takeovers; the timeline has them one by one`;
+  const told = `${count("loss")} losses, ${count("notice")} notices, ${count("takeover")} takeovers, ${count("restore")} restores; the timeline has them one by one`;
   const picture = svg("svg", { width: axis.width, height, role: "img", "aria-label": told, class: "lane" });
   labels(picture, axis, height);
   picture.append(svg("line", { x1: LEFT, x2: axis.width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM, class: "rule" }));
-  const rows = { notice: 5, loss: 5, takeover: 20 };
+  const rows = { notice: 5, loss: 5, takeover: 20, restore: 20 };
   for (const { x, kind } of marks.filter((mark) => mark.x >= axis.first && mark.x <= axis.last)) {
     const drawing = icon(kind);
     for (const [name, value] of Object.entries({ x: across(axis, x) - 6.5, y: rows[kind], width: 13, height: 13 })) drawing.setAttribute(name, value);
@@ -105,6 +105,7 @@ function path(xs, values, axis, up) {
       pen = "M";
       return;
     }
+    if (index && xs[index] < xs[index - 1]) pen = "M"; // the job went back to a checkpoint
     parts.push(`${pen}${across(axis, xs[index]).toFixed(1)} ${up(value).toFixed(1)}`);
     pen = "L";
   });

@@ -29,7 +29,7 @@ export function throughput(points, samples) {
   return points.map(([step, at], index) => {
     if (!index || !samples) return null;
     const [before, since] = points[index - 1];
-    return at > since ? ((step - before) * samples) / (at - since) : null;
+    return at > since && step > before ? ((step - before) * samples) / (at - since) : null;
   });
 }
 
@@ -43,7 +43,11 @@ function read(points, from, to, value) {
 
 // [first, last] of everything.
 function everything({ points, marks, now, state }) {
-  if (kind === "step" && points.length) return [points[0][STEP], Math.max(points[points.length - 1][STEP], points[0][STEP] + 1)];
+  if (kind === "step" && points.length) {
+    const steps = points.map((point) => point[STEP]); // they fall when the job goes back to a checkpoint
+    const first = steps.reduce((a, b) => Math.min(a, b));
+    return [first, Math.max(steps.reduce((a, b) => Math.max(a, b)), first + 1)];
+  }
   const first = Math.min(points.length ? points[0][AT] : now, marks.length ? marks[marks.length - 1].at : Infinity);
   const end = state.over || !points.length ? 0 : Math.floor(now);
   const last = Math.max(points.length ? points[points.length - 1][AT] : now, marks.length ? marks[0].at : 0, end);

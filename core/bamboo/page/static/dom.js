@@ -39,6 +39,7 @@ const ICONS = {
   unknown: [["path", { d: "M3.500 4.300C3.500 1 8.500 1 8.500 4.100 8.500 6 6 6 6 8", fill: "none", stroke: "currentColor", "stroke-width": 1.7 }], ["circle", { cx: 6, cy: 10.6, r: 1.1, fill: "currentColor" }]],
   notice: [["path", { d: "M6 1 11.300 10.800H.7z", fill: "currentColor" }]],
   takeover: [["path", { d: "M1.500 3.500h6.500M6 1l2.800 2.500L6 6M10.500 8.500H4M6 6 3.200 8.500 6 11", fill: "none", stroke: "currentColor", "stroke-width": 1.6 }]],
+  restore: [["path", { d: "M2.200 3.200A4.600 4.600 0 1 1 1.400 6.600M2 .700v2.900h2.900", fill: "none", stroke: "currentColor", "stroke-width": 1.7 }]],
   held: [["path", { d: "M6 .8 10.500 2.500v3.200c0 2.700-1.800 4.600-4.500 5.500C3.300 10.300 1.500 8.400 1.500 5.700V2.500z", fill: "currentColor" }]],
   bare: [["path", { d: "M6 1.500 9.900 3v2.700c0 2.300-1.500 3.900-3.900 4.700C3.600 9.600 2.100 8 2.100 5.700V3zM3 9.700 9 2.300", fill: "none", stroke: "currentColor", "stroke-width": 1.4 }]],
 };

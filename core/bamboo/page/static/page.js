@@ -4,7 +4,7 @@ import { drawCurves, watchCurves } from "./curves.js";
 import { byId, clock, duration, sentenceOf, show } from "./dom.js";
 import { drawParts } from "./parts.js";
 
-const VERSION = 2;
+const VERSION = 3;
 const SECOND = 1000;
 const HIDDEN_SECONDS = 15; // between two questions while nobody looks
 const OVER_SECONDS = 15;

@@ -12,6 +12,7 @@ export function drawParts(page) {
   grid(page);
   others(page);
   timeline(page);
+  checkpoint(page);
   memory(page);
   cost(page);
   conditions(page);
@@ -29,7 +30,7 @@ function heading({ job, state, epoch }) {
   byId("state-sentence").textContent = state.sentence;
 }
 
-function summary({ progress, counts, marks, cost: paid, unknown, state, job, now }) {
+function summary({ progress, counts, marks, checkpoint: kept, cost: paid, unknown, state, job, now }) {
   const { step, steps } = progress;
   const bare = step === null || !steps;
   const bar = byId("bar");
@@ -50,9 +51,15 @@ function summary({ progress, counts, marks, cost: paid, unknown, state, job, now
     ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
     ["Lost samples", number(progress.lostSamples, 0), ""],
   ];
+  if (kept) tiles.push(["Checkpoint", kept.step === null ? "none yet" : `step ${number(kept.step, 0)}`, age(kept, now, state)]);
   if (paid && paid.total !== null) tiles.push(["Cost so far", money(paid.total), paid.perHour === null ? "" : `${money(paid.perHour)} an hour`]);
   if (!changed("tiles", tiles)) return;
   byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, value), el("small", {}, more)))));
+}
+
+function age({ at, writing }, now, { over }) {
+  if (writing) return `writing step ${number(writing.step, 0)}`;
+  return at === null || over ? "" : `${duration(now - at)} old`;
 }
 
 function median(values) {
@@ -112,6 +119,23 @@ function happening(mark, most) {
   text.append(...bar(parts, most));
   text.append(el("p", { class: "key", "aria-hidden": "true" }, ...parts.flatMap(({ name, word }) => [el("span", { class: "pair" }, el("span", { class: `swatch ${name}` }), `${name} ${word}`), " "])));
   return text;
+}
+
+function checkpoint({ checkpoint: kept, now, state }) {
+  if (!show(byId("checkpoint"), kept !== null)) return;
+  const facts = [["Newest", kept.step === null ? "none yet" : kept.at === null ? `step ${number(kept.step, 0)}` : el("span", {}, `step ${number(kept.step, 0)}, `, moment(kept.at))]];
+  if (kept.at !== null && !state.over) facts.push(["Age", duration(now - kept.at)]);
+  if (kept.seconds !== null) facts.push(["Written", `${size(kept.bytes)} in ${milliseconds(1000 * kept.seconds)}`]);
+  if (kept.writing) facts.push(["Being written", `step ${number(kept.writing.step, 0)}, ${number(kept.writing.written, 0)} of ${plural(kept.writing.layers, "layer")}, for ${duration(now - kept.writing.since)}`]);
+  facts.push(["Interval", plural(kept.everySteps, "step")], ["Place", kept.place]);
+  if (kept.restores || kept.repeated) facts.push(["Gone back to one", plural(kept.restores, "time")], ["Repeated steps", repeated(kept)]);
+  if (!changed("checkpoint", facts.map(([name, value]) => [name, typeof value === "string" ? value : value.textContent]))) return;
+  byId("checkpoint-facts").replaceChildren(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: price }) {
+  const more = [seconds ? duration(seconds) : "", price === null ? "" : `cost ${money(price)}`].filter(Boolean).join(", ");
+  return more ? `${number(steps, 0)} (${more})` : number(steps, 0);
 }
 
 function memory({ memory: accounts }) {
