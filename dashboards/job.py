@@ -127,10 +127,11 @@ def _workers() -> list[object]:
         ),
         graph(
             "Workers wanted and ready",
-            "Missing workers are added as soon as there are nodes.",
+            "Missing workers are added as soon as there are nodes; those out of date are replaced one after the other.",
             "none",
             Query(f"bamboo_job_desired_workers{{{J}}}", "wanted"),
             Query(f"bamboo_job_ready_workers{{{J}}}", "ready"),
+            Query(f"bamboo_job_updated_workers{{{J}}}", "ready and up to date"),
         ),
         graph(
             "Pipelines",

@@ -212,6 +212,18 @@ def test_the_operator_tells_the_age_that_the_status_knows() -> None:
     assert 89 < values(page, table.JOB_CHECKPOINT_AGE)[()] < 3600
 
 
+def test_how_far_a_rollout_is_told_as_in_the_status() -> None:
+    page = MetricsPage(Exporter.OPERATOR)
+    written = {"rollout": {"revision": "a", "state": "Stalled", "updated": 1, "total": 2}}
+    job_page(page, look(written=written), JobMeter(OperatorCounts()))
+    assert values(page, table.JOB_UPDATED_WORKERS) == {(): 1}
+    told = values(page, table.JOB_ROLLOUT_STATE)
+    assert told == {("Complete",): 0, ("Progressing",): 0, ("Paused",): 0, ("Stalled",): 1}
+    unknown = MetricsPage(Exporter.OPERATOR)
+    job_page(unknown, look(written={}), JobMeter(OperatorCounts()))
+    assert not [family.name for family in unknown.families() if "rollout" in family.name and family.samples]
+
+
 def test_the_states_are_those_of_the_status() -> None:
     names = ("Failed", "Complete", "Accepted", "Suspended", "Restoring", "Degraded", "Running")
     shown = {

@@ -106,6 +106,19 @@ JOB_WORKERS = _job("workers", MetricKind.GAUGE, "Workers that have joined, by st
 JOB_DESIRED_WORKERS = _job(
     "desired_workers", MetricKind.GAUGE, "Workers that the job requests, including spare ones.", run=False
 )
+JOB_UPDATED_WORKERS = _job(
+    "updated_workers",
+    MetricKind.GAUGE,
+    "Workers that are ready and whose pods are as they would be made now.",
+    run=False,
+)
+JOB_ROLLOUT_STATE = _job(
+    "rollout_state",
+    MetricKind.GAUGE,
+    "1 for the state that the replacement of out-of-date workers is in, as in status.rollout.state; 0 for all others.",
+    "state",
+    run=False,
+)
 JOB_READY_WORKERS = _job("ready_workers", MetricKind.GAUGE, "Workers that have loaded their task.")
 JOB_PODS = _job(
     "pods", MetricKind.GAUGE, "Workers' pods that have not ended, by node pool and its capacity.", "pool", "capacity",

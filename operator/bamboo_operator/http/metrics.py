@@ -17,6 +17,7 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.objects import parsed_time
+from bamboo_operator.pods.rollout import RolloutState
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.job_view import JobView
 
@@ -65,6 +66,7 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
             holds = condition["status"] == "True"
             job_metrics.protected(page, job, holds=holds, reason=condition["reason"])
     _workers(page, job, status_now)
+    _rollout(page, job, status_now)
     _pods(page, job, view, idle=state in IDLE_STATES)
     page.add(table.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
@@ -96,6 +98,15 @@ def _workers(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> N
     page.add(table.JOB_DESIRED_WORKERS, status_now["workers"]["desired"], *job)
     page.add(table.JOB_DESIRED_PIPELINES, status_now["pipelines"]["desired"], *job)
     page.add(table.JOB_DEGRADED_PIPELINES, status_now["pipelines"]["degraded"], *job)
+
+
+def _rollout(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
+    """Once it is known."""
+    if (rollout := status_now.get("rollout")) is None:
+        return
+    page.add(table.JOB_UPDATED_WORKERS, rollout["updated"], *job)
+    for state in RolloutState:
+        page.add(table.JOB_ROLLOUT_STATE, rollout["state"] == state, *job, state.value)
 
 
 def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
