@@ -59,7 +59,7 @@ def test_a_change_is_rolled_through_a_training_job(
     rollout(installed, job, "pause")
     job.wait(lambda s: s["rollout"]["state"] == "Paused")
     job.wait(lambda s: condition(s, "Protected")["status"] == "True" and s["workers"]["ready"] == 3)
-    held = job.until_pods(lambda pods: len([p for p in pods.values() if p["status"].get("phase") == "Running"]) == 3)
+    held = job.until_pods(lambda pods: [pod["status"].get("phase") for pod in pods.values()] == ["Running"] * 3)
     assert len({newer(pod) for pod in held.values()}) == 2
     operator.kill()
     operator.start()

@@ -236,6 +236,29 @@ async def test_a_pause_holds_it_where_it_is(begin: Callable[..., Job]) -> None:
     assert set(images(place).values()) == {"trainer:2"}
 
 
+@pytest.mark.parametrize("how", ["paused", "stalled"])
+async def test_who_comes_for_nothing_goes_and_nobody_else(begin: Callable[..., Job], how: str) -> None:
+    """Though its pod takes its time, there is one worker too many, and a spare one that could be given back."""
+    place = Place()
+    running = await training(begin, place, standby={"workers": 1})
+    before = images(place)
+    wanted = job(standby={"workers": 1}, worker=SECOND)
+    running.edit(wanted)
+    await turns(running, 1, comes=False)
+    place.run("tiny-w3", 0.0)
+    place.kubelets = False
+    if how == "paused":
+        running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
+    await turns(running, 3 if how == "paused" else 320, comes=False)
+    assert place.deleted[-1] == "tiny-w3"
+    await turns(running, 3, comes=False)
+    assert "GivingBack" not in running.told()
+    place.take("tiny-w3")
+    await turns(running, 3, comes=False)
+    assert images(place) == before
+    assert "GivingBack" not in running.told()
+
+
 async def test_a_job_that_has_not_begun_makes_its_pods_anew(begin: Callable[..., Job]) -> None:
     """Such as one whose image could not be pulled."""
     place = Place()

@@ -191,6 +191,7 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
+    ({"training.microBatchSize": 2147483647}, "spec.training.globalBatchSize: expected a multiple"),
     ({"training.globalBatchSize": 8, "training.gradientGroups": ABSENT}, "spec.topology.pipelines: expected at most"),
     ({"topology.pipelines": 17, "elastic": ABSENT}, "spec.topology.pipelines: expected at most spec.training.gradient"),
     (

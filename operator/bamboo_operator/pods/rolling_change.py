@@ -87,8 +87,9 @@ class RollingChange:
 
     @property
     def rolls(self) -> bool:
-        """Is it on its way? Then surplus workers are its own."""
-        return self._record is not None and self._record.state is RolloutState.PROGRESSING
+        """Are surplus workers its own? So is one that was requested for it, until it has come or is gone."""
+        coming = self._view is not None and any(w.name in self.surged for w in self._view.coming)
+        return coming or (self._record is not None and self._record.state is RolloutState.PROGRESSING)
 
     def look(self, sight: Sight) -> None:
         """A coordinator that has just been restarted knows no worker yet: then everything stays as it was."""

@@ -215,7 +215,9 @@ def next_step(record: RolloutRecord, view: RolloutView) -> RolloutStep:
     """What to do now; one worker at a time."""
     outdated = view.outdated
     if record.state is RolloutState.STALLED and any(w.ready for w in outdated):
-        return _first(Act.DELETE, [w.name for w in view.coming])  # their place is needed for another try
+        return _first(Act.DELETE, [w.name for w in view.coming])  # their place may be needed
+    if record.state is RolloutState.PAUSED and len(view.workers) > view.wanted:
+        return _first(Act.DELETE, [w.name for w in view.coming])
     if record.state is not RolloutState.PROGRESSING:
         return NOTHING
     useless = [w for w in outdated if not w.ready and (not w.placed or not view.begun)]
