@@ -238,7 +238,7 @@ async def test_a_pause_holds_it_where_it_is(begin: Callable[..., Job]) -> None:
 
 @pytest.mark.parametrize("how", ["paused", "stalled"])
 async def test_who_comes_for_nothing_goes_and_nobody_else(begin: Callable[..., Job], how: str) -> None:
-    """Though its pod takes its time, there is one worker too many, and a spare one that could be given back."""
+    """Though the watch takes its time, there is one worker too many, and a spare one that could be given back."""
     place = Place()
     running = await training(begin, place, standby={"workers": 1})
     before = images(place)
@@ -246,7 +246,7 @@ async def test_who_comes_for_nothing_goes_and_nobody_else(begin: Callable[..., J
     running.edit(wanted)
     await turns(running, 1, comes=False)
     place.run("tiny-w3", 0.0)
-    place.kubelets = False
+    place.kubelets = place.shown = False
     if how == "paused":
         running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
     await turns(running, 3 if how == "paused" else 320, comes=False)

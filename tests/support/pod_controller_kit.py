@@ -35,7 +35,7 @@ class Place:
         self.deleted: list[str] = []
         self.asked: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
-        self.shown = True  # does the watch tell of pods that are made?
+        self.shown = True  # does the watch tell of pods that are made, and that are to go?
         self.refusal: ApiError | None = None  # of every pod
         self.unanswered = 0  # how many pods are made, and it is not answered
         self.budgets: list[int | None] = []  # what they have been, one after the other; None: deleted
@@ -62,6 +62,8 @@ class Place:
     async def try_pod(self, pod: dict[str, Any]) -> None:
         if self.invalid:
             raise ApiError(422, "Invalid", self.invalid)
+        if len(self.pods) >= self.room:
+            raise ApiError(403, "Forbidden", "exceeded quota: pods")
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
         return copy.deepcopy(self.pods[name])
@@ -94,7 +96,7 @@ class Place:
         self.deleted.append(name)
         if self.kubelets:
             self.take(name)
-        else:
+        elif self.shown:
             self.mark(name)
         return True
 

@@ -368,23 +368,33 @@ class PodController:
         pools = self._spec.node_pools
         pool = choose_pool(pools, time.monotonic(), None, self.by_pool())
         newest = self._rolling.newest(self._sight())
-        try:
-            if not self._rolling.proven:
-                await self._api.try_pod(newest.pod(self.created, pool))
-            if step.act is Act.RELEASE:
-                self._rolling.done(step)
-                self._release(step.worker, f"{step.worker} is replaced: its pod would be made in another way now")
-            elif pools and pool is None:
-                self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
-            else:
-                name = worker_name(self._spec.name, self.created)
+        if not self._rolling.proven and await self._is_invalid(newest.pod(self.created, pool)):
+            return
+        if step.act is Act.RELEASE:
+            self._rolling.done(step)
+            self._release(step.worker, f"{step.worker} is replaced: its pod would be made in another way now")
+        elif pools and pool is None:
+            self._rolling.refused("every node pool is at its maxWorkers", no_room=True)
+        else:
+            name = worker_name(self._spec.name, self.created)
+            try:
                 await self._create(newest, pool)
+            except PodRefused as refusal:
+                quota = "exceeded quota" in str(refusal)
+                self._rolling.refused(f"the API server refuses its pod: {refusal}", no_room=quota)
+            else:
                 self._rolling.done(RolloutStep(Act.SURGE, name))
+
+    async def _is_invalid(self, pod: dict[str, Any]) -> bool:
+        """Can it never be made, whatever else there is? What may pass is found when it is made."""
+        try:
+            await self._api.try_pod(pod)
         except ApiError as error:
-            if PodRefused.of(error) is None:
-                raise
-            final, quota = error.status in (400, 422), "exceeded quota" in str(error)
-            self._rolling.refused(f"the API server refuses its pod: {error}", no_room=quota, final=final)
+            if error.status not in (400, 422):
+                return False
+            self._rolling.refused(f"the API server refuses its pod: {error}", final=True)
+            return True
+        return False
 
     async def _scale_down(self) -> None:
         """Give back workers of a fallback pool once an earlier one delivers again, and workers beyond those wanted."""
