@@ -14,7 +14,7 @@ from operator_jobs import digests_of_a_local_run, endless, manifest, slowed, sma
 from operator_process import Job, Operator, condition
 
 pytest_plugins = ["cluster_kit", "operator_fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 300
 NEWER = {"name": "NEWER", "value": "1"}
@@ -102,7 +102,6 @@ def test_a_change_that_does_not_work_stops_by_itself_and_is_undone(
     assert (set(job.pods()), status["preemptions"]) == (before, 0)
 
 
-@pytest.mark.slow
 def test_another_default_image_of_a_newer_operator_is_rolled_through(
     installed: Cluster, namespace: str, operator: Operator
 ) -> None:

@@ -19,6 +19,7 @@ from pod_controller_kit import Job, Place
 
 pytest_plugins = ["pod_controller_fixtures"]
 LONG = {"steps": 100_000, "globalBatchSize": 8, "microBatchSize": 2}
+SOON = {"progressDeadlineSeconds": 30}
 FIRST, SECOND = {"image": "trainer:1"}, {"image": "trainer:2"}
 
 
@@ -154,9 +155,9 @@ async def test_another_operator_whose_pods_differ_replaces_them_too(begin: Calla
 async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[..., Job], how: str) -> None:
     place = Place()
     running = await training(begin, place)
-    running.edit(job(worker=SECOND))
+    running.edit(job(worker=SECOND, rollout=SOON))
     place.invalid = "unknown field spec.foo" if how == "refused" else ""
-    for _ in range(400):
+    for _ in range(60):
         await running.reconciles(5.0, 1)
         obey(running)
         for name in [n for n, image in images(place).items() if image == "trainer:2"]:
@@ -174,7 +175,7 @@ async def test_if_new_workers_are_no_good_the_old_ones_train_on(begin: Callable[
     expected = {
         "refused": "the API server refuses its pod: unknown field spec.foo",
         "ends": "3 new workers have ended by themselves; tiny-w4",
-        "late": "a new worker was not ready within 600 s: 1 worker(s) cannot start: ImagePullBackOff",
+        "late": "a new worker was not ready within 30 s: 1 worker(s) cannot start: ImagePullBackOff",
         "platform": "tiny-w2 has torch 3 instead of an unknown one; spec.worker.allowMixedPlatforms: true allows it",
     }[how]
     assert record.stalled.startswith(expected)
@@ -242,14 +243,14 @@ async def test_who_comes_for_nothing_goes_and_nobody_else(begin: Callable[..., J
     place = Place()
     running = await training(begin, place, standby={"workers": 1})
     before = images(place)
-    wanted = job(standby={"workers": 1}, worker=SECOND)
+    wanted = job(standby={"workers": 1}, worker=SECOND, rollout=SOON)
     running.edit(wanted)
     await turns(running, 1, comes=False)
     place.run("tiny-w3", 0.0)
     place.kubelets = place.shown = False
     if how == "paused":
         running.edit(replace(wanted, rollout=replace(wanted.rollout, paused=True)))
-    await turns(running, 3 if how == "paused" else 320, comes=False)
+    await turns(running, 3 if how == "paused" else 20, comes=False)
     assert place.deleted[-1] == "tiny-w3"
     await turns(running, 3, comes=False)
     assert "GivingBack" not in running.told()
