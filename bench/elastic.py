@@ -14,6 +14,9 @@ machines there are. In each: some undisturbed steps, the change, and steps until
     regain    there is a machine again: three stages become four
     restore   all workers are killed, others go on from the newest checkpoint (every 20 steps), and repeat what followed
 
+    losses    all workers are killed again and again, as often as --period says: goodput as it was, and as the time lost
+              in `restore` predicts it; and what that predicts for a loss every 10 minutes
+
     lost      how much later the last of these steps is committed than if each had taken what a step takes before the
               change or after it, whichever is more (fewer workers are slower: that is no stall)
     worst     the longest time between two commits, in usual steps
@@ -193,6 +196,65 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
     return figures
 
 
+@dataclass(slots=True)
+class Losses:
+    """All workers are killed every so many seconds."""
+
+    job: Job
+    period: float
+    count: int
+    newest: int = -1  # step
+    committed: list[float] = field(default_factory=list)
+    began: float | None = None
+    kills: int = 0
+
+    def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        if not (isinstance(event, Received) and isinstance(event.message, StepCommitted)):
+            return
+        if event.message.step <= self.newest:
+            return
+        self.newest = event.message.step
+        self.committed.append(now)
+        if self.began is None:
+            if len(self.committed) > CALM and kept(self.job):
+                self.began = now
+                asyncio.get_running_loop().call_later(self.period, self._strike)
+        elif self.kills == self.count and now >= self.began + (self.count + 1) * self.period:
+            self.job.stop()
+
+    def _strike(self) -> None:
+        self.kills += 1
+        say(f"loss {self.kills}/{self.count} at step {self.newest}")
+        kill(self.job, *self.job.state.workers, machines=self.job.machines)
+        if self.kills < self.count:
+            asyncio.get_running_loop().call_later(self.period, self._strike)
+
+    def figures(self, lost_ms: float) -> dict[str, float]:
+        assert self.began is not None
+        before = [t for t in self.committed if t <= self.began][-CALM - 1 :]
+        after = [t for t in self.committed if t >= self.began]
+        calm = median(gaps(before))
+        seconds = after[-1] - after[0]
+        predicted = 1 - self.count * lost_ms / 1e3 / seconds
+        return {
+            "period": self.period, "losses": self.count, "goodput": (len(after) - 1) * calm / seconds,
+            "predicted": predicted, "every_600_s": 1 - lost_ms / 1e3 / 600,
+        }  # fmt: skip
+
+
+async def losses(
+    place: Lab, task: TaskName, stages: int, period: float, count: int, lost_ms: float
+) -> dict[str, float]:
+    document = manifest(task, stages, 8, MANY, mode="EagerForward")
+    document["spec"]["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}
+    job = Job(place, document, main="bamboo_trainer.worker.agent:main")
+    job.machines = stages
+    wanted = Losses(job, period, count)
+    job.look = wanted.look
+    await asyncio.wait_for(job.run(), LIMIT_SECONDS + 2 * period * count)
+    return wanted.figures(lost_ms)
+
+
 def always(job: Job) -> bool:
     return True
 
@@ -218,13 +280,17 @@ def short(job: Job, stages: int) -> bool:
 WHAT = ("heal", "roll", "grow", "shrink", "resplit", "regain", "restore")
 
 
-async def measure(place: Lab, task: TaskName, stages: int, only: Sequence[str], restarts: int) -> dict[str, Any]:
+async def measure(
+    place: Lab, task: TaskName, stages: int, only: Sequence[str], restarts: int, period: float
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for what in only:
         async with place.watched() as others:
             found[what] = await change(place, what, task, stages)
         found[what]["others"] = others[0]
     rng, document = random.Random(0), manifest(task, stages, 8, MANY, mode="EagerForward")
+    if period and "restore" in found:
+        found["losses"] = await losses(place, task, stages, period, 4, found["restore"]["lost"])
     found["restarts"] = [await restart(place, document, 20, rng) for _ in range(restarts)]
     return found
 
@@ -242,6 +308,10 @@ def report(found: dict[str, Any], task: TaskName) -> None:
         ])  # fmt: skip
     columns = ["", "step, ms", "after", "lost, ms", "in steps", "worst", "restart / lost", "others, cores"]
     show(f"{task}: what a change of the grid costs", columns, rows)
+    if "losses" in found:
+        f = found["losses"]
+        told = f"all workers lost every {f['period']:.0f} s, {f['losses']:.0f} times: goodput {f['goodput']:.3f}"
+        print(f"{told}, predicted {f['predicted']:.3f}; every 10 minutes, predicted: {f['every_600_s']:.4f}")
     if delays:
         print(f"killed and restarted from a checkpoint every 20 steps: {stopped:.0f} ms (median of {len(delays)})")
 
@@ -251,6 +321,7 @@ def command(
     stages: Annotated[int, typer.Option(help="Stages.", min=2)] = 4,
     only: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(WHAT)}.")] = None,
     restarts: Annotated[int, typer.Option(help="Restarts of the whole job.")] = 3,
+    period: Annotated[float, typer.Option(help="Seconds between losses of all workers; 0: none.", min=0)] = 0.0,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """How long a job makes no progress while its grid changes."""
@@ -260,7 +331,7 @@ def command(
 
     async def body() -> None:
         async with lab() as place:
-            found = await measure(place, task, stages, chosen, restarts)
+            found = await measure(place, task, stages, chosen, restarts, period)
         if str(output) != "-":
             report(found, task)
         write_json(output, {"machine": machine(), "task": task, "stages": stages, **found})
