@@ -188,6 +188,56 @@ def test_a_lost_writer_costs_the_checkpoint_and_another_is_taken_at_once() -> No
     assert gone not in {w for stage in wish.writers for w in stage}
 
 
+def leaving_writer(world: World) -> tuple[CheckpointId, str, list[int]]:
+    """A writer that has to leave while it writes, its stages taken over by others; and its layers."""
+    checkpoint = begin(world)
+    leaver = world.state.checkpoints.writers[1][0]
+    layers = [layer for layer, writer in world.state.checkpoints.dealt.items() if writer == leaver]
+    written(world, checkpoint, layers[0])
+    world.tell(PreemptionNotice(leaver, 600.0))
+    while world.pending or world.state.step < 16:
+        world.deliver() if world.pending else world.commit()
+    assert not any(leaver in plan_of(world).at(cell).holders for cell in plan_of(world).cells())
+    return checkpoint, leaver, layers
+
+
+def test_who_has_to_leave_may_write_its_share_to_the_end_first() -> None:
+    world = made(2, 1, 2, everySteps=8)
+    checkpoint, leaver, layers = leaving_writer(world)
+    assert "CheckpointAbandoned" not in reasons(world)
+    assert not world.state.workers[leaver].released
+    written(world, checkpoint, *layers)
+    for _ in range(4):
+        world.commit()
+    assert world.state.workers[leaver].released
+    written(world, checkpoint)
+    committer = sent(world, protocol.CommitCheckpoint)[-1][0]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    assert world.state.checkpoints.kept == (checkpoint,)
+
+
+def test_nobody_waits_for_a_share_longer_than_the_notice_lasts() -> None:
+    world = made(2, 1, 2, everySteps=8)
+    _, leaver, _ = leaving_writer(world)
+    silence(world, {leaver}, 1)
+    world.now += 600.0
+    silence(world, set(), 1)
+    assert leaver not in world.state.workers
+    assert "CheckpointAbandoned" in reasons(world)
+
+
+def test_a_writer_that_is_lost_after_it_has_written_its_share_costs_nothing() -> None:
+    """Others are still writing theirs."""
+    world = made(2, 1, 2)
+    checkpoint = begin(world)
+    gone = world.state.checkpoints.writers[1][0]
+    written(world, checkpoint, *(n for n, writer in world.state.checkpoints.dealt.items() if writer == gone))
+    world.lose(gone)
+    assert "CheckpointAbandoned" not in reasons(world)
+    written(world, checkpoint)
+    assert sent(world, protocol.CommitCheckpoint)
+
+
 def test_a_writer_that_is_lost_after_all_is_written_costs_nothing() -> None:
     world = made(2, 1, 2)
     checkpoint = begin(world)

@@ -16,12 +16,14 @@ from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.shares import share
 from bamboo.text import one_line
 
 AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
 STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
+UNHEARD_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
 TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
 MOST_WRITERS: Final = 16  # of a stage
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
@@ -61,7 +63,7 @@ def look_after(turn: Turn) -> None:
         if at is not None and state.step + AHEAD_STEPS >= at:
             _wish(turn, at)
         return
-    lost, missing = _lost_writers(state, state.plan), _missing(c, state.plan)
+    lost, missing = _lost_writers(turn, state.plan), _missing(c, state.plan)
     if lost and missing and c.writing is None:
         _wish(turn, c.at)
     elif lost and missing:
@@ -155,21 +157,49 @@ def _wish(turn: Turn, at: int) -> None:
     """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
     c, plan = turn.state.checkpoints, turn.state.plan
     assert plan is not None
+    writers = _writers(turn.state, plan)
+    dealt = {
+        layer: worker
+        for stage, mine in enumerate(writers)
+        for worker in mine
+        for layer in share(mine, worker, plan.stages[stage])
+    }
     change(
-        turn, number=c.number + 1, at=at, writers=_writers(turn.state, plan), since=turn.now, retry=False, early={},
+        turn, number=c.number + 1, at=at, writers=writers, dealt=dealt, since=turn.now, retry=False, early={},
         failed={}, stall=0.0,
     )  # fmt: skip
     _ask_root(turn)
 
 
-def _lost_writers(state: CoordinatorState, plan: Plan) -> list[WorkerId]:
-    """Those that are gone, or that do not hold the stage any more that they should write."""
-    lost = set()
-    for stage, writers in enumerate(state.checkpoints.writers):
+def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
+    """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
+    state, c, lost = turn.state, turn.state.checkpoints, set()
+    for stage, writers in enumerate(c.writers):
         cells = [cell for cell in plan.cells() if cell.stage == stage]
         holders = {w for cell in cells for w in plan.at(cell).holders}
-        lost |= {w for w in writers if w not in state.workers or w not in holders}
+        for worker in writers:
+            if c.writing is not None and not _unwritten(c, worker):
+                continue
+            if worker not in state.workers or (worker not in holders and not is_writing(turn, worker)):
+                lost.add(worker)
     return sorted(lost)
+
+
+def is_writing(turn: Turn, worker: WorkerId) -> bool:
+    """Does a worker that is to leave still write its share, from the copy that it took while it held the stage?
+
+    Whether it has one is certain only once a part of it is durable; without that it is not waited for for long.
+    """
+    c, record = turn.state.checkpoints, turn.state.workers.get(worker)
+    if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker):
+        return False
+    begun = any(writer == worker and layer in c.parts for layer, writer in c.dealt.items())
+    return begun or turn.now - c.since < UNHEARD_SECONDS
+
+
+def _unwritten(c: CheckpointState, worker: WorkerId) -> list[int]:
+    """Layers that this worker is to write, and that are not known to be durable."""
+    return [layer for layer, writer in c.dealt.items() if writer == worker and layer not in c.parts]
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control import protocol
-from bamboo.coordinator import resplit, restoring
+from bamboo.coordinator import checkpoints, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.platforms import is_mixed
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
@@ -384,13 +384,16 @@ def _forget_unreported(turn: Turn) -> None:
 
 
 def _release(turn: Turn) -> None:
-    """Let workers with a notice go once they have no part and their log cannot be needed any more."""
+    """Let workers with a notice go once they have no part, their log cannot be needed any more, and they have written
+    their share of the checkpoint in progress: until their notice ends.
+    """
     state = turn.state
     assert state.plan is not None
     for worker, record in state.workers.items():
         if (
             record.notice_until is None
             or record.released
+            or checkpoints.is_writing(turn, worker)
             or any(worker in state.plan.at(c).holders for c in state.plan.cells())
         ):
             continue

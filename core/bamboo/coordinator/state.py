@@ -82,8 +82,9 @@ class CheckpointState:
     """What the coordinator knows of the job's checkpoints (`checkpoints`).
 
     In progress: number, of the wish; at, its step or a later one; writers, of each stage, empty if none is in
-    progress; writing: the checkpoint, once a commit has carried the wish; parts: by layer. early, failed: parts of
-    checkpoints whose commit is not heard of yet, and why one fails. stall: seconds for which training waited, so far.
+    progress; dealt: which of them writes which layer; writing: the checkpoint, once a commit has carried the wish;
+    parts: by layer. early, failed: parts of checkpoints whose commit is not heard of yet, and why one fails. stall:
+    seconds for which training waited, so far.
     asked, asked_at: who has to act now, and when that was said last. since: when the wish, then the writing, began.
     kept: those committed and not known to be bad, newest first. kept_at: when the newest of them was. bad: those that
     turned out to be damaged.
@@ -96,6 +97,7 @@ class CheckpointState:
     number: int = 0
     at: int = 0
     writers: tuple[tuple[WorkerId, ...], ...] = ()
+    dealt: Mapping[int, WorkerId] = field(default_factory=dict)
     writing: CheckpointId | None = None
     parts: Mapping[int, CheckpointPart] = field(default_factory=dict)
     early: Mapping[CheckpointId, Mapping[int, CheckpointPart]] = field(default_factory=dict)

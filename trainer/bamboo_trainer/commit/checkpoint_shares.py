@@ -1,8 +1,9 @@
 """Which layers this worker writes of a state that is kept, and the copy of them, taken when it has that state."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from bamboo.planning.plan import CheckpointId, WorkerId
+from bamboo.planning.plan import CheckpointId
+from bamboo.planning.shares import share
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.layer_state import LayerState
@@ -10,12 +11,6 @@ from bamboo_trainer.stage.stage_states import StageStates
 
 Keep = Callable[[CheckpointId, Mapping[int, LayerState], float], None]
 Hold = Callable[[CheckpointId, Mapping[int, LayerState]], None]
-
-
-def share(writers: Sequence[WorkerId], worker: WorkerId, layers: tuple[int, int]) -> list[int]:
-    """The layers of a stage that one of its writers writes: they are dealt in turn. layers: half-open range."""
-    first, end = layers
-    return [layer for layer in range(first, end) if writers and writers[(layer - first) % len(writers)] == worker]
 
 
 class CheckpointShares:
