@@ -9,6 +9,7 @@ from torch import nn
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.task_errors import TaskError
+from counting_optimizers import Averaging, Listing, OfWhole
 from stage_kit import CONFIG, chain, one_step, small_gpt, small_task
 
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
@@ -22,6 +23,7 @@ OPTIMIZERS = {
     "Adagrad": lambda named: torch.optim.Adagrad(named, initial_accumulator_value=0.5),
     "NAdam": lambda named: torch.optim.NAdam(named),
     "Rprop": lambda named: torch.optim.Rprop(named),
+    "numbers in groups": lambda named: Averaging(p for _, p in named),
 }
 
 
@@ -192,6 +194,51 @@ def test_states_that_do_not_fit_are_refused_whole(change, message):
     with pytest.raises(ValueError, match=message):
         other.restore_layers(states)
     assert (other.digest(), other.version) == (digest, 0)
+
+
+def counting(kind):
+    return small_task(layers=LAYERS, optimizer=lambda named: kind([p for _, p in named], lr=0.1))
+
+
+def test_a_stage_that_is_ahead_goes_back_with_the_numbers_of_its_groups():
+    """Also to before the first step, when some of them were not there."""
+    task = counting(Averaging)
+    stage = Stage(task, 0, SPLITS[0], CONFIG)
+    kept = [stage.snapshot()]
+    for step in range(3):
+        one_step([stage], step)
+        kept.append(stage.snapshot())
+    digests = []
+    for version in (1, 0, 3):
+        other = Stage(task, 0, SPLITS[0], CONFIG)
+        other.restore(*kept[version])
+        stage.restore(*kept[version])
+        for step in range(version, 5):
+            one_step([stage], step)
+            one_step([other], step)
+        digests += [stage.digest(), other.digest()]
+    assert len(set(digests)) == 1
+
+
+def test_numbers_that_depend_on_the_split_are_refused_on_another_one_only():
+    task = counting(OfWhole)
+    stages = chain(task, SPLITS[1])
+    one_step(stages, 0)
+    states = {layer: decode(data) for layer, data in files_of(stages).items()}
+    for index, same in enumerate(chain(task, SPLITS[1])):
+        same.restore_layers(states)
+        assert same.digest() == stages[index].digest()
+    whole = Stage(task, 0, SPLITS[0], CONFIG)
+    digest = whole.digest()
+    with pytest.raises(ValueError, match=r"'size' of the optimizer's parameter group differs between .*how the layers"):
+        whole.restore_layers(states)
+    assert (whole.digest(), whole.version) == (digest, 0)
+
+
+def test_an_optimizer_whose_groups_change_in_what_is_no_number_is_refused_by_name():
+    stage = Stage(counting(Listing), 0, SPLITS[0], CONFIG)
+    with pytest.raises(TaskError, match="the optimizer changes 'rates' of its parameter groups, which is list"):
+        one_step([stage], 0)
 
 
 def test_an_optimizer_that_mixes_parameters_is_refused_as_ever():

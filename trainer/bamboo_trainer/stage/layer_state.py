@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bamboo_trainer.stage.optimizer_state import OptimizerState, Scalar
+from bamboo_trainer.stage.group_numbers import Scalar
+from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.stage.snapshot import SNAPSHOT_FORMAT
 from bamboo_trainer.task import Parts

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from bamboo_trainer.memory.placement import to_host
+from bamboo_trainer.stage.group_numbers import MARK, GroupNumbers, Scalar
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.tasks.task_errors import TaskError
-
-Scalar = int | float | bool | None
 
 # Optimizers whose state starts as all zeros, so that it can be created before the first step.
 _ZERO_STATE = (
@@ -32,6 +31,8 @@ class OptimizerState:
 
     def __init__(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer | None) -> None:
         self._slots, self._optimizer = parameters.slots, optimizer
+        self._groups = GroupNumbers(parameters.slots, optimizer)
+        self._names = {slot.name for slot in parameters.slots}
         starts_at_zero = optimizer is not None and _starts_at_zero(optimizer)
         # Adagrad creates its state itself when it is built.
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
@@ -56,7 +57,7 @@ class OptimizerState:
                 yield name, value
 
     def scalars(self) -> dict[str, Scalar]:
-        """The state's plain numbers."""
+        """The state's plain numbers, and those of parameter groups that change from step to step."""
         scalars: dict[str, Scalar] = {}
         for name, value in self._values():
             if isinstance(value, Tensor):
@@ -65,7 +66,18 @@ class OptimizerState:
                 key = name.rpartition(":")[2]
                 raise TaskError(f"the optimizer's state {key} is {type(value).__name__}, expected tensors and numbers")
             scalars[name] = value
+        for slot in self._slots:
+            scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
         return scalars
+
+    def may_have(self, name: str) -> bool:
+        """Is it of a kind that may be there or not, as it comes with a step?"""
+        slot, key = _parted(name)
+        return slot in self._names and (not self.fixed or key.startswith(MARK))
+
+    def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
+        """ValueError if they cannot be set."""
+        self._groups.checked(self._of_groups(scalars))
 
     def prefixes(self) -> tuple[str, ...]:
         """What the name of any value that this optimizer could ever have starts with."""
@@ -104,8 +116,18 @@ class OptimizerState:
         for slot in self._slots:
             prefix = _prefix(slot.name)
             for name, value in scalars.items():
-                if name.startswith(prefix):
+                if name.startswith(prefix) and not name.startswith(f"{prefix}{MARK}"):
                     self._state.setdefault(slot.parameter, {})[name.removeprefix(prefix)] = value
+        self._groups.set(self._groups.checked(self._of_groups(scalars)))
+
+    def _of_groups(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
+        """By slot and key."""
+        found: dict[str, dict[str, Scalar]] = {}
+        for name, value in scalars.items():
+            slot, key = _parted(name)
+            if slot in self._names and key.startswith(MARK):
+                found.setdefault(slot, {})[key] = value
+        return found
 
     @property
     def _state(self) -> MutableMapping[Any, Any]:
@@ -127,3 +149,10 @@ def _starts_at_zero(optimizer: torch.optim.Optimizer) -> bool:
 
 def _prefix(slot: str) -> str:
     return f"state:{slot}:"
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """The slot and the key; two empty texts if it is not of an optimizer's state."""
+    kind, _, place = name.partition(":")
+    slot, _, key = place.rpartition(":")
+    return (slot, key) if kind == "state" else ("", "")

@@ -23,10 +23,11 @@ SNAPSHOT_FORMAT = 1
 
 
 def check(parameters: FlatParameters, optimizer: OptimizerState) -> None:
-    """TaskError if a part of the state could never be sent to a replica."""
+    """TaskError if a part of the state could never be sent to a replica, or told of in a checkpoint."""
     for name, tensor in _named(parameters, optimizer):
         if wrong := unsendable(tensor, frozenset(DTYPES.values())):
             raise TaskError(f"{name} is a tensor of {wrong}")
+    optimizer.scalars()
 
 
 def take(parameters: FlatParameters, optimizer: OptimizerState, version: int) -> tuple[Parts, dict[str, Any]]:
@@ -47,6 +48,7 @@ def restore(parameters: FlatParameters, optimizer: OptimizerState, parts: Parts,
     own = dict(_named(parameters, optimizer))
     _check_names(given, scalars, own, optimizer)
     _check_tensors(given, own)
+    optimizer.check_scalars(scalars)
     with torch.no_grad():
         if not optimizer.fixed:
             optimizer.replace_tensors(given)
@@ -106,11 +108,8 @@ def _check_names(
     given: Mapping[str, Tensor], scalars: Mapping[str, Any], own: Mapping[str, Tensor], optimizer: OptimizerState
 ) -> None:
     """Exactly this stage's names; if the optimizer has no fixed state, any that it could have."""
-    found, expected = given.keys() | scalars.keys(), own.keys() | optimizer.scalars().keys()
-    if not optimizer.fixed:
-        possible = optimizer.prefixes()
-        found = {n for n in found if not n.startswith(possible)}
-        expected = {n for n in expected if not n.startswith(possible)}
+    found = {n for n in given.keys() | scalars.keys() if not optimizer.may_have(n)}
+    expected = {n for n in own.keys() | optimizer.scalars().keys() if not optimizer.may_have(n)}
     if missing := sorted(expected - found):
         raise ValueError(f"the snapshot lacks {missing[0]} of this stage")
     if foreign := sorted(found - expected):

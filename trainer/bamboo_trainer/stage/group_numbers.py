@@ -1,0 +1,80 @@
+"""Numbers in an optimizer's parameter groups that it changes from step to step, such as a count of steps.
+
+They belong to the state as much as what it remembers of each parameter. Each parameter has its group's numbers, so that
+they can be taken over by a stage of another split; where it would then have to join groups whose numbers differ, the
+optimizer depends on the split, and that is refused. The learning rate is the task's and set at every step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final
+
+import torch
+
+from bamboo_trainer.stage.parameters import Slot
+from bamboo_trainer.tasks.task_errors import TaskError
+
+Scalar = int | float | bool | None
+MARK: Final = "param_group."  # begins the key of such a number
+_OTHERS: Final = ("params", "param_names", "lr")
+
+
+class GroupNumbers:
+    """optimizer: as it is before its first step; what differs from that later is part of the state."""
+
+    def __init__(self, slots: Sequence[Slot], optimizer: torch.optim.Optimizer | None) -> None:
+        self._groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
+        self._first = [{k: deepcopy(v) for k, v in group.items() if k not in _OTHERS} for group in self._groups]
+        places = {id(p): number for number, group in enumerate(self._groups) for p in group["params"]}
+        self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
+
+    def of(self, slot: str) -> dict[str, Scalar]:
+        """By key, with MARK; those that have changed. TaskError for one that is no number."""
+        number = self._places.get(slot)
+        if number is None:
+            return {}
+        group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
+        for key in sorted(group.keys() - set(_OTHERS)):
+            value = group[key]
+            if key in first and _same(value, first[key]):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                raise TaskError(
+                    f"the optimizer changes {key!r} of its parameter groups, which is {type(value).__name__}, expected "
+                    "plain numbers"
+                )
+            found[f"{MARK}{key}"] = value
+        return found
+
+    def checked(self, given: Mapping[str, Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
+        """What `set` takes. given: of each slot, by key with MARK. ValueError if a group's parameters disagree."""
+        wanted: list[dict[str, Scalar] | None] = [None] * len(self._groups)
+        witness: dict[int, str] = {}
+        for slot, number in self._places.items():
+            mine, known = dict(given.get(slot, {})), wanted[number]
+            if known is None:
+                wanted[number], witness[number] = mine, slot
+            elif different := [k for k in known.keys() | mine.keys() if not _same(known.get(k), mine.get(k))]:
+                raise ValueError(
+                    f"{min(different).removeprefix(MARK)!r} of the optimizer's parameter group differs between "
+                    f"{witness[number]} and {slot}: it depends on how the layers are split"
+                )
+        return [numbers or {} for numbers in wanted]
+
+    def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
+        """What is not among them is as it was before the first step."""
+        for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
+            for key in group.keys() - set(_OTHERS) - first.keys():
+                del group[key]
+            group.update(deepcopy(first))
+            group.update({key.removeprefix(MARK): value for key, value in numbers.items()})
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        return both and torch.equal(one, other)
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other):
+        return True
+    return type(one) is type(other) and bool(one == other)
