@@ -143,6 +143,13 @@ def _workers() -> list[object]:
             Query(f"bamboo_job_unprotected_stages{{{J}}}", "unprotected stages"),
         ),
         graph(
+            "Replicas",
+            "Of the stage that has the fewest in step, and how many are wanted.",
+            "none",
+            Query(f"bamboo_job_desired_replicas{{{J}}}", "wanted"),
+            Query(f"bamboo_job_replicas{{{J}}}", "in step"),
+        ),
+        graph(
             "Pods by pool",
             "Workers' pods that have not ended.",
             "none",

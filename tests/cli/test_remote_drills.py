@@ -72,6 +72,7 @@ def test_exactly_one_way_to_choose(flags: Any) -> None:
 
 
 NONE = {**SPEC, "redundancy": {"mode": "None"}}
+SEVERAL = {**SPEC, "redundancy": {"replicas": 2}}
 TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9)])
 
 
@@ -84,6 +85,8 @@ TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9
         (job(), [1, 2], True, "neighbouring stages of the only pipeline"),
         (job(), [3, 0], True, "neighbouring stages of the only pipeline"),
         (job(plan=TWO), [1, 2], True, None),
+        (job(spec=SEVERAL), [1, 2], True, None),
+        (job(spec=SEVERAL), [1, 2, 3], True, "neighbouring stages of the only pipeline"),
         (job(spec=NONE), [1], True, "redundancy.mode None"),
         (job(spec=NONE), [1], False, None),
         (job(conditions=[DEGRADED]), [1], False, "is not fully protected"),

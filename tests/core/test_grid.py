@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.spec import RedundancyMode, TopologySpec, TrainingSpec
-from bamboo.planning.grid import initial_plan, layer_ranges, make_layout, ring, shadow_of, split_layers
+from bamboo.job.spec import RedundancySpec, TopologySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan, layer_ranges, make_layout, split_layers
 from bamboo.planning.plan import Peer, plan_problems
+from bamboo.planning.ring import replicas_in, ring
 
 
 def peer(name: str, zone: str = "") -> Peer:
@@ -122,13 +123,14 @@ def test_neighbours_sit_in_different_zones_where_possible(zones: list[str]) -> N
 
 
 def test_the_shadow_is_the_nearest_other_predecessor() -> None:
-    assert shadow_of(["a", "b", "c"], 0) == "c"
-    assert shadow_of(["a", "b", "b"], 2) == "a"
-    assert shadow_of(["a", "a"], 1) is None
+    assert replicas_in(["a", "b", "c"], 1, {}) == (("c",), ("a",), ("b",))
+    assert replicas_in(["a", "b", "b"], 1, {})[2] == ("a",)
+    assert replicas_in(["a", "b", "c"], 1, {}, {"b"})[2] == ("a",)
+    assert replicas_in(["a", "a"], 1, {}) == ((), ())
 
 
 def test_problems_of_a_plan_are_named() -> None:
-    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, training(4), RedundancyMode.LAZY_FORWARD)
+    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, training(4), RedundancySpec())
     assert plan_problems(plan) == []
     broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
     assert len(plan_problems(broken)) == 3
@@ -137,7 +139,7 @@ def test_problems_of_a_plan_are_named() -> None:
 def test_the_ends_of_a_pipeline_are_neighbours_too() -> None:
     """Workers in zones b, c, a, c, b: b, c, b, a keeps all neighbours apart, b, c, a, b does not."""
     peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zone) for i, zone in enumerate("bcacb")]
-    plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancyMode.LAZY_FORWARD)
+    plan = initial_plan(peers, ((0, 1), (1, 2), (2, 3), (3, 4)), 1, training(8), RedundancySpec())
     zone = {p.worker: p.zone for p in peers}
     row = [zone[a.owner] for a in plan.pipelines[0]]
     assert all(one != other for one, other in zip(row, [*row[1:], row[0]], strict=True)), row

@@ -66,7 +66,7 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
 ) -> None:
     spec = job(stages, pipelines, elastic={"minPipelines": data.draw(st.integers(1, pipelines))})
     everybody = peers(stages * pipelines)
-    first = initial_plan(everybody, layer_ranges(costs, spec.topology), pipelines, spec.training, spec.redundancy.mode)
+    first = initial_plan(everybody, layer_ranges(costs, spec.topology), pipelines, spec.training, spec.redundancy)
     live = [peer for i, peer in enumerate(everybody) if i not in lost] + peers(20)[18:]
     staying = data.draw(st.lists(st.sampled_from(live), unique=True, min_size=1))
     held = {peer.worker: data.draw(st.sets(st.integers(0, LAYERS - 1))) for peer in live}
@@ -90,7 +90,7 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
 def test_a_stage_stays_where_most_of_its_layers_are() -> None:
     spec, costs = job(4), [1.0] * LAYERS
     everybody = [Peer(worker=f"w{i}", host="h", port=1) for i in range(4)]
-    first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy.mode)
+    first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy)
     live = [peer for peer in everybody if peer.worker != "w1"]
     sources = (("w0",),) * LAYERS
     plan = resplit_plan(first, spec, costs, live[::-1], live, CUT, sources)

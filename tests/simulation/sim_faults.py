@@ -7,6 +7,7 @@ from typing import Any
 
 from sim_stage import Arithmetic
 
+ZONES = 3
 SPAN_SECONDS = 0.1  # about one step
 
 
@@ -27,6 +28,7 @@ class FaultKind(StrEnum):
     RESTART = "restart"  # the coordinator
     KILL_STAGE = "kill stage"  # all workers that hold it
     KILL_ALL = "kill all"
+    KILL_ZONES = "kill zones"  # in one instant: all workers in as many zones as there are replicas
 
 
 KILLS = (
@@ -36,6 +38,7 @@ KILLS = (
     FaultKind.KILL_SENDING,
     FaultKind.KILL_STAGE,
     FaultKind.KILL_ALL,
+    FaultKind.KILL_ZONES,
 )
 
 
@@ -45,7 +48,8 @@ class Fault:
 
     step: armed when that many steps are committed (-1: at once). chained: armed when the fault before it struck.
     delay: seconds from then. role, pipeline, stage: whom it befalls. seconds: how long it lasts; of a notice: how
-    long until the worker is taken away. name, count: the count-th such instruction or frame.
+    long until the worker is taken away. name, count: the count-th such instruction or frame. neighbours: of the
+    workers before it in the ring so many are killed in the same instant.
     """
 
     what: FaultKind
@@ -58,10 +62,12 @@ class Fault:
     seconds: float
     name: str = ""
     count: int = 0
+    neighbours: int = 0
 
     def __str__(self) -> str:
         when = "after the one before" if self.chained else f"at {self.step} steps"
         who = f"{self.role} of ({self.pipeline}, {self.stage})" if self.role in ("owner", "replica") else self.role
+        who += f" and {self.neighbours} before it" if self.neighbours else ""
         text = f"{self.what} {who}, {when} + {self.delay * 1e3:.1f} ms"
         if self.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING):
             return f"{text}, {self.name} number {self.count}"
@@ -87,6 +93,7 @@ class Scenario:
     capacity: int
     faults: tuple[Fault, ...]
     lookahead: int
+    replicas: int = 1
     checkpoints: int = 0  # a checkpoint every so many steps; 0: none
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
@@ -98,7 +105,7 @@ class Scenario:
             "task": {"entrypoint": "stand.in:build"},
             "training": a.training(),
             "topology": {"stages": a.stages, "pipelines": a.pipelines, "lookahead": self.lookahead},
-            "redundancy": {"mode": self.mode},
+            "redundancy": {"mode": self.mode, "replicas": self.replicas},
             "standby": {"workers": self.standby},
         }
         if self.checkpoints:
@@ -117,7 +124,7 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
-            f"{self.mode}, "
+            f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, trouble {self.trouble}, store {self.store_seconds:.3f} s, "
             f"layers {a.layers}, resplit {self.resplit}, removing {self.removing}, slowness {self.slowness:.2f}, "
@@ -129,10 +136,17 @@ MODES = {"None": 1, "LazyForward": 4, "EagerForward": 4, "EagerBackward": 3}
 
 
 def scenario(
-    seed: int, *, restarts: bool = False, elastic: bool = False, checkpoints: bool = False, resplit: bool = False
+    seed: int,
+    *,
+    restarts: bool = False,
+    elastic: bool = False,
+    checkpoints: bool = False,
+    resplit: bool = False,
+    replicas: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
-    and more often loses what only they bring back. resplit: the number of stages changes with the workers.
+    and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
+    several, and neighbours or zones are lost at once.
     """
     rng = random.Random(seed)
     grow = elastic and rng.random() < 0.5
@@ -141,8 +155,8 @@ def scenario(
     bounds = (rng.randint(1, a.pipelines), rng.randint(a.pipelines, most), rng.choice((1, 1, 3))) if grow else None
     standby = rng.choice((0, 0, 1, 1, 2, 3) if not resplit else (0, 0, 0, 0, 1))
     wanted = a.stages * (bounds[1] if bounds else a.pipelines) + standby
-    chance = random.Random(f"{seed} checkpoints")
-    return Scenario(
+    chance, several = random.Random(f"{seed} checkpoints"), random.Random(f"{seed} replicas")
+    made = Scenario(
         seed=seed,
         arithmetic=replace(a, steps=a.steps + (8 if checkpoints else 20 if resplit else 0)),
         standby=standby,
@@ -161,6 +175,23 @@ def scenario(
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
+    return _with_replicas(made, several) if replicas else made
+
+
+def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:
+    """Several, and kills befall neighbours or zones in the same instant."""
+    replicas, careful = rng.choice((2, 2, 3)), rng.random() < 0.5
+    faults = []
+    for fault in job.faults:
+        if careful and fault.what in (FaultKind.KILL_STAGE, FaultKind.KILL_ALL):
+            fault = replace(fault, what=FaultKind.KILL)
+        if fault.what in KILLS and rng.random() < 0.8:
+            fault = replace(fault, neighbours=rng.randint(1, replicas - 1))
+        if rng.random() < 0.1:
+            fault = replace(fault, what=FaultKind.KILL_ZONES, neighbours=0)
+        faults.append(fault)
+    mode = "EagerForward" if job.mode == "None" else job.mode
+    return replace(job, replicas=replicas, mode=mode, faults=tuple(faults), care=2 if careful else job.care)
 
 
 def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Arithmetic:

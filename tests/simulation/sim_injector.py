@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from bamboo.coordinator.events import PreemptionNotice
 from bamboo.planning.plan import ROOT, Cell
 from bamboo_trainer.transport.wire import Lane
-from sim_faults import KILLS, Fault, FaultKind
+from sim_faults import KILLS, ZONES, Fault, FaultKind
 from sim_holders import usable, would_orphan
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class FaultInjector:
             self._traps.append((fault, fault.count))
             return
         node = self._victim(fault)
-        spared = node is not None and fault.what not in HARMLESS and not self._may(node, fault.what in DEADLY)
+        harmful = fault.what not in HARMLESS
+        spared = node is not None and harmful and not self._may(self._all(fault, node), fault.what in DEADLY)
         if node is None or spared:
             if tries < RETRIES:
                 self.job.clock.after(RETRY_SECONDS, partial(self._due, fault, tries + 1))
@@ -79,7 +80,7 @@ class FaultInjector:
         for i, (fault, left) in enumerate(self._traps):
             if fault.what is not what or fault.name not in (name, "any") or step < fault.step:
                 continue
-            if left > 0 or not self._may(node):
+            if left > 0 or not self._may(self._all(fault, node)):
                 self._traps[i] = (fault, max(0, left - 1))
                 continue
             del self._traps[i]
@@ -89,15 +90,15 @@ class FaultInjector:
 
     # whom
 
-    def _may(self, node: "Node", deadly: bool = True) -> bool:
-        """May a fault befall this worker now, with the care that the scenario asks for?"""
+    def _may(self, victims: list["Node"], deadly: bool = True) -> bool:
+        """May a fault befall these workers now, with the care that the scenario asks for?"""
         job, care = self.job, self.job.scenario.care
         if care == 0 or (care == 1 and not deadly):
             return True
         plan, state = job.state.plan, job.state
         shaky = {name for name, until in self._shaky.items() if until > job.clock.now}
         down = {n.name for n in job.nodes.values() if not n.alive or n.frozen} | shaky
-        if not job.coordinating or would_orphan(state, down | {node.name}):
+        if not job.coordinating or would_orphan(state, down | {v.name for v in victims}):
             return False
         if plan is None:
             return True
@@ -145,6 +146,9 @@ class FaultInjector:
             self._shake(node, 1e9 if lasting else fault.seconds)
         plan = job.state.plan
         self._last = tuple(plan.owned_by(node.name)) if plan else ()
+        for victim in self._all(fault, node) if fault.neighbours else []:
+            if victim is not node:
+                victim.end(-9)
         self._act(fault, node)
         if self.left and self.left[0].chained:
             self._arm(self.left.pop(0))
@@ -158,8 +162,8 @@ class FaultInjector:
         match fault.what:
             case FaultKind.KILL:
                 node.end(-9)
-            case FaultKind.KILL_STAGE | FaultKind.KILL_ALL:
-                for victim in self._all(fault):
+            case FaultKind.KILL_STAGE | FaultKind.KILL_ALL | FaultKind.KILL_ZONES:
+                for victim in self._all(fault, node):
                     victim.end(-9)
             case FaultKind.VANISH:
                 node.end(None, silent=fault.seconds)
@@ -192,15 +196,27 @@ class FaultInjector:
                 self.restarted = True
                 job.restart_coordinator(fault.seconds)
 
-    def _all(self, fault: Fault) -> list["Node"]:
-        """All workers, or all that have a part in a stage."""
+    def _all(self, fault: Fault, node: "Node") -> list["Node"]:
+        """The workers that the fault befalls if it befalls that one."""
         job, plan = self.job, self.job.state.plan
         living = [n for n in job.nodes.values() if n.alive]
-        if fault.what is FaultKind.KILL_ALL or plan is None:
-            return living
-        cells = [c for c in plan.cells() if c.stage == fault.stage % len(plan.stages)]
-        holders = {w for c in cells for w in plan.at(c).holders}
-        return [n for n in living if n.name in holders]
+        match fault.what:
+            case FaultKind.KILL_ALL:
+                return living
+            case FaultKind.KILL_STAGE if plan:
+                cells = [c for c in plan.cells() if c.stage == fault.stage % len(plan.stages)]
+                holders = {w for c in cells for w in plan.at(c).holders}
+                return [n for n in living if n.name in holders]
+            case FaultKind.KILL_ZONES:
+                zones = {(node.name.number + more) % ZONES for more in range(min(job.scenario.replicas, ZONES - 1))}
+                return [n for n in living if n.name.number % ZONES in zones]
+            case _ if plan and fault.neighbours and (owned := plan.owned_by(node.name)):
+                d, s = owned[0]
+                before = (plan.at(Cell(d, (s - back) % len(plan.stages))).owner for back in range(len(plan.stages)))
+                names = list(dict.fromkeys([node.name, *before]))[: 1 + fault.neighbours]
+                return [n for n in living if n.name in names]
+            case _:
+                return [node]
 
     def _doom(self, node: "Node", seconds: float) -> None:
         """It is taken away at the deadline, whether it has left or not."""

@@ -23,7 +23,7 @@ from bamboo_trainer.transport.frames import Frame
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
-from sim_faults import Scenario
+from sim_faults import ZONES, Scenario
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
@@ -233,7 +233,7 @@ class Simulation:
                 self.clock, self.rng, name,
                 to_coordinator=self.coordinate, to_worker=partial(self._tell, node), lossy=self.scenario.lossy,
                 hello=lambda: protocol.Hello(
-                    worker=name, host="memory", port=1, zone=f"z{name.number % 3}",
+                    worker=name, host="memory", port=1, zone=f"z{name.number % ZONES}",
                     plan=node.engine.newest_plan if node.engine else None,
                 ),
                 heartbeat=node.heartbeat,

@@ -60,6 +60,22 @@ def test_random_faults_while_layers_are_split_anew(kinds: dict[str, bool], first
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [
+        ({"replicas": True}, 80),  # 90: one after the other, and with them what they had sent to each other
+        ({"replicas": True}, 170),
+        ({"replicas": True, "elastic": True}, 1000),
+        ({"replicas": True, "checkpoints": True, "restarts": True}, 0),
+    ],
+)
+def test_neighbours_and_zones_are_lost_at_once(kinds: dict[str, bool], first: int) -> None:
+    """In jobs with two or three replicas. Where faults leave copies of all they take, no job goes back or ends."""
+    verdicts = [run_seed(seed, **kinds) for seed in range(first, first + 12)]
+    failed = [v for v in verdicts if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_worker_that_hangs_while_its_heart_beats_is_replaced(seed: int) -> None:
     """Inside an instruction, for longer than the others wait for it: the job ends before it would go on."""

@@ -236,6 +236,62 @@ def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(first: int) -> Non
     assert_same(job, 3, 2)
 
 
+def killed_with_neighbours(
+    document: dict[str, Any], step: int, replicas: int, cell: Cell | None = None
+) -> dict[Fault, int]:
+    """As `killed_in_step`, with several replicas and as many neighbours: those before it are killed, too."""
+    document["spec"]["redundancy"]["replicas"] = replicas
+    stages = document["spec"]["topology"]["stages"]
+    undisturbed(stages, 1)
+
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            if fault.step != step or cell not in (None, fault.cell) or not self.branch(fault):
+                return False
+            assert self.state.plan is not None
+            for back in range(1, replicas):
+                self.kill(self.state.plan.at(Cell(0, (fault.cell.stage - back) % stages)).owner)
+            return True
+
+    def judge(job: Job) -> int:
+        assert_same(job, stages, 1)
+        assert job.state.preemptions >= replicas - 1  # the one that was to strike itself may have been killed before
+        assert not job.state.checkpoints.restores
+        return sum(t.reused for t in job.state.takeovers)
+
+    return each_way(lambda: Killed(document), judge)
+
+
+@pytest.mark.parametrize(
+    ("stages", "replicas", "cell"),
+    [
+        (4, 2, Cell(0, 0)),  # and so the root
+        pytest.param(4, 2, None, marks=pytest.mark.slow),
+        pytest.param(5, 3, None, marks=pytest.mark.slow),
+    ],
+)
+def test_neighbours_are_killed_at_once_at_every_instruction(stages: int, replicas: int, cell: Cell | None) -> None:
+    """In the middle of a step, with one pipeline and no checkpoint: as many as there are replicas."""
+    killed = killed_with_neighbours(manifest(stages, 1), 2, replicas, cell)
+    assert {f.cell for f in killed} == ({cell} if cell else {Cell(0, s) for s in range(stages)})
+    assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
+
+
+@pytest.mark.parametrize(
+    ("mode", "placement", "done"),
+    [
+        ("EagerForward", "Host", "RedundantForward"),
+        pytest.param("EagerBackward", "Device", "RedundantBackward", marks=pytest.mark.slow),
+    ],
+)
+def test_neighbours_are_killed_at_once_with_redundant_work(mode: str, placement: str, done: str) -> None:
+    document = manifest(4, 1, mode=mode, standby=1)
+    document["spec"]["redundancy"]["placement"] = placement
+    killed = killed_with_neighbours(document, 3, 2, Cell(0, 3) if mode == "EagerForward" else None)
+    assert done in {f.name for f in killed}
+    assert sum(killed.values()) > 0
+
+
 def test_without_redundancy_a_loss_ends_the_job() -> None:
     job = Job(manifest(4, 1, mode="None"), (Fault("Forward", Cell(0, 1), 1, 0),)).run()
     assert job.finish is not None

@@ -21,14 +21,19 @@ SECONDS = 180.0  # for jobs with many workers
 
 
 def manifest(
-    stages: int = 4, pipelines: int = 1, mixed: bool = False, standby: int = 1, mode: str = "LazyForward"
+    stages: int = 4,
+    pipelines: int = 1,
+    mixed: bool = False,
+    standby: int = 1,
+    mode: str = "LazyForward",
+    replicas: int = 1,
 ) -> dict[str, Any]:
     """mixed: bf16 products, and tied embeddings."""
     return bamboojob(
         task=gpt_task(blocks=max(3, stages - 2), tieEmbeddings=mixed),
         training=training(STEPS, 16, 2, maxGradientNorm=1.0, precision="bf16" if mixed else "fp32"),
         topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": mode},
+        redundancy={"mode": mode, "replicas": replicas},
         standby={"workers": standby},
     )
 
@@ -159,6 +164,44 @@ def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_ki
     assert "stage 2 of pipeline 0" in job.finish.message
     assert "not recoverable without a checkpoint" in job.finish.message
     assert not job.pool.alive
+
+
+@pytest.mark.parametrize(
+    ("mixed", "lost"),
+    [
+        (False, [(0, 1), (0, 2)]),
+        pytest.param(True, [(0, 3), (0, 0)], marks=pytest.mark.slow),
+        pytest.param(False, [(0, 0), (0, 1), (0, 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_neighbours_of_the_only_pipeline_are_taken_over_if_there_are_as_many_replicas(
+    mixed: bool, lost: list[tuple[int, int]], references: References, run_and_kill: KillOnce
+) -> None:
+    job = run_and_kill(manifest(mixed=mixed, replicas=len(lost)), lost)
+    assert_same(job, references[4, 1, mixed])
+    assert job.state.preemptions == len(lost)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("Backward", 1, 3), ("Backward", 2, 3)),
+        pytest.param(("Forward", 0, 6), ("Forward", 3, 4), marks=pytest.mark.slow),
+        pytest.param(("SyncReplicas", 2, 0), ("SyncReplicas", 3, 0), marks=pytest.mark.slow),
+        pytest.param(("ReportReady", 0, 0), ("OptimizerStep", 1, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_neighbours_are_killed_at_instructions_of_one_step(
+    one: tuple[str, int, int],
+    other: tuple[str, int, int],
+    references: References,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = [(name, 0, stage, 5, microbatch, signal.SIGKILL) for name, stage, microbatch in (one, other)]
+    job = run_with_faults(manifest(replicas=2), tmp_path, monkeypatch, *faults)
+    assert_same(job, references[4, 1, False])
+    assert job.state.preemptions == 2
 
 
 def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: References, run_and_kill: KillOnce) -> None:

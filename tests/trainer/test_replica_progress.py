@@ -6,14 +6,14 @@ from bamboo_trainer.commit.replica_progress import CLOSE_STEPS, PATIENCE_STEPS, 
 def filled(at: int = 5) -> ReplicaProgress:
     """A replica that has been given version `at`, and holds it."""
     progress = ReplicaProgress()
-    assert progress.announced(-1, at, True) is Owed.STATE
-    assert progress.announced(at, at + 4, True) is Owed.NOTHING
+    assert progress.announced(-1, -1, at, True) is Owed.STATE
+    assert progress.announced(at, at, at + 4, True) is Owed.NOTHING
     return progress
 
 
 def test_a_replica_without_a_state_holds_nobody_back() -> None:
     progress = ReplicaProgress()
-    progress.announced(-1, 5, True)
+    progress.announced(-1, -1, 5, True)
     assert not any(progress.holds_back(step, strict) for step in range(5, 100) for strict in (False, True))
 
 
@@ -30,14 +30,36 @@ def test_one_whose_state_is_on_its_way_again_holds_nobody_back() -> None:
     progress = filled()
     assert progress.relinked(7) is Owed.STATE
     assert not any(progress.holds_back(step, False) for step in range(7, 100))
-    assert progress.announced(7, 9, True) is Owed.NOTHING
+    assert progress.announced(7, 7, 9, True) is Owed.NOTHING
     assert progress.holds_back(9, False)
 
 
 def test_one_that_is_level_is_counted_once_and_waited_for_from_then_on() -> None:
     progress = filled()
-    progress.announced(9, 9, True)
+    progress.announced(9, 9, 9, True)
     assert [progress.caught_up(9), progress.caught_up(9)] == [True, False]
     assert progress.holds_back(10, False)
     assert not progress.holds_back(9, False)
     assert progress.holds_back(9, True), "it has not got this step's gradients"
+
+
+def test_one_that_can_reach_its_new_owners_version_alone_is_given_gradients_only() -> None:
+    """It had the gradients before the last owner was lost; a whole state would take long."""
+    progress = ReplicaProgress()
+    assert progress.announced(4, 5, 5, True) is Owed.GRADIENT
+    assert progress.announced(4, 5, 6, True) is Owed.NOTHING, "it is on its way, and gets all gradients"
+    assert progress.announced(6, 6, 6, True) is Owed.NOTHING
+    assert progress.caught_up(6)
+    assert ReplicaProgress().announced(4, 4, 5, True) is Owed.STATE
+
+
+def test_one_that_has_dropped_its_state_is_given_another_one() -> None:
+    """It was no replica for a plan that the owner has missed."""
+    progress = filled()
+    progress.announced(9, 9, 9, True)
+    assert progress.caught_up(9)
+    assert progress.announced(-1, -1, 10, True) is Owed.STATE
+    assert not progress.holds_back(10, True)
+    assert progress.announced(-1, -1, 11, True) is Owed.NOTHING, "it is on its way"
+    assert progress.announced(11, 11, 11, True) is Owed.NOTHING
+    assert progress.caught_up(11)

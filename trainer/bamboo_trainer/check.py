@@ -15,7 +15,8 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """`problem`: one sentence, or what the task is made of; only JSON values. Nothing is trained.
 
     layers, parameters: numbers. stages: first and last layer of each, and its parameters. calm, taken_over: the stage
-    whose worker needs most memory, and bytes by kind; taken_over: while it also runs a lost neighbour's stage.
+    whose worker needs most memory, and bytes by kind; taken_over: while it also runs the stages of lost neighbours,
+    `neighbours` of them.
     """
     spec = parse_manifest(manifest)
     try:
@@ -32,6 +33,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         "stages": [[first, end - 1, sum(size.parameters for size in sizes[first:end])] for first, end in stages],
         "calm": _told(*worker_memory(sizes, stages, spec, taken_over=False)),
         "taken_over": _told(*worker_memory(sizes, stages, spec, taken_over=True)),
+        "neighbours": min(max(1, spec.redundancy.kept), len(stages) - 1),
     }
 
 

@@ -240,3 +240,4 @@ class Status:
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
+    replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

@@ -5,7 +5,7 @@ from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import storage_place
 from bamboo.planning.plan import Cell, WorkerId
-from bamboo.planning.transitions import is_protected
+from bamboo.planning.transitions import copies, is_protected
 
 
 def status(state: CoordinatorState, now: float) -> Status:
@@ -32,6 +32,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         takeovers=state.takeovers,
         unprotected=tuple(map(_named, _unprotected(state))),
         replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
+        replicas=_replicas(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
@@ -82,6 +83,11 @@ def _write(state: CoordinatorState, now: float) -> CheckpointWrite | None:
 def _unprotected(state: CoordinatorState) -> list[Cell]:
     plan = state.plan
     return [c for c in plan.cells() if not is_protected(plan, state.synced, c)] if plan else []
+
+
+def _replicas(state: CoordinatorState) -> int | None:
+    plan = state.plan
+    return min(copies(plan, state.synced, cell) for cell in plan.cells()) if plan else None
 
 
 def _named(cell: Cell) -> str:

@@ -90,7 +90,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
         leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
-        mode=state.spec.redundancy.mode,
+        redundancy=state.spec.redundancy,
         pipelines=_pipelines(state, now),
         generation=state.generation,
     )
@@ -244,9 +244,7 @@ def _start(turn: Turn) -> None:
     if grid is None or stages is None:
         return
     epoch = state.plan.epoch + 1 if state.plan else 1
-    plan = initial_plan(
-        ready, stages, grid.pipelines, spec.training, spec.redundancy.mode, epoch=epoch, restore=c.found
-    )
+    plan = initial_plan(ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found)
     restoring.begun(turn)
     turn.set(resplit=None)
     _forget_what_was(turn, plan.first_step)

@@ -9,6 +9,7 @@ from bamboo.coordinator.events import Status
 from bamboo.job.spec import JobSpec, RedundancyMode
 
 OFF = "RedundancyOff"  # the reason of a job that is not meant to be protected
+WORKERS = ("one", "two", "three", "four")  # that hold a stage, by the number of its replicas
 NAMED = 3  # stages in a sentence; the others are counted
 
 
@@ -28,7 +29,7 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     cells = [(cell_name(d, s), held) for d, row in enumerate(status.grid) for s, (_, held) in enumerate(row)]
     alone = [name for name, held in cells if not held]
     if not alone:
-        return Protection(True, "InStep", "the state of every stage is held by two workers or more, in step")
+        return _held_by_several(status, spec.redundancy.kept)
     bare = f"{len(alone)} of {len(cells)} stages held by one worker only: {_listed(alone)}"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return Protection(False, OFF, f"redundancy.mode is None; {bare}")
@@ -37,6 +38,16 @@ def protection(status: Status, spec: JobSpec) -> Protection:
     if len(status.workers) <= 1:
         return Protection(False, "OnlyWorker", f"{bare}; there is no other worker to hold a copy")
     return Protection(False, "WorkersMissing", f"{bare}; workers for the others' copies are missing")
+
+
+def _held_by_several(status: Status, wanted: int) -> Protection:
+    """wanted: replicas; with one of each stage the job is as it should be."""
+    has = wanted if status.replicas is None else min(status.replicas, wanted)
+    held = f"the state of every stage is held by {WORKERS[max(has, 1)]} workers or more, in step"
+    if has >= wanted:
+        return Protection(True, "InStep", held)
+    why = "others are being filled" if len(status.workers) > wanted else "there are too few workers for more"
+    return Protection(True, "FewerReplicas", f"{held}; redundancy.replicas {wanted} asks for {WORKERS[wanted]}, {why}")
 
 
 def cell_name(pipeline: int, stage: int) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 
 from bamboo.job.spec import JobSpec, WorkerSpec
 
-CHANGEABLE = (  # beside topology.pipelines and redundancy.mode
+CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.replicas
     "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",
     "ttl_seconds_after_finished",
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
-CHANGEABLE_INSIDE = {"topology": "pipelines", "redundancy": "mode"}
+CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
 _NO_NUMBERS = ("steps", "reproducible", "gradient_groups")  # the latter two by what follows from them, `groups`
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
@@ -23,7 +23,7 @@ _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClai
 def apply_edit(old: JobSpec, wanted: JobSpec) -> JobSpec:
     """The spec in force from now on. If it is not `wanted`, the edit asks for what cannot be."""
     topology = replace(old.topology, pipelines=wanted.topology.pipelines)
-    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode)
+    redundancy = replace(old.redundancy, mode=wanted.redundancy.mode, replicas=wanted.redundancy.replicas)
     changed = {name: getattr(wanted, name) for name in CHANGEABLE}
     return replace(old, topology=topology, redundancy=redundancy, **changed)
 
@@ -35,10 +35,8 @@ def apply_edit_to_manifest(old: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     spec = {key: value for key, value in before.items() if key not in changed}
     spec |= {key: value for key, value in after.items() if key in changed}
     for name, inner in CHANGEABLE_INSIDE.items():
-        values = {key: value for key, value in (before.get(name) or {}).items() if key != inner}
-        if inner in (wished := after.get(name) or {}):
-            values[inner] = wished[inner]
-        spec[name] = values
+        values = {key: value for key, value in (before.get(name) or {}).items() if key not in inner}
+        spec[name] = values | {key: value for key, value in (after.get(name) or {}).items() if key in inner}
     return {**deepcopy(dict(old)), "spec": deepcopy(spec)}
 
 

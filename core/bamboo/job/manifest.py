@@ -183,6 +183,7 @@ def _redundancy(f: Fields) -> s.RedundancySpec:
     return f.closed(
         s.RedundancySpec(
             mode=f.choice("mode", s.RedundancyMode.EAGER_FORWARD),
+            replicas=f.integer("replicas", 1, high=s.MOST_REPLICAS),
             placement=f.choice("placement", s.ReplicaPlacement.DEVICE),
             transfer_mbps=f.integer("transferMBps", 500, high=1_000_000),
         )

@@ -1,11 +1,24 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
-from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, wanted_workers
+from bamboo.text import count
+
+NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by the number of its replicas
 
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    return tuple(filter(None, (_one_pipeline(spec),)))
+    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec))))
+
+
+def _replicas(spec: JobSpec) -> str:
+    """More than one are asked for, and there cannot be so many."""
+    asked, others = spec.redundancy.replicas, wanted_workers(spec) - 1
+    if asked > 1 and spec.redundancy.mode is RedundancyMode.NONE:
+        return f"spec.redundancy.replicas {asked} has no effect with spec.redundancy.mode None"
+    if asked > max(1, others):
+        return f"spec.redundancy.replicas {asked}: a worker has only {count(others, 'other')} to hold its stage's state"
+    return ""
 
 
 def _one_pipeline(spec: JobSpec) -> str:
@@ -18,4 +31,8 @@ def _one_pipeline(spec: JobSpec) -> str:
         return f"one pipeline and spec.redundancy.mode None: {ends} if any worker vanishes; {remedy}"
     if spec.topology.stages == 1:
         return f"one pipeline of one stage: {ends} if its worker vanishes before a standby is filled; {remedy}"
-    return f"one pipeline: {ends} if two neighbouring workers vanish at the same time; {remedy}"
+    replicas, others = spec.redundancy.replicas, wanted_workers(spec) - 1
+    holders = NUMBERS[min(replicas, others)]
+    if replicas < min(others, MOST_REPLICAS):
+        remedy += f", and with spec.redundancy.replicas: {replicas + 1} another worker"
+    return f"one pipeline: {ends} if {holders} neighbouring workers vanish at the same time; {remedy}"

@@ -13,6 +13,7 @@ from typing import Any
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS = 10_000  # of a model
+MOST_REPLICAS = 3  # of a stage's state
 DEFAULT_MANAGER = "bamboo.dev/operator"
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
@@ -202,11 +203,20 @@ class ElasticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancySpec:
-    """transfer_mbps: megabytes a second that a worker sends at most when it gives a whole state to another one."""
+    """replicas: of each stage's state, beside its owner's; with mode None there are none.
+
+    transfer_mbps: megabytes a second that a worker sends at most when it gives a whole state to another one.
+    """
 
     mode: RedundancyMode = RedundancyMode.EAGER_FORWARD
+    replicas: int = 1
     placement: ReplicaPlacement = ReplicaPlacement.DEVICE
     transfer_mbps: int = 500
+
+    @property
+    def kept(self) -> int:
+        """How many replicas there should be of each stage's state."""
+        return 0 if self.mode is RedundancyMode.NONE else self.replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ class JobSpread(Part, frozen=True):
 
 class JobRedundancy(Part, frozen=True):
     mode: str = ""
+    replicas: int = 1
 
 
 class ClaimReference(Part, frozen=True):

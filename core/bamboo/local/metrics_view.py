@@ -63,7 +63,7 @@ def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
     """All metrics of one job."""
     job_metrics.progress(page, job, status)
     page.add(JOB_SAMPLES, status.trained_samples, *job)
-    job_metrics.grid(page, job, status)
+    job_metrics.grid(page, job, status, spec)
     found = protection(status, spec)
     job_metrics.protected(page, job, holds=found.holds, reason=found.reason)
     job_metrics.history(page, job, status)

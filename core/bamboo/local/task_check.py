@@ -82,8 +82,9 @@ def _memory(answer: dict[str, Any]) -> str:
     calm, taken = answer["calm"], answer["taken_over"]
     kinds = sorted(calm["memory"].items(), key=lambda kind: -kind[1])[:SHOWN_KINDS]
     most = ", ".join(f"{name} {size(number)}" for name, number in kinds if number)
-    alone = len(answer["stages"]) == 1
-    later = "" if alone else f", up to {size(sum(taken['memory'].values()))} while it runs a lost neighbour's stage too"
+    neighbours = answer["neighbours"]
+    stages = "a lost neighbour's stage" if neighbours == 1 else f"the stages of {neighbours} lost neighbours"
+    later = f", up to {size(sum(taken['memory'].values()))} while it runs {stages} too" if neighbours else ""
     return (
         f"memory: about {size(sum(calm['memory'].values()))} for the worker of stage {calm['stage']} ({most})"
         f"{later}; torch itself comes on top"

@@ -99,6 +99,14 @@ JOB_PROTECTED = _job(
     "1 if any single worker could be lost now without losing state, else 0. reason: of condition Protected.",
     "reason",
 )
+JOB_REPLICAS = _job(
+    "replicas",
+    MetricKind.GAUGE,
+    "Replicas in step of the stage that has the fewest; other pipelines' owners of it count.",
+)
+JOB_DESIRED_REPLICAS = _job(
+    "desired_replicas", MetricKind.GAUGE, "Replicas of each stage that spec.redundancy asks for."
+)
 
 # A job's workers
 

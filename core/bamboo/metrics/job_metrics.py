@@ -7,6 +7,7 @@ from bamboo.coordinator.distribution import Distribution
 from bamboo.coordinator.events import Status, Takeover, WorkerState
 from bamboo.coordinator.job_status import trained_samples
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.job.spec import JobSpec
 from bamboo.metrics import catalog as table
 from bamboo.metrics.exposition import Metric, MetricsPage
 from bamboo.metrics.histogram import Histogram
@@ -27,7 +28,7 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_EPOCH, status.epoch, *job)
 
 
-def grid(page: MetricsPage, job: JobKey, status: Status | None) -> None:
+def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -> None:
     """Who takes part now; None: nobody."""
     counts = Counter(state for _, state in status.workers) if status else Counter[WorkerState]()
     for state in WorkerState:
@@ -35,6 +36,8 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None) -> None:
     page.add(table.JOB_READY_WORKERS, counts.total() - counts[WorkerState.STARTING], *job)
     page.add(table.JOB_PIPELINES, len(status.grid) if status else 0, *job)
     page.add(table.JOB_UNPROTECTED_STAGES, len(status.unprotected) if status else 0, *job)
+    page.add(table.JOB_DESIRED_REPLICAS, spec.redundancy.kept, *job)
+    page.add_known(table.JOB_REPLICAS, status.replicas if status else 0, *job)
 
 
 def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:

@@ -8,7 +8,7 @@ new layout, because until then a step under the old one may still have to be fin
 
 from bamboo import text
 from bamboo.job.spec import JobSpec
-from bamboo.planning.grid import make_layout, shadow_of
+from bamboo.planning.grid import make_layout
 from bamboo.planning.plan import Assignment, Cell, Layout, Plan
 from bamboo.planning.transitions import PlanningView, next_plan
 
@@ -34,10 +34,10 @@ def _grow(view: PlanningView) -> Plan | None:
     if not newcomers or not filled:
         return None
     cells = {c: plan.at(c) for c in plan.cells()}
-    for cell, worker in newcomers.items():
-        row = [newcomers[Cell(cell.pipeline, s)] for s in stages]
-        shadow = shadow_of(row, cell.stage) if view.redundant else None
-        cells[cell] = Assignment(owner=worker, replicas=(shadow,) if shadow else ())
+    for d in sorted({cell.pipeline for cell in newcomers}):
+        row = [newcomers[Cell(d, s)] for s in stages]
+        for s, replicas in enumerate(view.replicas_in(row)):
+            cells[Cell(d, s)] = Assignment(owner=row[s], replicas=replicas)
     count = plan.target.pipelines + len(newcomers) // len(stages)
     return next_plan(
         view, cells, "Growing", f"{count} pipelines from the next step on", boundary=True, layouts=_layouts(plan, count)

@@ -1,12 +1,13 @@
 """Where things go at the start: layers to stages, microbatches to pipelines, workers to cells."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from bamboo.job.spec import RedundancyMode, TopologySpec, TrainingSpec
+from bamboo.job.spec import RedundancySpec, TopologySpec, TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
+from bamboo.planning.ring import replicas_in, rows
 from bamboo.text import count
 
 
@@ -88,54 +89,12 @@ def make_layout(generation: int, microbatches: int, pipelines: int, groups: int 
     return Layout(generation=generation, split=split, groups=group_bounds(microbatches, groups) if groups else ())
 
 
-def ring(peers: Sequence[Peer], size: int) -> list[Peer]:
-    """Choose and order `size` workers so that neighbours sit in different zones where that is possible.
-
-    Greedy: always take from the zone with the most workers left that is not the previous one's.
-    """
-    left: dict[str, list[Peer]] = {}
-    for peer in peers:
-        left.setdefault(peer.zone, []).append(peer)
-    chosen: list[Peer] = []
-    while len(chosen) < size:
-        zones = sorted((z for z in left if left[z]), key=lambda z: (-len(left[z]), z))
-        others = [z for z in zones if not chosen or z != chosen[-1].zone]
-        chosen.append(left[(others or zones)[0]].pop(0))
-    return chosen
-
-
-def close_ring(row: list[Peer], spare: Sequence[Peer]) -> list[Peer]:
-    """The row with its last worker changed for another one, if that keeps more neighbours apart: its ends meet, too."""
-    best, last = row, len(row) - 1
-    for index in range(1, last):
-        swapped = list(row)
-        swapped[index], swapped[last] = swapped[last], swapped[index]
-        best = min(best, swapped, key=_touching)
-    for peer in spare:
-        best = min(best, [*row[:last], peer], key=_touching)
-    return best
-
-
-def _touching(row: Sequence[Peer]) -> int:
-    """How many neighbours in the ring share a zone."""
-    return sum(a.zone == b.zone for a, b in zip(row, [*row[1:], row[0]], strict=True))
-
-
-def shadow_of(row: Sequence[WorkerId], stage: int) -> WorkerId | None:
-    """The worker that keeps a stage's replica: the nearest predecessor in the ring that is another worker."""
-    for back in range(1, len(row)):
-        candidate = row[(stage - back) % len(row)]
-        if candidate != row[stage]:
-            return candidate
-    return None
-
-
 def initial_plan(
     peers: Sequence[Peer],
     stages: tuple[tuple[int, int], ...],
     pipelines: int,
     training: TrainingSpec,
-    mode: RedundancyMode,
+    redundancy: RedundancySpec,
     *,
     epoch: int = 1,
     restore: CheckpointId | None = None,
@@ -144,21 +103,16 @@ def initial_plan(
 
     epoch: its own. restore: the state; None: that before the first step.
     """
-    depth, redundant = len(stages), mode is not RedundancyMode.NONE
-    order = ring(peers, depth * pipelines)
-    rows: list[list[WorkerId]] = []
-    for d in range(pipelines):
-        used = {p.worker for p in order} | {w for row in rows for w in row}
-        spare = [p for p in peers if p.worker not in used]
-        rows.append([p.worker for p in close_ring(order[d * depth : (d + 1) * depth], spare)])
+    depth, zones = len(stages), {p.worker: p.zone for p in peers}
     cells = tuple(
         tuple(
-            Assignment(owner=w, replicas=tuple(filter(None, [shadow_of(row, s)])) if redundant else ())
-            for s, w in enumerate(row)
+            Assignment(owner=worker, replicas=replicas)
+            for worker, replicas in zip(row, replicas_in(row, redundancy.kept, zones), strict=True)
         )
-        for row in rows
+        for row in rows(peers, depth, pipelines, redundancy.kept)
     )
     layout = make_layout(0, training.microbatches, pipelines, training.groups)
+    covered = _zones_covered(cells, zones) if redundancy.kept > 1 else ""
     begins = f"goes on from the checkpoint of step {restore.step}" if restore else "begins"
     return Plan(
         epoch=epoch,
@@ -168,8 +122,18 @@ def initial_plan(
         pipelines=cells,
         layouts=(layout,),
         workers=tuple(peers),
-        mode=mode,
+        mode=redundancy.mode,
         reason="Started",
         message=f"training {begins}: {count(pipelines, 'pipeline')} of {count(depth, 'stage')},"
-        f" {count(len(peers) - depth * pipelines, 'spare worker')}",
+        f" {count(len(peers) - depth * pipelines, 'spare worker')}{covered}",
     )
+
+
+def _zones_covered(rows: Sequence[Sequence[Assignment]], zones: Mapping[WorkerId, str]) -> str:
+    """How many zones may be lost at once, for a person: every stage is held in one more."""
+    held = [{zones[w] for a in cells for w in a.holders} for cells in zip(*rows, strict=True)]
+    known = len(set().union(*held))
+    if known < 2:
+        return ""
+    lost = min(map(len, held)) - 1
+    return f"; any {lost} of {known} zones may be lost at once" if lost else f"; none of {known} zones may be lost"

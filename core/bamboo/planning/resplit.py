@@ -67,7 +67,7 @@ def resplit_plan(
         return None
     ranges = layer_ranges(costs, spec.topology, stages)
     begun = initial_plan(
-        _in_order(plan, staying), ranges, grid.pipelines, spec.training, spec.redundancy.mode,
+        _in_order(plan, staying), ranges, grid.pipelines, spec.training, spec.redundancy,
         epoch=plan.epoch + 1, restore=cut,
     )  # fmt: skip
     told = f"{count(grid.pipelines, 'pipeline')} of {count(stages, 'stage')}"

@@ -4,15 +4,16 @@ Level-triggered: every function looks only at what is, and proposes at most one 
 worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
 
-from bamboo.job.spec import RedundancyMode
-from bamboo.planning.grid import shadow_of
+from bamboo.job.spec import RedundancySpec
+from bamboo.planning.heirs import heirs_of, lost_runs
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
+from bamboo.planning.ring import replicas_in
 
 Synced = frozenset[tuple[Cell, WorkerId]]
 
@@ -38,14 +39,15 @@ class PlanningView:
     live: Mapping[WorkerId, Peer]
     leaving: Mapping[WorkerId, Urgency]
     synced: Synced
-    mode: RedundancyMode  # the one asked for
+    redundancy: RedundancySpec  # the one asked for
     pipelines: int
     generation: int
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
 
-    @property
-    def redundant(self) -> bool:
-        return self.mode is not RedundancyMode.NONE
+    def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
+        """Of the stages of a pipeline with these workers: as many as are asked for, or as there are."""
+        zones = {worker: peer.zone for worker, peer in self.live.items()}
+        return replicas_in(row, self.redundancy.kept, zones, self.leaving)
 
     def spare(self) -> list[WorkerId]:
         """Workers that own nothing and stay; those that are being prepared for a part come first."""
@@ -70,12 +72,19 @@ class PlanningView:
         return newcomers
 
 
-def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
-    """Can the cell's owner be lost without losing its state? A replica or another pipeline's owner has it, too."""
-    if any((cell, w) in synced for w in plan.at(cell).replicas):
-        return True
+def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
+    """How many workers may be lost at once, whichever they are, without losing the cell's state.
+
+    Its replicas and other pipelines' owners have it, too.
+    """
     siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)}
-    return bool(siblings - {plan.at(cell).owner})
+    level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
+    return len((siblings | level) - {plan.at(cell).owner})
+
+
+def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
+    """Can the cell's owner be lost without losing its state?"""
+    return copies(plan, synced, cell) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +104,18 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
     lost = {w for c in plan.cells() for w in plan.at(c).holders if w not in view.live}
     if not lost and plan.worker_ids() <= view.live.keys():
         return None
-    cells: Cells = {}
-    moved, gone = [], []
-    for cell in plan.cells():
-        assignment = plan.at(cell)
-        replicas = tuple(w for w in assignment.replicas if w in view.live)
-        if assignment.owner in view.live:
-            cells[cell] = Assignment(owner=assignment.owner, replicas=replicas)
-            continue
-        successor = _successor(view, cell)
-        if successor is None:
-            gone.append(cell)
-            continue
-        moved.append((cell, successor))
-        cells[cell] = Assignment(owner=successor, replicas=tuple(w for w in replicas if w != successor))
-    if gone:
+    bereft = [c for c in plan.cells() if plan.at(c).owner not in view.live]
+    heirs: dict[Cell, WorkerId | None] = {}
+    for run in lost_runs(plan, bereft):
+        heirs |= zip(run, heirs_of(run, lambda cell: _candidates(view, cell)), strict=True)
+    if gone := [c for c in bereft if heirs[c] is None]:
         return StageLost(tuple(gone))
+    cells: Cells = {}
+    for cell in plan.cells():
+        owner = heirs.get(cell) or plan.at(cell).owner
+        replicas = tuple(w for w in plan.at(cell).replicas if w in view.live and w != owner)
+        cells[cell] = Assignment(owner=owner, replicas=replicas)
+    moved = [(c, heirs[c]) for c in bereft]
     takeovers = ", ".join(f"{successor} takes over stage {c.stage} of pipeline {c.pipeline}" for c, successor in moved)
     message = f"lost {', '.join(sorted(lost))}; {takeovers or 'it ran no stage, so nothing has to move'}"
     if not lost:
@@ -118,14 +123,13 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
     return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
 
 
-def _successor(view: PlanningView, cell: Cell) -> WorkerId | None:
-    """An in-sync replica, staying ones first; else the owner of the same stage in another pipeline, or who has it."""
+def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
+    """In-sync replicas, staying ones first; else owners of the same stage in other pipelines, or who has it."""
     plan = view.plan
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
-    for worker in sorted(replicas, key=lambda w: w in view.leaving):
-        return worker
     siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
-    return next((w for w in (*siblings, *view.reported.get(cell.stage, ())) if w in view.live), None)
+    others = [w for w in (*siblings, *view.reported.get(cell.stage, ())) if w in view.live]
+    return list(dict.fromkeys((*sorted(replicas, key=lambda w: w in view.leaving), *others)))
 
 
 def improve(view: PlanningView) -> Plan | None:
@@ -156,18 +160,19 @@ def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     taken = {*replacements.values(), *newcomers.values()}
     spare = [w for w in view.spare() if w not in taken]
     owners = {c: replacements.get(c) or plan.at(c).owner for c in plan.cells()}
+    rows = [[owners[Cell(d, s)] for s in range(len(plan.stages))] for d in range(plan.target.pipelines)]
+    kept = [view.replicas_in(row) for row in rows]
     target = {}
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
             continue
-        row = [owners[Cell(cell.pipeline, s)] for s in range(len(plan.stages))]
-        staying = [w if w not in view.leaving else row[cell.stage] for w in row]
-        shadow = shadow_of(staying, cell.stage) if view.redundant else None
-        if shadow is None and view.redundant and plan.target.pipelines == 1:
-            shadow = next((w for w in plan.at(cell).replicas if w in spare), None) or next(iter(spare), None)
+        replicas = kept[cell.pipeline][cell.stage]
+        siblings = {owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)}
+        lacking = view.redundancy.kept - len((siblings | {*replicas}) - {owners[cell]})
+        idle = sorted((w for w in spare if w not in replicas), key=lambda w: w not in plan.at(cell).replicas)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]
-        target[cell] = (owners[cell], *([shadow] if shadow else []), *filled)
+        target[cell] = (owners[cell], *replicas, *idle[: max(0, lacking)], *filled)
     return target
 
 
@@ -259,22 +264,23 @@ def _move(view: PlanningView, moves: Mapping[Cell, WorkerId], boundary: bool = T
 
 def switch_mode(view: PlanningView) -> Plan | None:
     """Another redundancy mode was asked for; it begins with the next step."""
-    if view.plan.mode is view.mode:
+    mode = view.redundancy.mode
+    if view.plan.mode is mode:
         return None
     cells = {c: view.plan.at(c) for c in view.plan.cells()}
-    plan = next_plan(view, cells, "ModeChanged", f"redundancy {view.mode} from the next step on", boundary=True)
-    return msgspec.structs.replace(plan, mode=view.mode)
+    plan = next_plan(view, cells, "ModeChanged", f"redundancy {mode} from the next step on", boundary=True)
+    return msgspec.structs.replace(plan, mode=mode)
 
 
 def _trim(view: PlanningView, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Plan | None:
-    """Drop replicas that are not wanted, once those that are wanted are in sync."""
+    """Drop replicas that are not wanted, once those that are wanted are in sync, and put the right shadow first."""
     plan = view.plan
     cells: Cells = {}
     for cell in plan.cells():
         owner, *others = target[cell]
         assignment = plan.at(cell)
         settled = assignment.owner == owner and all((cell, w) in view.synced for w in others)
-        kept = tuple(w for w in assignment.replicas if w in others) if settled else assignment.replicas
+        kept = tuple(others) if settled else assignment.replicas
         cells[cell] = Assignment(owner=assignment.owner, replicas=kept)
     if all(cells[c] == plan.at(c) for c in plan.cells()):
         return None

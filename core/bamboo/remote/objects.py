@@ -74,6 +74,7 @@ class RemoteJob:
     standby: int
     topology_key: str
     redundancy: str
+    replicas: int
     checkpoints: bool
     state: str
     conditions: tuple[JobCondition, ...]
@@ -215,6 +216,7 @@ def job_of(body: Json) -> RemoteJob:
         standby=spec.standby.workers,
         topology_key=spec.spread.topology_key,
         redundancy=spec.redundancy.mode,
+        replicas=spec.redundancy.replicas,
         checkpoints=spec.checkpoint is not None,
         state=status.state,
         conditions=tuple(_condition(condition) for condition in status.conditions),

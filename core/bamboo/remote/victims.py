@@ -97,9 +97,15 @@ def objections(job: RemoteJob, lost: Sequence[RemoteWorker], *, kill: bool) -> s
     if kill and job.redundancy == "None":
         return f"{job.name} has spec.redundancy.mode None: without a notice it will fail"
     taken = {cell for worker in lost for cell in worker.cells}
-    if kill and len(job.plan) == 1 and any((0, (s + 1) % len(job.plan[0])) in taken - {(0, s)} for _, s in taken):
+    if kill and len(job.plan) == 1 and _too_many(taken, len(lost), len(job.plan[0]), job.replicas):
         return "neighbouring stages of the only pipeline would be lost at once: without a notice the job will fail"
     return None
+
+
+def _too_many(taken: set[tuple[int, int]], workers: int, stages: int, replicas: int) -> bool:
+    """Could a stage of one pipeline be lost with all its replicas?"""
+    together = any((0, (s + 1) % stages) in taken - {(0, s)} for _, s in taken)
+    return together and (replicas == 1 or workers > replicas)
 
 
 # Nodes

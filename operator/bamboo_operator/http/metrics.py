@@ -76,7 +76,7 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
     page.add(table.JOB_SAMPLES, meter.samples, *job)
     if status is not None and view.spec is not None:
         job_metrics.progress(page, job, status)
-        job_metrics.grid(page, job, None if state in IDLE_STATES else status)
+        job_metrics.grid(page, job, None if state in IDLE_STATES else status, view.spec)
         job_metrics.history(page, job, status)
         _checkpoint(page, view, status_now.get("checkpoint") or {})
     _cost(page, view, meter, status_now)

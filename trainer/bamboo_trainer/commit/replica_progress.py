@@ -17,35 +17,43 @@ class Owed(Enum):
 class ReplicaProgress:
     """since: the replica gets every gradient from that step on (None: not fed); acked: the version it holds.
 
+    epoch: of the plan in which it became one. What it says of an earlier one is of a state that it may have dropped.
     secured: the version that it can reach without anybody's help, with the gradients that it has.
     """
 
+    epoch: int = 0
     since: int | None = None
     acked: int = -1
     secured: int = -1
     synced: bool = False
     follows_from: int | None = None  # the owner's version when the replica first had a state to go on from
 
-    def announced(self, version: int, mine: int, same: bool) -> Owed:
-        """The replica says that it holds `version` (-1: nothing); `mine` is the owner's. same: equal digests."""
+    def announced(self, version: int, secured: int, mine: int, same: bool) -> Owed:
+        """The replica says that it holds `version` (-1: nothing), and which one it can reach; `mine` is the owner's.
+
+        same: equal digests.
+        """
+        self.secured = secured
         owed = self._owed(version, mine, same)
         if self.follows_from is None and self.since is not None and self.acked >= self.since:
             self.follows_from = mine
         return owed
 
     def _owed(self, version: int, mine: int, same: bool) -> Owed:
+        if version < 0 <= self.acked:  # it was none for a plan that this owner has never obeyed
+            self.since, self.acked, self.follows_from, self.synced = None, -1, None, False
         self.acked = max(self.acked, version)
         if version >= 0 and not same:
             self.since, self.acked, self.follows_from = mine, -1, None
             return Owed.STATE
-        if self.since is not None and version >= self.since:
+        if self.since is not None and max(version, self.secured) >= self.since:
             return Owed.NOTHING
         if self.since is not None and version < 0:
             return Owed.NOTHING  # its state is on the way
         self.since, self.follows_from = max(version, mine), None
-        if version < mine:
+        if version < mine and self.secured < mine:
             return Owed.STATE
-        return Owed.GRADIENT if version == mine else Owed.NOTHING
+        return Owed.GRADIENT if version <= mine else Owed.NOTHING
 
     def relinked(self, mine: int) -> Owed:
         """What was sent since the replica's last word may be lost: its link was cut, or the owner skipped a step."""

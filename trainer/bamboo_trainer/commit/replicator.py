@@ -36,7 +36,8 @@ class Replicator:
         worker = self._plan.worker
         was_mine = set(old.owned_by(worker)) if old else set()
         self.progress = {
-            (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None) or ReplicaProgress()
+            (cell, replica): (self.progress.get((cell, replica)) if cell in was_mine else None)
+            or ReplicaProgress(self._plan.current.epoch)
             for cell in self._plan.current.owned_by(worker)
             for replica in self._plan.current.at(cell).replicas
         }
@@ -62,14 +63,17 @@ class Replicator:
         assert gradient is not None
         return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), (gradient,), self._committer.log.latest())
 
-    def announced(self, cell: Cell, replica: WorkerId, said: Announce) -> None:
-        """A replica says which version it holds."""
+    def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
+        """A replica says which version it holds. epoch: of the plan that it obeys."""
         progress, stage = self.progress[cell, replica], self._states.here(cell.stage)
-        progress.secured = said.secured
+        if epoch < progress.epoch:
+            return  # it will say so again when it obeys that plan
         if stage is None:
+            progress.secured = said.secured
             return
         same = not (said.version == 0 and stage.version == 0) or said.digest == stage.digest()
-        self._send_owed(cell, replica, progress.announced(said.version, stage.version, same))
+        owed = progress.announced(said.version, said.secured, stage.version, same)
+        self._send_owed(cell, replica, owed)
         if progress.caught_up(stage.version):
             self._tell(ReplicaSynced(cell=cell, replica=replica))
 

@@ -163,7 +163,7 @@ class Components:
             case FrameKind.CHECK if address.stage in self.states:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
-                self.replicator.announced(cell, sender, frame.payload)
+                self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case (
                 FrameKind.ACTIVATION | FrameKind.GRADIENT | FrameKind.CONTRIBUTION | FrameKind.RESULT | FrameKind.TIED
             ) if cell in self.executor.cells:
@@ -223,7 +223,7 @@ class Components:
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
-        applicable = self.states.applicable(self.committer.log.commits, owned=True)
+        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran(), owned=True)
         if applicable is not None:
             self._apply(applicable)
             return True
@@ -232,7 +232,7 @@ class Components:
             self.executor.execute(ready)
             self._meter.executed(ready, self.memory)
             return True
-        applicable = self.states.applicable(self.committer.log.commits, owned=False)
+        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran(), owned=False)
         if applicable is not None:
             self._apply(applicable)
             return True

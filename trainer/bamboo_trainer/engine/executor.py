@@ -129,6 +129,11 @@ class Executor:
             cell_step.finished = True
             self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
 
+    def ran(self) -> set[int]:
+        """The stages whose step in progress is done here, but for its commit."""
+        behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
+        return {c.stage for c in self.cells} - behind
+
     def of_stage(self, stage: int) -> list[CellStep]:
         return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == stage]
 
@@ -160,10 +165,21 @@ class Executor:
                 return False  # its last gradients are on the way; repeating the step would be waste
             cell_step.predecessor = None
         if isinstance(instruction, ReportReady):
-            # with the owner of several cells the log of what they sent to each other is lost, too
-            strict = len([r for r in self.cells.values() if r.program]) > 1
+            strict = self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
         return all(address in cell_step.inbox for address in self._needed(cell_step, [instruction]))
+
+    def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
+        """Might those who would have to repeat the cell's step lack what another lost cell has sent for it?
+
+        With the owner of several cells the log of what they sent to each other is lost, too; so it is if two owners are
+        lost at once.
+        """
+        if len([r for r in self.cells.values() if r.program]) > 1 or self._plan.heirs_may_differ:
+            return True
+        s, depth = cell_step.cell.stage, self._plan.stages
+        several = len(self._plan.current.at(cell_step.cell).replicas) > 1
+        return several and any((s - tied) % depth not in (1, depth - 1) for tied in self._states.tied_to(s))
 
     def _needed(self, cell_step: CellStep, instructions: Sequence[Instruction]) -> list[Address]:
         """The frames that these instructions of a cell's step take in."""

@@ -167,7 +167,7 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
 def worker_memory(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, *, taken_over: bool
 ) -> tuple[int, Memory]:
-    """The stage whose worker needs most, and how much: in calm, or also while it runs its successor's stage."""
+    """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too."""
     accounts = [_account(sizes, stages, spec, stage, taken_over) for stage in range(len(stages))]
     most = max(range(len(stages)), key=lambda stage: accounts[stage].total)
     return most, accounts[most]
@@ -178,13 +178,12 @@ def _account(
 ) -> Memory:
     """Of a worker at its highest: the kinds are those of its account while it runs (`memory.account`)."""
     depth, pipelines = len(stages), spec.topology.pipelines
-    redundant = spec.redundancy.mode is not RedundancyMode.NONE and depth > 1
-    after = (stage + 1) % depth
-    owned = [stage, after] if taken_over and depth > 1 else [stage]
-    kept = [(owned[-1] + 1) % depth] if redundant else []
-    kept = [s for s in kept if s not in owned]
+    replicas = min(spec.redundancy.kept, depth - 1)
+    lost = max(1, replicas) if taken_over and depth > 1 else 0
+    ring = [(stage + ahead) % depth for ahead in range(depth)]
+    owned, kept = ring[: 1 + lost], ring[1 + lost : 1 + lost + replicas]
     microbatches = -(-spec.training.microbatches // pipelines)
-    eager = kept if spec.redundancy.mode in EAGER else []
+    eager = kept[:1] if spec.redundancy.mode in EAGER else []
 
     def total(of: Callable[[LayerSize], int], *which: int) -> int:
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])

@@ -1,14 +1,19 @@
 """Which plan this worker obeys, which one waits for its step boundary, and which peers' links are broken."""
 
+from bamboo.planning.heirs import heirs_may_differ
 from bamboo.planning.plan import Cell, Plan, WorkerId
 
 
 class PlanState:
-    """current: the plan in force. pending: a boundary plan that waits until the root has committed under it."""
+    """current: the plan in force. pending: a boundary plan that waits until the root has committed under it.
+
+    heirs_may_differ: of adjacent stages that are lost at once, under the plan in force.
+    """
 
     def __init__(self, worker: WorkerId, first: Plan) -> None:
         self.worker = worker
         self.current = first
+        self.heirs_may_differ = heirs_may_differ(first)
         self.pending: Plan | None = None
         self.links_down: set[WorkerId] = set()
         self._required_epoch = 0
@@ -30,6 +35,7 @@ class PlanState:
     def activate(self, plan: Plan) -> None:
         """That plan is in force from now on."""
         self.current = plan
+        self.heirs_may_differ = heirs_may_differ(plan)
         if self.pending and self.pending.epoch <= plan.epoch:
             self.pending = None
         self.links_down &= plan.worker_ids()

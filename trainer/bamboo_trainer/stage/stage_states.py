@@ -17,11 +17,13 @@ Build = Callable[[int, Sequence[tuple[int, int]], CheckpointId | None], Stage]
 class StageState:
     """stage: None while it is on its way. owned: it is run here, not only kept for another worker.
 
+    staying: it is of a cell that goes on, not of a pipeline that the job is about to drop.
     final: the final gradients of steps that are not applied yet, by step.
     """
 
     stage: Stage | None
     owned: bool = False
+    staying: bool = True
     rehearsed: bool = False
     final: dict[int, Tensor] = field(default_factory=dict)
 
@@ -49,6 +51,8 @@ class StageStates:
         """
         owned = {c.stage for c in plan.owned_by(worker)}
         replicated = {c.stage for c in plan.replicated_by(worker)}
+        held = (c for c in plan.cells() if worker in plan.at(c).holders)
+        staying = {c.stage for c in held if c.pipeline < plan.target.pipelines}
         for index in [s for s in self.by_stage if s not in owned | replicated]:
             del self.by_stage[index]
         for index in sorted(owned | replicated):
@@ -58,6 +62,7 @@ class StageStates:
                 stage = self._begin(index, plan) if begins else None
                 self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
+            self.by_stage[index].staying = index in staying
 
     def _begin(self, index: int, plan: Plan) -> Stage:
         begun = self._begun.pop(index, None)
@@ -118,12 +123,22 @@ class StageStates:
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
-    def applicable(self, committed: Container[int], owned: bool) -> int | None:
-        """A stage whose step is committed and whose final gradient is here. owned: of those that are run here."""
+    def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
+        """A stage whose step is committed and whose final gradient is here. owned: of those that are run here.
+
+        ran: those whose step was run here, so that what it sent is in the log. All others of a version wait for each
+        other: of stages that are lost together none can be repeated without the others, so who takes them over must
+        have them all at the same version.
+        """
         for index, state in self.by_stage.items():
-            if (state.owned or not owned) and state.version in committed and state.version in state.final:
+            ready = state.version in committed and state.version in state.final and (state.owned or not owned)
+            if ready and (index in ran or self._all_have_final(state.version)):
                 return index
         return None
+
+    def _all_have_final(self, version: int) -> bool:
+        level = (s for s in self.by_stage.values() if s.stage and s.staying and s.version == version)
+        return all(version in state.final for state in level)
 
     def apply(self, index: int, norm: float) -> None:
         """The optimizer's step, with the global norm of the gradient."""

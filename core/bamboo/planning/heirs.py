@@ -1,0 +1,51 @@
+"""Who goes on with the stages of workers that are lost at the same time. Pure.
+
+What two adjacent stages had sent to each other is lost with both their owners. So the new owners must not have to
+repeat a step of one of them that the other has left behind. A worker applies the steps of all its replicas together, so
+one heir of both has both at the same version. Where a plan does not ensure that one worker can be the heir of all, no
+step is committed before all replicas can reach the version after it (`heirs_may_differ`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from bamboo.planning.plan import Assignment, Cell, Plan, WorkerId
+
+
+def lost_runs(plan: Plan, lost: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells whose owners are lost, with those that are next to each other in a pipeline's ring together."""
+    depth = len(plan.stages)
+    for d in range(len(plan.pipelines)):
+        stages = {c.stage for c in lost if c.pipeline == d}
+        starts = [s for s in sorted(stages) if (s - 1) % depth not in stages] or sorted(stages)[:1]
+        for start in starts:
+            run: list[Cell] = []
+            while (start + len(run)) % depth in stages and len(run) < depth:
+                run.append(Cell(d, (start + len(run)) % depth))
+            yield run
+
+
+def heirs_of(run: Sequence[Cell], candidates: Callable[[Cell], list[WorkerId]]) -> list[WorkerId | None]:
+    """The new owner of each cell: the first candidate of all of them, else each one's own first; None: it has none."""
+    named = [candidates(cell) for cell in run]
+    common = [w for w in named[0] if all(w in names for names in named)]
+    return [common[0] if common else names[0] if names else None for names in named]
+
+
+def heirs_may_differ(plan: Plan) -> bool:
+    """Could as many workers as there are replicas be lost so that adjacent stages of theirs have no common heir?"""
+    return any(_may_differ(row) for row in plan.pipelines)
+
+
+def _may_differ(row: Sequence[Assignment]) -> bool:
+    depth = len(row)
+    for first in range(depth):
+        owners, common, least = {row[first].owner}, set(row[first].replicas), len(row[first].replicas)
+        for assignment in (row[(first + more) % depth] for more in range(1, depth)):
+            owners.add(assignment.owner)
+            common &= set(assignment.replicas)
+            least = min(least, len(assignment.replicas))
+            if len(owners) > least:
+                break
+            if len(owners) > 1 and len(common - owners) < least - len(owners) + 1:
+                return True
+    return False
