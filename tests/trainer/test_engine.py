@@ -256,7 +256,7 @@ def killed_with_neighbours(
     def judge(job: Job) -> int:
         assert_same(job, stages, 1)
         assert job.state.preemptions >= replicas - 1  # the one that was to strike itself may have been killed before
-        assert not job.state.checkpoints.restores
+        assert not job.state.checkpoints.counts.restores
         return sum(t.reused for t in job.state.takeovers)
 
     return each_way(lambda: Killed(document), judge)
