@@ -106,7 +106,7 @@ def test_a_suspended_job_keeps_the_rest(field: str) -> None:
         (
             "redundancy.placement",
             "Host",
-            "spec.redundancy: can change only while the job is suspended, except mode",
+            "spec.redundancy: can change only while the job is suspended, except mode and replicas",
         ),
         ("queue", {"name": "q"}, "spec.queue: can change only while the job is suspended"),
     ],
