@@ -164,8 +164,8 @@ def _wrong_result(job: "Simulation") -> str | None:
         if digest != digests[cell.stage]:
             return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
     careful = job.scenario.care == 2 and not job.injector.restarted
-    if careful and job.state.checkpoints.counts.restores:
-        return f"went back to a checkpoint {sum(job.state.checkpoints.counts.restores.values())} times, though every fault left copies"
+    if careful and (restores := job.state.checkpoints.counts.restores):
+        return f"went back to a checkpoint, though every fault left copies: {restores}"
     losses = [job.state.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
     if any(got not in (want, None) for got, want in zip(losses, job.oracle.losses, strict=True)):
         return f"the losses are {losses}, not {job.oracle.losses}"
