@@ -1,5 +1,6 @@
 """Workers that would give other bits than the job's others are refused, unless the job allows them."""
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_a_job_begins_with_what_most_of_its_workers_are() -> None:
     assert world.state.phase == "Running"
     assert world.state.workers.keys() == {"w1", "w2", "w3", "w4"}
     assert len(told(world)) == 1
+
+
+def test_with_fewer_workers_than_asked_for_it_begins_with_those_that_fit_together() -> None:
+    """As soon as there are enough of one kind for what it may begin with; the others are refused then."""
+    world = World(2, 2, 0, least=1, platforms=of(H100, A100, A100, A100, A100))
+    world.pending = deque(event for event in world.pending if "w3" not in str(event))  # which does not come
+    world.settle()
+    first = world.plans[0]
+    assert (len(first.pipelines), {w for c in first.cells() for w in first.at(c).holders}) == (1, {"w1", "w2"})
+    assert len(told(world)) == 1
+    assert "w0" not in world.state.workers
+    assert not any(plan.mixed for plan in world.plans)
 
 
 def test_pipelines_of_different_platforms_may_end_differently() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from bamboo.control import protocol
 from bamboo.coordinator import checkpoints, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
-from bamboo.coordinator.platforms import is_mixed
+from bamboo.coordinator.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
 from bamboo.job.spec import RedundancyMode
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
@@ -238,7 +238,8 @@ def _start(turn: Turn) -> None:
     if state.phase == "Restoring" and c.found is None:
         turn.finish(Outcome.UNRECOVERABLE, c.reason, f"{c.message}; there is no checkpoint to go back to")
         return
-    ready = [w.peer for w in state.ready.values() if w.notice_until is None and w.cut_since is None]
+    fit = fitting(state)
+    ready = [r.peer for w, r in state.ready.items() if r.notice_until is None and r.cut_since is None and w in fit]
     grid = _first_grid(state, len(ready), turn.now)
     stages = _first_stages(state, grid) if grid else None
     if grid is None or stages is None:
@@ -250,6 +251,7 @@ def _start(turn: Turn) -> None:
     _forget_what_was(turn, plan.first_step)
     turn.enter("Running")
     _issue(turn, plan)
+    refuse_misfits(turn)
 
 
 def _first_grid(state: CoordinatorState, ready: int, now: float) -> Grid | None:

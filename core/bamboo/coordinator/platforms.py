@@ -30,6 +30,15 @@ def refuse_misfits(turn: Turn) -> None:
             _dismiss(turn, worker, why + ("" if conflicts(platform, common, mixed=True) else _HOW_TO_ALLOW))
 
 
+def fitting(state: CoordinatorState) -> set[WorkerId]:
+    """The workers with which a job can begin: those that fit to what most of them are."""
+    ready = {w: r.platform for w, r in state.ready.items()}
+    if not ready:
+        return set()
+    common, mixed = most_common(ready), state.spec.worker.allow_mixed_platforms
+    return {w for w, platform in ready.items() if not conflicts(platform, common, mixed=mixed)}
+
+
 def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
     """Have workers held its states that give different bits?"""
     holders = {w for c in plan.cells() for w in plan.at(c).holders}
