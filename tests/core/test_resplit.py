@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator.events import Outcome, Tick, WorkerLost
+from bamboo.control.channel_events import ChannelClosed, Received
+from bamboo.coordinator.events import Outcome, PreemptionNotice, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan, layer_ranges
@@ -75,14 +75,12 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     if sources is None:
         return
     plan = resplit_plan(first, spec, costs, staying, live, CUT, sources)
-    if plan is None:
-        assert len(staying) < desired_grid(len(staying), spec, grid_of(first)).pipelines
-        return
+    assert grid_of(plan) == desired_grid(len(staying), spec, grid_of(first))
     assert plan_problems(plan) == plan_misfits(plan, spec) == []
     assert (plan.origin, plan.first_step, plan.moved) == (first.epoch + 1, CUT.step, True)
     used = {plan.at(cell).owner for cell in plan.cells()}
     assert used <= {peer.worker for peer in staying}
-    assert len(used) == len(plan.cells())
+    assert len(used) == min(len(plan.cells()), len(staying)), "workers run several stages only if there are too few"
     after = moved_plan(plan, live, 0.5)
     assert plan_problems(after) == plan_misfits(after, spec) == []
 
@@ -94,7 +92,6 @@ def test_a_stage_stays_where_most_of_its_layers_are() -> None:
     live = [peer for peer in everybody if peer.worker != "w1"]
     sources = (("w0",),) * LAYERS
     plan = resplit_plan(first, spec, costs, live[::-1], live, CUT, sources)
-    assert plan is not None
     assert [plan.at(cell).owner for cell in plan.cells()] == ["w0", "w2", "w3"]
 
 
@@ -157,8 +154,11 @@ def test_a_layer_that_is_lost_while_layers_move_ends_a_job_without_checkpoints()
         world.lost.add(worker)
         world.tell(WorkerLost(worker, "killed"))
     assert world.finish is None  # others may have got copies meanwhile: they are asked
-    world.now += 2.0
-    world.tell(Tick())
+    for _ in range(40):
+        world.now += 1.0
+        for worker in ("w3",):
+            world.tell(Received(worker, protocol.Heartbeat(step=0)))
+        world.tell(Tick())
     assert world.finish is not None
     assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
 
@@ -194,3 +194,85 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     world.settle()
     assert world.state.plan is not None
     assert (len(world.state.plan.stages), world.state.plan.restore) == (3, cut)
+
+
+def wished(**elastic: Any) -> World:
+    """A cut is asked for, and not made yet."""
+    world = World(4, 1, 0, fewest=1, **elastic)
+    world.settle()
+    world.away = 1000
+    world.lost.add("w1")
+    world.tell(WorkerLost("w1", "killed"))
+    while world.state.resplit is None:
+        world.deliver() if world.pending else world.commit()
+    return world
+
+
+def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:
+    world = wished()
+    world.tell(PreemptionNotice("w2", 600.0))
+    assert world.state.resplit is None
+    asked = [message for _, message in world.sent if isinstance(message, protocol.TakeCheckpoint)]
+    assert [message.hold for message in asked] == [True, False]
+    assert asked[1].number > asked[0].number
+    assert asked[1].at > world.spec.training.steps, "the root does not fulfil it"
+    world.settle()
+    assert world.plans[-1].owned_by("w2") == []
+
+
+def test_a_cut_is_not_asked_for_when_the_job_is_about_to_end() -> None:
+    world = World(4, 1, 0, fewest=1, steps=30)
+    world.settle()
+    world.away = 1000
+    while world.state.step < 27:
+        world.commit()
+    world.lost.add("w1")
+    world.tell(WorkerLost("w1", "killed"))
+    while world.pending:
+        world.deliver()
+    assert world.state.resize is not None
+    assert world.state.resplit is None
+
+
+def test_who_is_lost_after_a_step_in_the_new_split_is_taken_over_and_nothing_is_repeated() -> None:
+    """One that has no part has not obeyed the plan yet."""
+    world = at_the_cut()
+    hold(world, "w0", "w2", "w3")
+    first = world.state.plan
+    assert first is not None
+    for worker in sorted(first.worker_ids()):
+        world.tell(Received(worker, protocol.PlanApplied(epoch=first.epoch))) if worker != "w3" else None
+    world.pending.clear()
+    for cell in first.cells():
+        for replica in first.at(cell).replicas:
+            owner = first.at(cell).owner
+            world.tell(Received(owner, protocol.ReplicaSynced(cell=cell, replica=replica)))
+    world.commit()
+    world.commit()
+    step = world.state.step
+    world.lost.add("w2")
+    world.tell(WorkerLost("w2", "killed"))
+    plan = world.state.plan
+    assert plan is not None
+    assert (plan.reason, plan.origin, plan.sources) == ("Takeover", first.origin, ())
+    assert world.state.step == step
+
+
+def test_who_is_cut_off_for_a_moment_is_waited_for() -> None:
+    world = at_the_cut()
+    hold(world, "w2", "w3")
+    world.tell(ChannelClosed("w2"))
+    hold(world, "w0")
+    assert world.state.plan is not None
+    assert world.state.plan.reason != "Resplitting"
+
+
+def test_each_try_from_the_same_cut_counts_towards_the_deadline() -> None:
+    world = at_the_cut()
+    hold(world, "w0", "w2", "w3")
+    began = world.state.last_progress
+    world.pending.clear()
+    world.lost.add("w2")
+    world.tell(WorkerLost("w2", "killed"))
+    assert world.state.last_progress == began
+    assert "w2" in world.state.ends

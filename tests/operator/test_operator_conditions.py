@@ -103,6 +103,16 @@ DOUBLED = ((("w0", False), ("w0", False)),)
             "Degraded",
             {"Accepted": "Accepted", "Running": "Training", "Degraded": "PipelinesMissing"},
         ),
+        (
+            RUNNING,
+            {"spec": job(topology={"stages": 3})},
+            "Degraded",
+            {
+                "Accepted": "Accepted",
+                "Running": "Training",
+                "Degraded": "StagesMissing",
+            },
+        ),
         (RUNNING, {"spec": job(suspend=True)}, "Suspended", {"Accepted": "Accepted", "Suspended": "Suspended"}),
         (
             said(phase="Restoring"),

@@ -284,7 +284,7 @@ class StandIn:
             raise Violation(f"layers {self._mine} go back from version {self.version} to {meta['version']}")
         self._begin_with(dict(zip(self._mine, map(int, parts[0].tolist()), strict=True)), int(meta["version"]))
 
-    def layer_states(self, only: Collection[int] | None = None) -> dict[int, LayerState]:
+    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
         return {
             layer: LayerState(
                 layer=layer, version=self.version, tensors={STATE: torch.tensor([state])}, scalars={}, names={}

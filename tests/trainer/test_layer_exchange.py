@@ -1,14 +1,21 @@
 """Layers that are split anew over fewer or more workers while the job trains: the same bits, whoever is lost."""
 
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.transitions import is_protected
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
 from manifest_kit import bamboojob, gpt_task, training
 from training_job import Job, MemoryStore
 
@@ -168,3 +175,50 @@ def test_when_all_are_lost_meanwhile_the_job_goes_back_to_its_checkpoint(strike:
     assert job.state.checkpoints.counts.restores
     assert job.state.plan is not None
     assert len(job.state.plan.stages) == 3
+
+
+def test_the_stages_before_are_gone_when_the_new_ones_are_built() -> None:
+    """There may not be memory for both."""
+    shortage = Shortage()
+    before: dict[str, list[weakref.ref[Stage]]] = {}
+    looked: list[str] = []
+
+    def decide(job: Job) -> None:
+        shortage(job)
+        for node in job.nodes.values():
+            if node.alive and node.engine.components:
+                states = node.engine.components.states.by_stage.values()
+                before[node.name] = [weakref.ref(state.stage) for state in states if state.stage]
+            elif node.alive and node.engine._beginning and node.name in before:
+                looked.append(node.name)
+                assert [ref() for ref in before[node.name]] == [None] * len(before[node.name])
+
+    job = Job(manifest(MLP), decide=decide).run()
+    assert looked
+    assert result(job) == undisturbed()
+
+
+def test_a_state_that_only_the_state_dict_shows_is_not_sent() -> None:
+    """It need not even be a tensor; nothing is restored from it."""
+    job = Job(manifest({"entrypoint": "test_layer_exchange:with_extra_state"}), decide=Shortage()).run()
+    assert job.state.plan is not None
+    assert len(job.state.plan.stages) == 3
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+
+def with_extra_state(config: Mapping[str, Any]) -> Task:
+    points = torch.linspace(0, 1, 64).view(32, 2)
+    return Task(
+        layers=[partial(Extra, 2, 2)] * 6,
+        loss=lambda outputs, targets: ((outputs[0] - targets[0]) ** 2).mean(),
+        dataset=TensorDataset((points,), (points.flip(1),)),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.01),
+        learning_rate=lambda step: 0.01,
+    )

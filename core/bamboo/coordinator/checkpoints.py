@@ -11,7 +11,6 @@ from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.coordinator import resplit
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
@@ -50,7 +49,7 @@ def look_after(turn: Turn) -> None:
     """While the job trains: begin a checkpoint that is due, and bring the one in progress to its end."""
     if turn.state.spec.checkpoint is None or turn.state.plan is None:
         return
-    if turn.state.resplit or turn.state.plan.sources:
+    if turn.state.resplit or (turn.state.plan.sources and turn.state.step == turn.state.plan.first_step):
         return  # no step is committed meanwhile
     _keep_the_endangered(turn)
     state = turn.state
@@ -246,7 +245,6 @@ def progress(turn: Turn) -> None:
 
 def checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
     _carried(turn, message.number, message.checkpoint)
-    resplit.carried(turn, message.number, message.checkpoint)
 
 
 def _carried(turn: Turn, number: int, checkpoint: CheckpointId) -> None:

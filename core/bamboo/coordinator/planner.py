@@ -21,6 +21,7 @@ from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain,
 from bamboo.text import count
 
 ASKING_SECONDS = 1.0
+LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages
 ROUND_SECONDS = 0.1  # from one question to the next at least
 REPORT_STEPS, REPORT_SECONDS = 4, 60.0  # after both a takeover's report must have been lost on its way
 END_SECONDS = 5.0  # before a stage is given up: how its workers ended may be known later than that they are gone
@@ -38,14 +39,13 @@ def replan(turn: Turn) -> None:
     if state.plan is None or state.phase == "Restoring":
         _start(turn)
         return
-    if resplit.is_moving(state) or resplit.is_cut(state):
-        onward = resplit.next_plan(turn)
-        if onward:
-            _go_on_from_cut(turn, onward)
-            return
-    if resplit.is_moving(state):
-        if resplit.is_lost(turn):
-            _ask_for_layers(turn)
+    moving = resplit.is_moving(state)
+    onward = resplit.next_plan(turn) if moving or resplit.is_cut(state) else resplit.last_plan(turn)
+    if onward:
+        _go_on_from_cut(turn, onward)
+        return
+    if moving:
+        _look_for_layers(turn)
         return
     if state.plan.worker_ids() - state.workers.keys():
         plan = takeover(planning_view(state, turn.now))
@@ -61,13 +61,14 @@ def replan(turn: Turn) -> None:
     over = state.phase != "Running" or state.step >= state.spec.training.steps
     if over or not state.plan.worker_ids() <= state.applied:
         return
-    if turn.state.resplit is not None:
-        return  # a cut is asked for
     now = planning_view(turn.state, turn.now)
     proposal = None if now == state.settled else _better_plan(now)
     if proposal:
+        resplit.withdraw(turn)
         _issue(turn, proposal)
-    elif _wants_resplit(turn.state, turn.now):
+    elif turn.state.resplit is not None:
+        return  # a cut is asked for
+    elif resplit.wants(turn.state, turn.now):
         resplit.wish(turn)
     else:
         _release(turn)
@@ -219,13 +220,16 @@ def usable_copies(reports: Mapping[WorkerId, protocol.Report]) -> dict[int, tupl
     return {s: tuple(w for w, r in reports.items() if r.held.get(s, -1) >= max(newest, 0)) for s in sorted(stages)}
 
 
-def _ask_for_layers(turn: Turn) -> None:
-    """Layers of the cut seem to be lost; before giving up, hear everybody once more who may have copies by now."""
+def _look_for_layers(turn: Turn) -> None:
+    """If layers of the cut seem to be lost: before giving up, hear everybody once more who may have copies by now."""
     state = turn.state
-    if state.asked_at is None:
+    if not resplit.is_lost(turn):
+        if state.asked_at is not None:
+            turn.set(asked_at=None)
+    elif state.asked_at is None:
         turn.set(asked_at=turn.now)
         _ask(turn)
-    elif turn.now - state.asked_at > ASKING_SECONDS and all(r.cut_since is None for r in state.workers.values()):
+    elif turn.now - state.asked_at > LAYERS_SECONDS and all(r.cut_since is None for r in state.workers.values()):
         restoring.lost(turn, "StageLost", "layers were lost with their workers while they were split anew")
 
 
@@ -286,26 +290,15 @@ def _forget_what_was(turn: Turn, step: int) -> None:
 
 def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
     """With other stages, or, when all have begun, with the same ones."""
+    state = turn.state
     if plan.origin == plan.epoch:
         restoring.repeats(turn, plan.first_step)
         _forget_what_was(turn, plan.first_step)
+        if state.plan and state.plan.sources:  # not the first try from this cut
+            turn.set(ends=state.ends, last_progress=state.last_progress)
     else:
         turn.set(resplit=None)
     _issue(turn, plan)
-
-
-def _wants_resplit(state: CoordinatorState, now: float) -> bool:
-    """Have there been workers for another number of stages for a while, and is nothing else going on?"""
-    plan = state.plan
-    assert plan is not None
-    busy = state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or state.costs is None or state.resize is None or state.resize[0].stages == len(plan.stages):
-        return False
-    if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
-        return False  # what is lost with one worker until the cut could not be moved any more
-    waited = now - state.resize[1] >= state.spec.elastic.stabilization_seconds
-    leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
-    return waited and not leaving
 
 
 def _watch_size(turn: Turn) -> None:

@@ -17,17 +17,66 @@ from bamboo.planning.plan import ROOT, CheckpointId, Peer, Plan, WorkerId
 from bamboo.planning.resplit import moved_plan, resplit_plan, sources_of
 
 AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
-AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, and for which copies of replicas are waited for
+AGAIN_SECONDS: Final = 5.0  # after which the root is asked again
+COPIES_SECONDS: Final = 60.0  # for which copies of all who hold a stage are waited for, if there is one of each layer
 
 
 def is_cut(state: CoordinatorState) -> bool:
     """Has a commit carried the wish, so that no further step begins in this split?"""
-    return state.resplit is not None and state.resplit.cut is not None
+    cut = state.resplit.cut if state.resplit else None
+    return cut is not None and (state.plan is None or state.plan.restore != cut)
 
 
 def is_moving(state: CoordinatorState) -> bool:
-    """Do workers begin with layers of a cut, so that nobody has given up what it holds?"""
-    return state.plan is not None and bool(state.plan.sources)
+    """Do workers still wait for layers of a cut, so that a loss can only be met by going on from it in another way?"""
+    plan = state.plan
+    return state.phase == "Running" and plan is not None and bool(plan.sources) and not has_begun(state)
+
+
+def has_begun(state: CoordinatorState) -> bool:
+    """Has everybody begun who has a part, or every owner, as a commit proves? Then losses are met by takeovers."""
+    plan = state.plan
+    if plan is None or not plan.sources:
+        return False
+    holders = {w for cell in plan.cells() for w in plan.at(cell).holders}
+    return state.step > plan.first_step or holders <= state.applied
+
+
+def wants(state: CoordinatorState, now: float) -> bool:
+    """Have there been workers for another number of stages for a while, and is nothing else going on?"""
+    plan, steps = state.plan, state.spec.training.steps
+    assert plan is not None
+    ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
+    busy = ending or state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
+    if busy or state.costs is None or state.resize is None or state.resize[0].stages == len(plan.stages):
+        return False
+    if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
+        return False  # what is lost with one worker until the cut could not be moved any more
+    waited = now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+    return waited and not _somebody_leaves(state)
+
+
+def withdraw(turn: Turn) -> None:
+    """There is something more urgent than the cut that is asked for, or there are workers for this split again.
+
+    A wish that is never fulfilled takes its place with the root.
+    """
+    state, resplit = turn.state, turn.state.resplit
+    if resplit is None or resplit.cut is not None or state.plan is None:
+        return
+    number, root = state.checkpoints.number + 1, state.plan.at(ROOT).owner
+    turn.set(checkpoints=replace(state.checkpoints, number=number), resplit=None)
+    never = state.spec.training.steps + 1
+    turn.do(Send(root, protocol.TakeCheckpoint(number=number, at=never, writers=())))
+
+
+def is_untimely(state: CoordinatorState) -> bool:
+    """Should a cut that is asked for not be made now?"""
+    return _somebody_leaves(state) or state.stopping is not None or state.resize is None
+
+
+def _somebody_leaves(state: CoordinatorState) -> bool:
+    return any(r.notice_until is not None and not r.released for r in state.workers.values())
 
 
 def wish(turn: Turn) -> None:
@@ -49,6 +98,9 @@ def look_after(turn: Turn) -> None:
     if state.step >= state.spec.training.steps or passed:
         turn.set(resplit=None)
     elif resplit.cut is None:
+        if is_untimely(state):
+            withdraw(turn)
+            return
         root = state.plan.at(ROOT).owner
         if root in state.workers and (resplit.asked != root or turn.now - resplit.asked_at > AGAIN_SECONDS):
             _ask_root(turn)
@@ -98,16 +150,26 @@ def state_held(turn: Turn, worker: WorkerId, message: protocol.StateHeld) -> Non
 def next_plan(turn: Turn) -> Plan | None:
     """The plan with which the job goes on from the cut; None as long as that cannot be.
 
-    While workers move: another one if one of them is lost, and the last one when all have begun.
+    While workers move: another one if one of them is lost.
     """
-    state, plan = turn.state, turn.state.plan
+    plan = turn.state.plan
     assert plan is not None
-    live = [r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()]
-    if plan.sources and plan.worker_ids() <= state.workers.keys():
-        since = state.resplit.since if state.resplit else None
-        stopped = None if since is None else turn.now - since
-        return moved_plan(plan, live, stopped) if plan.worker_ids() <= state.applied else None
-    return _switch(turn, plan, live)
+    if plan.sources and plan.worker_ids() <= turn.state.workers.keys():
+        return None
+    return _switch(turn, plan, _live(turn.state, plan))
+
+
+def last_plan(turn: Turn) -> Plan | None:
+    """The plan with which nobody has to hold copies any more, once all have begun."""
+    state, plan = turn.state, turn.state.plan
+    if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
+        return None
+    since = state.resplit.since if state.resplit else None
+    return moved_plan(plan, _live(state, plan), None if since is None else turn.now - since)
+
+
+def _live(state: CoordinatorState, plan: Plan) -> list[Peer]:
+    return [r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()]
 
 
 def is_lost(turn: Turn) -> bool:
@@ -133,12 +195,12 @@ def _switch(turn: Turn, plan: Plan, live: list[Peer]) -> Plan | None:
     sources = _sources(state, plan)
     if cut is None or sources is None or state.costs is None:
         return None
-    if not plan.sources and resplit and not _all_hold(state, plan) and turn.now - resplit.since < AGAIN_SECONDS:
+    if not plan.sources and resplit and not _all_hold(state, plan) and turn.now - resplit.since < COPIES_SECONDS:
         return None
-    ready = [r for r in state.ready.values() if r.cut_since is None]
+    ready = list(state.ready.values())
     staying = [r.peer for r in ready if r.notice_until is None] or [r.peer for r in ready]
-    if not staying:
-        return None
+    if not staying or any(r.cut_since is not None for r in ready):
+        return None  # who is cut off comes back soon, or is declared lost
     return resplit_plan(plan, state.spec, state.costs, staying, live, cut, sources)
 
 

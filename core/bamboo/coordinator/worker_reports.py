@@ -103,6 +103,12 @@ def _left_behind(turn: Turn, worker: WorkerId, message: protocol.LeftBehind) -> 
     restoring.lost(turn, "StageLost", text)
 
 
+def _checkpoint_begun(turn: Turn, worker: WorkerId, message: protocol.CheckpointBegun) -> None:
+    """Of a checkpoint, or of a cut."""
+    checkpoints.checkpoint_begun(turn, worker, message)
+    resplit.carried(turn, message.number, message.checkpoint)
+
+
 def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitted) -> None:
     """A new root repeats what the old one may not have been able to tell, so steps may come twice."""
     state, step = turn.state, message.step
@@ -273,7 +279,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.LeftBehind: _left_behind,
     protocol.StepCommitted: _step_committed,
     protocol.CheckpointFound: restoring.checkpoint_found,
-    protocol.CheckpointBegun: checkpoints.checkpoint_begun,
+    protocol.CheckpointBegun: _checkpoint_begun,
     protocol.PartsWritten: checkpoints.parts_written,
     protocol.CheckpointCommitted: checkpoints.checkpoint_committed,
     protocol.CheckpointFailed: checkpoints.checkpoint_failed,

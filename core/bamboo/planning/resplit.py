@@ -12,7 +12,7 @@ import msgspec
 from bamboo.job.spec import JobSpec
 from bamboo.planning.elastic import desired_pipelines
 from bamboo.planning.grid import initial_plan, layer_ranges
-from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo.text import count
 
 Sources = tuple[tuple[WorkerId, ...], ...]
@@ -56,25 +56,41 @@ def resplit_plan(
     live: Sequence[Peer],
     cut: CheckpointId,
     sources: Sources,
-) -> Plan | None:
-    """The plan that goes on from a cut with the grid that suits the staying workers; None if they fill none.
+) -> Plan:
+    """The plan that goes on from a cut with the grid that suits the staying workers; fewer than it takes run several
+    stages each.
 
     plan: the one in force. costs: of each layer. live: all who may be asked for layers.
     """
     grid = desired_grid(len(staying), spec, grid_of(plan))
-    stages = min(grid.stages, len(staying) // grid.pipelines)
-    if stages < 1:
-        return None
-    ranges = layer_ranges(costs, spec.topology, stages)
+    ranges = layer_ranges(costs, spec.topology, grid.stages)
+    seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
-        _in_order(plan, staying), ranges, grid.pipelines, spec.training, spec.redundancy,
-        epoch=plan.epoch + 1, restore=cut,
+        [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
+        spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=cut,
     )  # fmt: skip
-    told = f"{count(grid.pipelines, 'pipeline')} of {count(stages, 'stage')}"
+    begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
+    told = f"{count(grid.pipelines, 'pipeline')} of {count(grid.stages, 'stage')}"
     return _changed(
         begun, moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live), reason="Resplitting",
         message=f"the layers are split anew before step {cut.step}, for {told}",
     )  # fmt: skip
+
+
+def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:
+    """By a name of its own each: the workers, or, if there are fewer than cells, parts of them, neighbours together."""
+    if len(peers) >= cells:
+        return {peer.worker: peer for peer in peers}
+    return {f"seat {i}": peers[i * len(peers) // cells] for i in range(cells)}
+
+
+def _seated(plan: Plan, names: Mapping[WorkerId, WorkerId]) -> Plan:
+    def held(cell: Assignment) -> Assignment:
+        owner = names[cell.owner]
+        replicas = dict.fromkeys(names[w] for w in cell.replicas)
+        return Assignment(owner=owner, replicas=tuple(w for w in replicas if w != owner))
+
+    return msgspec.structs.replace(plan, pipelines=tuple(tuple(map(held, row)) for row in plan.pipelines))
 
 
 def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:

@@ -307,6 +307,7 @@ def next_plan(
         layouts=layouts or plan.layouts,
         workers=tuple(view.live.values()),
         boundary=boundary,
+        sources=(),
         reason=reason,
         message=message,
     )

@@ -171,13 +171,16 @@ def _degraded(given: RuleInput) -> ConditionResult:
     sentences = [d.message for d in damage]
     if missing > 0:
         sentences.insert(0, f"{missing} of {spec.topology.pipelines} pipelines are missing")
+    narrow = spec.topology.stages - len(status.grid[0]) if status.grid[0] else 0
+    if narrow > 0:
+        sentences.append(f"{narrow} of {spec.topology.stages} stages are missing: their layers are with the other ones")
     if given.facts.problems or given.facts.refused:
         sentences.append(
             "the workers continue with the last accepted manifest, not with the newest one: see condition Accepted"
         )
     if not sentences:
         return ConditionResult(False, "AsDesired", "every stage has its own worker and its protection")
-    unharmed = "Unprotected" if damage else "SpecNotFollowed"
+    unharmed = "Unprotected" if damage else "StagesMissing" if narrow > 0 else "SpecNotFollowed"
     reason = "WorkersMissing" if any(d.doubled for d in damage) else unharmed
     more = f"; and {len(sentences) - 3} more" if len(sentences) > 3 else ""
     return ConditionResult(True, "PipelinesMissing" if missing > 0 else reason, "; ".join(sentences[:3]) + more)

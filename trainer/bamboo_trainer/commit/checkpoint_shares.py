@@ -37,7 +37,7 @@ class CheckpointShares:
         commit = self._log.commits.get(version - 1)
         mark = commit.checkpoint if commit else None
         if mark is not None and mark.hold:
-            self._hold(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states())
+            self._hold(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states(shown=False))
         if mark is None or stage >= len(mark.writers):
             return
         layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])

@@ -5,6 +5,7 @@ at most one piece of work and says whether there was any. Nothing here blocks, r
 raises because of a peer: the protocol simulator drives the very same class.
 """
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.components import Components, Ports, Received
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
@@ -30,11 +32,15 @@ EMPTY: Mapping[int, Stage] = {}
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet."""
+    """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet.
+
+    owned: those of them that are run here.
+    """
 
     plan: Plan
     when: float
     stages: Mapping[int, Stage]
+    owned: frozenset[int]
 
 
 class Engine:
@@ -76,20 +82,28 @@ class Engine:
         before = newest.origin if newest else 0
         if plan.origin < before:
             return
-        self._exchange.obeyed(plan)
+        if not (self._beginning and plan.origin == before and plan.owned_by(self._ports.worker)):
+            self._exchange.obeyed(plan)
         if newest is None or plan.origin > before:
             self.forget()  # before the new states are made: there may not be memory for both
             if plan.sources:
                 self._gather(plan, when)
             else:
                 self._begin(plan, when)
+        elif self._beginning and plan.epoch > newest.epoch and not plan.owned_by(self._ports.worker):
+            self._beginning = None  # the others have begun: what it replicates comes from them
+            self._begin(plan, when)
         elif self.components and (now := self.components.plan.offer(plan)):
             self.components.on_plan(now, self.components.plan.current, when)
         self._take_in()
 
     def forget(self) -> None:
-        """All states and what belongs to them: others will begin."""
+        """All states and what belongs to them: others will begin, and may need the memory."""
+        had = self.components or self._beginning
         self.components = self._beginning = None
+        if had:
+            gc.collect()  # its parts refer to each other
+            release_cached()
 
     def _begin(self, plan: Plan, when: float, begun: Mapping[int, Stage] = EMPTY) -> None:
         """With the states that the plan names. begun: stages that have them already."""
@@ -107,8 +121,12 @@ class Engine:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""
         worker = self._ports.worker
         mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
-        stages = {index: self._ports.build(index, plan.stages, None) for index in sorted(mine)}
-        self._beginning = Beginning(plan, when, stages)
+        owned = {c.stage for c in plan.owned_by(worker)}
+        stages = {}
+        for index in sorted(mine):
+            stages[index] = self._ports.build(index, plan.stages, None)
+            stages[index].park(self._ports.on_host and index not in owned)
+        self._beginning = Beginning(plan, when, stages, frozenset(owned))
         self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
         self._exchange.gather(plan, sorted({layer for stage in stages.values() for layer in stage.layers_needed()}))
         self._begin_if_gathered()
@@ -124,9 +142,11 @@ class Engine:
         beginning = self._beginning
         if beginning is None or self._exchange.missing:
             return
-        for stage in beginning.stages.values():
-            stage.restore_layers(self._exchange.layers)
         self._exchange.report()  # whoever had them may be lost before all have begun
+        for index, stage in beginning.stages.items():
+            stage.restore_layers(self._exchange.layers)
+            stage.park(False)  # what has been restored may be elsewhere than what was parked
+            stage.park(self._ports.on_host and index not in beginning.owned)
         self._beginning = None
         self._begin(beginning.plan, beginning.when, beginning.stages)
 

@@ -51,6 +51,12 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def release_cached() -> None:
+    """Give memory of a GPU that nobody uses any more back to whoever needs another size of it."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """A copy in host memory; of a GPU's tensor in pinned memory, in the order of the GPU's stream."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

@@ -40,9 +40,14 @@ def layer_of(name: str) -> int:
 
 
 def take(
-    layers: Mapping[int, nn.Module], parameters: FlatParameters, optimizer: OptimizerState, version: int
+    layers: Mapping[int, nn.Module],
+    parameters: FlatParameters,
+    optimizer: OptimizerState,
+    version: int,
+    *,
+    shown: bool = True,
 ) -> dict[int, LayerState]:
-    """Copies of what belongs to these layers of the stage."""
+    """Copies of what belongs to these layers of the stage. shown: with names and values of their state dicts."""
     held = {id(tensor): name for name, tensor in parameters.objects()}
     names: dict[int, dict[str, str]] = {index: {} for index in layers}
     tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
@@ -53,7 +58,7 @@ def take(
     for name, number in optimizer.scalars().items():
         if layer_of(name) in layers:
             scalars[layer_of(name)][name] = number
-    for index, layer in layers.items():
+    for index, layer in layers.items() if shown else ():
         for name, tensor in layer.state_dict(keep_vars=True).items():
             names[index][name] = held.get(id(tensor), f"{VALUE}:{index}.{name}")
             if id(tensor) not in held:

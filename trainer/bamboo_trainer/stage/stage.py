@@ -339,10 +339,13 @@ class Stage:
         if self._parked:
             self._optimizer_state.park()
 
-    def layer_states(self, only: Collection[int] | None = None) -> dict[int, LayerState]:
-        """Copies of the state of these layers of the stage, by number; of all if None."""
+    def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
+        """Copies of the state of these layers of the stage, by number; of all if None.
+
+        shown: with what the layers' state_dict has beside what they hold, for who reads the state dict.
+        """
         layers = {i: layer for i, layer in self._layers.items() if only is None or i in only}
-        return layer_state.take(layers, self._parameters, self._optimizer_state, self.version)
+        return layer_state.take(layers, self._parameters, self._optimizer_state, self.version, shown=shown)
 
     def layers_needed(self) -> tuple[int, ...]:
         """Whose states `restore_layers` needs: the stage's own layers, and those that tied parameters belong to."""
