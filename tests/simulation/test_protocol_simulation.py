@@ -67,6 +67,8 @@ def test_random_faults_while_layers_are_split_anew(kinds: dict[str, bool], first
     [
         ({"replicas": True}, 80),  # 90: one after the other, and with them what they had sent to each other
         ({"replicas": True}, 170),
+        ({"replicas": True, "checkpoints": True, "resplit": True}, 7060),  # 7068: back to the last step
+        ({"replicas": True, "checkpoints": True, "restarts": True, "elastic": True}, 7045),
         ({"replicas": True, "elastic": True}, 1000),
         ({"replicas": True, "checkpoints": True, "restarts": True}, 0),
     ],

@@ -46,7 +46,7 @@ def test_one_that_is_level_is_counted_once_and_waited_for_from_then_on() -> None
 def test_one_that_can_reach_its_new_owners_version_alone_is_given_gradients_only() -> None:
     """It had the gradients before the last owner was lost; a whole state would take long."""
     progress = ReplicaProgress()
-    assert progress.announced(4, 5, 5, True) is Owed.GRADIENT
+    assert progress.announced(4, 5, 5, True) is Owed.GRADIENTS
     assert progress.announced(4, 5, 6, True) is Owed.NOTHING, "it is on its way, and gets all gradients"
     assert progress.announced(6, 6, 6, True) is Owed.NOTHING
     assert progress.caught_up(6)
@@ -63,3 +63,8 @@ def test_one_that_has_dropped_its_state_is_given_another_one() -> None:
     assert progress.announced(-1, -1, 11, True) is Owed.NOTHING, "it is on its way"
     assert progress.announced(11, 11, 11, True) is Owed.NOTHING
     assert progress.caught_up(11)
+
+
+def test_one_that_is_ahead_of_its_new_owner_is_given_what_that_has_for_later() -> None:
+    """Final gradients that the owner has from the one before it are not sent to anybody again by themselves."""
+    assert ReplicaProgress().announced(6, 6, 5, True) is Owed.GRADIENTS

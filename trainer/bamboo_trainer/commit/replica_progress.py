@@ -10,7 +10,7 @@ PATIENCE_STEPS = 16  # so is one that has had a state for that long and comes no
 class Owed(Enum):
     NOTHING = auto()
     STATE = auto()  # the whole state
-    GRADIENT = auto()  # the gradients of the step in progress, if they are final already
+    GRADIENTS = auto()  # those of the step in progress and of later ones that are final already
 
 
 @dataclass(slots=True)
@@ -53,14 +53,14 @@ class ReplicaProgress:
         self.since, self.follows_from = max(version, mine), None
         if version < mine and self.secured < mine:
             return Owed.STATE
-        return Owed.GRADIENT if version <= mine else Owed.NOTHING
+        return Owed.GRADIENTS
 
     def relinked(self, mine: int) -> Owed:
         """What was sent since the replica's last word may be lost: its link was cut, or the owner skipped a step."""
         if self.since is None:
             return Owed.NOTHING
         if self.acked >= mine:
-            return Owed.GRADIENT
+            return Owed.GRADIENTS
         self.since, self.follows_from = mine, None
         return Owed.STATE
 

@@ -95,8 +95,8 @@ class Replicator:
             return
         if owed is Owed.STATE:
             self.send_state(cell, replica)
-        if self._states.has_final(cell.stage, stage.version):
-            self._outbox.send(replica, self.final_gradients(cell, stage.version))
+        for step in self._states.final_steps(cell.stage):
+            self._outbox.send(replica, self.final_gradients(cell, step))
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
         stage = self._states[cell.stage]

@@ -116,6 +116,8 @@ class Components:
             self.comparison.look(stage)
         self._look_at_repeated()
         self._tell(PlanApplied(epoch=plan.epoch))
+        if old is None:
+            self.executor.report()  # what it has finished, after a checkpoint of the last step, counts from now on only
         self._queue.extend(self.early_frames)
         self.early_frames.clear()
         self._memory_changed(self.step)

@@ -118,6 +118,10 @@ class StageStates:
     def has_final(self, index: int, step: int) -> bool:
         return index in self.by_stage and step in self.by_stage[index].final
 
+    def final_steps(self, index: int) -> list[int]:
+        """Whose final gradients are here and not applied yet. A new owner may have some that the one before has sent."""
+        return sorted(self.by_stage[index].final)
+
     def secured(self, index: int) -> int:
         """The version that can be reached here without anybody's help."""
         state = self.by_stage[index]
