@@ -119,7 +119,7 @@ class StageStates:
         return index in self.by_stage and step in self.by_stage[index].final
 
     def final_steps(self, index: int) -> list[int]:
-        """Whose final gradients are here and not applied yet. A new owner may have some that the one before has sent."""
+        """Whose final gradients are here and not applied yet. A new owner may have some of the one before."""
         return sorted(self.by_stage[index].final)
 
     def secured(self, index: int) -> int:
