@@ -627,3 +627,17 @@ def test_attempts_that_all_fail_have_an_end_together() -> None:
     assert world.finish is not None
     assert world.finish.reason == "RestoreDeadlineExceeded"
     assert "a time-out" in world.finish.message
+
+
+def test_one_that_nobody_knows_of_any_more_is_given_up_and_taken_again() -> None:
+    """Only those had heard the commit that are gone now; the new root has committed the step without it."""
+    world = made()
+    begin(world, 8)
+    written(world, CheckpointId(step=8, id="a"), 0, 1)
+    message = protocol.StepCommitted(
+        step=7, generation=0, loss=1.0, gradient_norm=1.0, microbatches=8, seconds=0.1, checkpoint=None
+    )
+    world.tell(Received(root_of(world), message))
+    assert world.state.checkpoints.writing is None
+    assert "CheckpointAbandoned" in reasons(world)
+    assert sent(world, protocol.TakeCheckpoint)[-1][1].at == 9

@@ -232,9 +232,15 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
 
 
 def committed(turn: Turn, message: protocol.StepCommitted) -> None:
-    """A commit says that the state after it is kept."""
+    """A commit says that the state after it is kept.
+
+    If a new root has committed the same step without saying so, all who knew are gone, and nobody else will write.
+    """
+    c = turn.state.checkpoints
     if message.checkpoint is not None:
         _carried(turn, *message.checkpoint)
+    elif c.writing is not None and c.writing.step == message.step + 1:
+        _abandon(turn, AbandonReason.WRITER_LOST, "all workers that knew of it are gone", retry=True)
 
 
 def progress(turn: Turn) -> None:
