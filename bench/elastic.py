@@ -15,7 +15,7 @@ machines there are. In each: some undisturbed steps, the change, and steps until
     restore   all workers are killed, others go on from the newest checkpoint (every 20 steps), and repeat what followed
 
     losses    all workers are killed again and again, as often as --period says: goodput as it was, and as the time lost
-              in `restore` predicts it; and what that predicts for a loss every 10 minutes
+              in `restore`, which is a late moment between two checkpoints, predicts it; also for one every 10 minutes
 
     lost      how much later the last of these steps is committed than if each had taken what a step takes before the
               change or after it, whichever is more (fewer workers are slower: that is no stall)
