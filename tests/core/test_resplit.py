@@ -98,15 +98,22 @@ def test_a_stage_stays_where_most_of_its_layers_are() -> None:
 # the coordinator
 
 
-def at_the_cut(**elastic: Any) -> World:
-    """Three workers of four are left, and all have copies of the layers of the cut that they hold."""
-    world = World(4, 1, 0, fewest=1, **elastic)
+def wished() -> World:
+    """A cut is asked for, and not made yet."""
+    world = World(4, 1, 0, fewest=1)
     world.settle()
     world.away = 1000
     world.lost.add("w1")
     world.tell(WorkerLost("w1", "killed"))
     while world.state.resplit is None:
         world.deliver() if world.pending else world.commit()
+    return world
+
+
+def at_the_cut() -> World:
+    """Three workers of four are left, and the cut is made."""
+    world = wished()
+    assert world.state.resplit is not None
     number, step = world.state.resplit.number, world.state.resplit.at
     while world.state.step < step - 1:
         world.commit()
@@ -194,18 +201,6 @@ def test_a_restarted_coordinator_hears_of_the_cut_from_the_workers() -> None:
     world.settle()
     assert world.state.plan is not None
     assert (len(world.state.plan.stages), world.state.plan.restore) == (3, cut)
-
-
-def wished(**elastic: Any) -> World:
-    """A cut is asked for, and not made yet."""
-    world = World(4, 1, 0, fewest=1, **elastic)
-    world.settle()
-    world.away = 1000
-    world.lost.add("w1")
-    world.tell(WorkerLost("w1", "killed"))
-    while world.state.resplit is None:
-        world.deliver() if world.pending else world.commit()
-    return world
 
 
 def test_a_notice_is_more_urgent_than_a_cut_that_is_asked_for() -> None:

@@ -14,7 +14,7 @@ from bamboo.control import protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
-from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import share
 from bamboo.text import one_line
 
@@ -108,7 +108,7 @@ def _keep_the_endangered(turn: Turn) -> None:
     noticed = frozenset(w for w, r in state.workers.items() if r.notice_until is not None)
     if c.writers or c.retry or not noticed - c.endangered or state.plan is None:
         return
-    if any(set(holders) <= noticed for holders in _holders(state, state.plan)):
+    if any(set(holders) <= noticed for holders in state.certain_holders(state.plan)):
         change(turn, endangered=noticed, retry=state.step > c.last_step)
 
 
@@ -123,22 +123,10 @@ def change(turn: Turn, **changes: object) -> None:
     turn.set(checkpoints=replace(turn.state.checkpoints, **changes))  # type: ignore[arg-type]
 
 
-def _holders(state: CoordinatorState, plan: Plan) -> list[list[WorkerId]]:
-    """Of each stage, all who hold it for certain, owners first."""
-
-    def holders(stage: int) -> list[WorkerId]:
-        cells = [Cell(d, stage) for d in range(plan.target.pipelines)]
-        owners = [plan.at(c).owner for c in cells]
-        replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in state.synced]
-        return list(dict.fromkeys((*owners, *replicas)))
-
-    return [holders(stage) for stage in range(len(plan.stages))]
-
-
 def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...]:
     """All who hold a stage for certain share its layers; who is to leave writes only if all are."""
     writers = []
-    for holders in _holders(state, plan):
+    for holders in state.certain_holders(plan):
         staying = [w for w in holders if w in state.workers and state.workers[w].notice_until is None]
         writers.append(tuple((staying or holders)[:MOST_WRITERS]))
     return tuple(writers)

@@ -88,7 +88,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     assert plan is not None
     return PlanningView(
         plan=plan,
-        live={w: r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()},
+        live=state.live(plan),
         leaving={w: _urgency(state, r, now) for w, r in state.workers.items() if r.notice_until is not None},
         synced=state.synced,
         redundancy=state.spec.redundancy,

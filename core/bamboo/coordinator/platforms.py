@@ -41,14 +41,13 @@ def fitting(state: CoordinatorState) -> set[WorkerId]:
 
 def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
     """Have workers held its states that give different bits?"""
-    holders = {w for c in plan.cells() for w in plan.at(c).holders}
-    platforms: set[Platform] = {state.workers[w].platform for w in holders if w in state.workers}
+    platforms: set[Platform] = {state.workers[w].platform for w in plan.holders() & state.workers.keys()}
     return plan.mixed or len(platforms) > 1
 
 
 def _holders(state: CoordinatorState) -> set[WorkerId]:
     plan = state.plan if state.phase != "Restoring" else None
-    return {w for c in plan.cells() for w in plan.at(c).holders if w in state.workers} if plan else set()
+    return plan.holders() & state.workers.keys() if plan else set()
 
 
 def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from bamboo.control import protocol
 from bamboo.coordinator.events import Send
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
-from bamboo.planning.plan import ROOT, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.resplit import moved_plan, resplit_plan, sources_of
 
 AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
@@ -38,8 +38,7 @@ def has_begun(state: CoordinatorState) -> bool:
     plan = state.plan
     if plan is None or not plan.sources:
         return False
-    holders = {w for cell in plan.cells() for w in plan.at(cell).holders}
-    return state.step > plan.first_step or holders <= state.applied
+    return state.step > plan.first_step or plan.holders() <= state.applied
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
@@ -156,7 +155,7 @@ def next_plan(turn: Turn) -> Plan | None:
     assert plan is not None
     if plan.sources and plan.worker_ids() <= turn.state.workers.keys():
         return None
-    return _switch(turn, plan, _live(turn.state, plan))
+    return _switch(turn, plan)
 
 
 def last_plan(turn: Turn) -> Plan | None:
@@ -165,11 +164,7 @@ def last_plan(turn: Turn) -> Plan | None:
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None
     since = state.resplit.since if state.resplit else None
-    return moved_plan(plan, _live(state, plan), None if since is None else turn.now - since)
-
-
-def _live(state: CoordinatorState, plan: Plan) -> list[Peer]:
-    return [r.peer for w, r in state.workers.items() if r.ready or w in plan.worker_ids()]
+    return moved_plan(plan, tuple(state.live(plan).values()), None if since is None else turn.now - since)
 
 
 def is_lost(turn: Turn) -> bool:
@@ -189,7 +184,7 @@ def _sources(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
     return sources_of(held, plan.stages[-1][1], live)
 
 
-def _switch(turn: Turn, plan: Plan, live: list[Peer]) -> Plan | None:
+def _switch(turn: Turn, plan: Plan) -> Plan | None:
     state, resplit = turn.state, turn.state.resplit
     cut = plan.restore if plan.sources else resplit.cut if resplit else None
     sources = _sources(state, plan)
@@ -201,6 +196,7 @@ def _switch(turn: Turn, plan: Plan, live: list[Peer]) -> Plan | None:
     staying = [r.peer for r in ready if r.notice_until is None] or [r.peer for r in ready]
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # who is cut off comes back soon, or is declared lost
+    live = tuple(state.live(plan).values())
     return resplit_plan(plan, state.spec, state.costs, staying, live, cut, sources)
 
 
@@ -208,9 +204,9 @@ def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
     """Has everybody who holds a stage for certain a copy of it?"""
     assert state.resplit is not None
     held = state.resplit.held
-    for cell in plan.cells():
-        layers = range(*plan.stages[cell.stage])
-        holders = [plan.at(cell).owner, *(w for w in plan.at(cell).replicas if (cell, w) in state.synced)]
-        if any(w in state.workers and not held.get(w, frozenset()).issuperset(layers) for w in holders):
-            return False
-    return True
+    return all(
+        held.get(worker, frozenset()).issuperset(range(*layers))
+        for layers, holders in zip(plan.stages, state.certain_holders(plan), strict=True)
+        for worker in holders
+        if worker in state.workers
+    )

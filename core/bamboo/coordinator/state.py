@@ -247,6 +247,21 @@ class CoordinatorState:
         """The workers that plans may count on."""
         return {w: r for w, r in self.workers.items() if r.ready}
 
+    def live(self, plan: Plan) -> dict[WorkerId, Peer]:
+        """The workers that the plan after that one names, in order of joining."""
+        return {w: r.peer for w, r in self.workers.items() if r.ready or w in plan.worker_ids()}
+
+    def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
+        """Of each stage of that plan, all who hold it for certain, owners first."""
+
+        def holders(stage: int) -> list[WorkerId]:
+            cells = [Cell(d, stage) for d in range(plan.target.pipelines)]
+            owners = [plan.at(c).owner for c in cells]
+            replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.synced]
+            return list(dict.fromkeys((*owners, *replicas)))
+
+        return [holders(stage) for stage in range(len(plan.stages))]
+
 
 def changed(value: T, changes: Mapping[str, Any]) -> T:
     """As dataclasses.replace(), but without a look at each field: a state has fifty, and every message changes one.

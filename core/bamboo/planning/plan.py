@@ -128,6 +128,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def replicated_by(self, worker: WorkerId) -> list[Cell]:
         return [c for c in self.cells() if worker in self.at(c).replicas]
 
+    def holders(self) -> set[WorkerId]:
+        """Who has a part: runs a cell, or keeps a replica of one."""
+        return {w for row in self.pipelines for assignment in row for w in assignment.holders}
+
     def worker_ids(self) -> frozenset[WorkerId]:
         return frozenset(p.worker for p in self.workers)
 

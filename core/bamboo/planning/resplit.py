@@ -25,6 +25,10 @@ class Grid(NamedTuple):
     stages: int
     pipelines: int
 
+    @property
+    def told(self) -> str:
+        return f"{count(self.pipelines, 'pipeline')} of {count(self.stages, 'stage')}"
+
 
 def desired_grid(staying: int, spec: JobSpec, now: Grid) -> Grid:
     """What that many workers fill: pipelines first, then stages, both within the bounds.
@@ -70,10 +74,9 @@ def resplit_plan(
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=cut,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
-    told = f"{count(grid.pipelines, 'pipeline')} of {count(grid.stages, 'stage')}"
     return _changed(
         begun, moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live), reason="Resplitting",
-        message=f"the layers are split anew before step {cut.step}, for {told}",
+        message=f"the layers are split anew before step {cut.step}, for {grid.told}",
     )  # fmt: skip
 
 
@@ -107,8 +110,7 @@ def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
 
     stopped: seconds for which no step could begin, if that is known.
     """
-    grid = grid_of(plan)
-    told = f"{count(grid.pipelines, 'pipeline')} of {count(grid.stages, 'stage')}"
+    told = grid_of(plan).told
     told += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
     return _changed(
         plan, epoch=plan.epoch + 1, sources=(), workers=tuple(live), boundary=False, reason="Resplit",

@@ -51,7 +51,7 @@ class PlanningView:
 
     def spare(self) -> list[WorkerId]:
         """Workers that own nothing and stay; those that are being prepared for a part come first."""
-        busy = {w for c in self.plan.cells() for w in self.plan.at(c).holders}
+        busy = self.plan.holders()
         owners = {self.plan.at(c).owner for c in self.plan.cells()}
         spare = [w for w in self.live if w not in owners and w not in self.leaving]
         return sorted(spare, key=lambda w: w not in busy)
@@ -101,7 +101,7 @@ Workers = dict[Cell, WorkerId]
 def takeover(view: PlanningView) -> Plan | StageLost | None:
     """Move every cell of a lost worker to a holder of its stage, at once."""
     plan = view.plan
-    lost = {w for c in plan.cells() for w in plan.at(c).holders if w not in view.live}
+    lost = plan.holders() - view.live.keys()
     if not lost and plan.worker_ids() <= view.live.keys():
         return None
     bereft = [c for c in plan.cells() if plan.at(c).owner not in view.live]
