@@ -20,7 +20,7 @@ from bamboo.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, shown_to_build
 
 
 def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: int = 0, every: int = 0) -> Any:
@@ -37,7 +37,7 @@ def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: i
     tell(progress, "pid", os.getpid())
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{place}/meet-{attempt}", rank=rank, world_size=world)
-    task = load_task(spec.task.entrypoint, spec.task.config)
+    task = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
     first, end = split_layers(layer_costs(task, training.micro_batch_size), world)[rank]
     layers = {i: build_layer(task, training.seed, i) for i in range(first, end)}
     named = [(f"{i}.{name}", p) for i, layer in layers.items() for name, p in layer.named_parameters()]

@@ -9,7 +9,10 @@ from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
 SHOWN = {  # what of each module is for a model's author
-    "bamboo_trainer.task": ("Parts", "Build", "Task", "Dataset"),
+    "bamboo_trainer.task": ("Parts", "Build", "TrainingFacts", "Task", "Dataset"),
+    "bamboo_trainer.schedules": (
+        *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
+    ),
     "bamboo_trainer.data": ("TensorDataset", "TextDataset"),
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),

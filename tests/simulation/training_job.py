@@ -31,7 +31,7 @@ from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.sharing import settled
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, shown_to_build
 from memory_transport import MemoryNetwork
 
 
@@ -156,7 +156,10 @@ class Job:
         self._model: tuple[str, str, int] | None = None
         if task.entrypoint.startswith("bamboo_trainer.models."):
             self._model = (task.entrypoint, json.dumps(task.config), seed)
-        self.task = model(*self._model) if self._model else settled(load_task(task.entrypoint, task.config), seed)
+        training = shown_to_build(self.spec.training)
+        self.task = (
+            model(*self._model) if self._model else settled(load_task(task.entrypoint, task.config, training), seed)
+        )
         self.faults, self.decide, self.capacity = list(faults), decide, capacity
         self.now, self.turns = 0.0, 0
         self.network = MemoryNetwork()

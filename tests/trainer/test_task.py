@@ -6,11 +6,15 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from bamboo.job.manifest import parse_manifest
 from bamboo_trainer import reference
+from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.training import shown_to_build
+from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, one_step, small_gpt, small_task
 
 
@@ -141,3 +145,42 @@ def test_attention_is_counted_however_it_is_computed(tmp_path):
     ]
     for plain, dropped in list(zip(*counted, strict=True))[1:3]:
         assert plain < dropped < 2 * plain
+
+
+SEEING = """
+from stage_kit import small_task
+
+SEEN = []
+
+
+def wants(config, training):
+    SEEN.append(training)
+    return small_task()
+
+
+def named(config, training=None):
+    return wants(config, training)
+
+
+def keyword(config, verbose=False):
+    assert verbose is False
+    return small_task()
+"""
+
+
+def test_build_sees_what_the_job_trains_with_if_it_asks(tmp_path, monkeypatch):
+    (tmp_path / "seeing_task.py").write_text(SEEING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    document = bamboojob(
+        task={"entrypoint": "seeing_task:wants"},
+        training=training(40, 8, 2, seed=3, precision="bf16"),
+        topology={"stages": 1},
+    )
+    facts = shown_to_build(parse_manifest(document).training)
+    for name in ("wants", "named", "keyword"):
+        load_task(f"seeing_task:{name}", {}, facts)
+    assert [facts, facts] == sys.modules["seeing_task"].SEEN
+    assert (facts.steps, facts.global_batch_size, facts.micro_batch_size) == (40, 8, 2)
+    assert (facts.microbatches, facts.seed, facts.precision) == (4, 3, "bf16")
+    assert check(document)["layers"] == 3
+    assert sys.modules["seeing_task"].SEEN[-1] == facts

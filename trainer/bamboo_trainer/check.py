@@ -9,6 +9,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.training import shown_to_build
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +21,9 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
     """
     spec = parse_manifest(manifest)
     try:
-        task = settled(load_task(spec.task.entrypoint, spec.task.config), spec.training.seed)
+        task = settled(
+            load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training)), spec.training.seed
+        )
         stages = layer_ranges(profile(task, spec), spec.topology)
         sizes = measure(task, spec)
     except ValueError as error:  # a TaskError, or more stages than layers

@@ -1,23 +1,30 @@
 """From an entrypoint's name to a checked task."""
 
 import importlib
+import inspect
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bamboo.job.spec import MOST_LAYERS
 from bamboo_trainer.memory.recomputation import checkpointed_layers
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.costs import stated_costs
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import dataset_length, layer_factory
 
+# What a `build` sees that is called by itself, and not for a job.
+ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
 
-def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
-    """Calls "module:function" with the config; TaskError, in one sentence, for anything but a sound Task."""
+
+def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFacts = ALONE) -> Task:
+    """Calls "module:function" with the config, and with the training if it takes it.
+
+    Raises TaskError, in one sentence, for anything but a sound Task.
+    """
     module_name, _, name = entrypoint.partition(":")
     if not module_name or not name:
         raise TaskError(f'task.entrypoint must be "module:function", got {entrypoint!r}')
@@ -33,7 +40,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         file = getattr(module, "__file__", None) or "built into Python"
         raise TaskError(f"task.entrypoint {entrypoint!r}: the module ({file}) {problem} {name!r}")
     try:
-        task = build(config)
+        task = build(config, training) if _takes_training(build) else build(config)
     except TaskError:
         raise
     except ValueError as error:
@@ -57,6 +64,18 @@ def load_task(entrypoint: str, config: Mapping[str, Any]) -> Task:
         stated_costs(task, task.costs)
     dataset_length(task)
     return task
+
+
+def _takes_training(build: Callable[..., Any]) -> bool:
+    """Has it a second argument for it? One of another name that need not be given is the function's own affair."""
+    try:
+        places = [p for p in inspect.signature(build).parameters.values() if p.kind in _PLACES]
+    except (TypeError, ValueError):
+        return False  # it does not say
+    return len(places) > 1 and (places[1].name == "training" or places[1].default is inspect.Parameter.empty)
+
+
+_PLACES: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _searched() -> str:

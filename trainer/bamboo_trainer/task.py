@@ -1,7 +1,7 @@
-"""What a user brings: `build(config) -> Task`."""
+"""What a user brings: `build(config) -> Task`, or `build(config, training) -> Task`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +39,9 @@ class Task:
       which torch takes only if groups hold parameters, not pairs.
     learning_rate: the learning rate of a step, a pure function. A parameter group's rate is this times the group's
       multiplier: the "lr" it was built with divided by the optimizer's default, `optimizer.defaults["lr"]`.
+      `bamboo_trainer.schedules` has the usual ones by name.
+    schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
+      "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is
       tied without being named here (`bamboo_trainer.tasks.sharing`).
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
@@ -53,10 +56,30 @@ class Task:
     dataset: Dataset
     optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
     learning_rate: Callable[[int], float]
+    schedules: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
     tied: Sequence[tuple[str, ...]] = ()
     checkpointed: Collection[int] = ()
     costs: Sequence[float] | None = None
     sample: Callable[[Sequence[nn.Module]], str] | None = None
 
 
-Build = Callable[[Mapping[str, Any]], Task]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """What the job trains with, for a `build` that takes it as its second argument; `spec.training` in docs/api.md.
+
+    steps: of the whole job. global_batch_size, micro_batch_size: in samples. precision: as in the manifest.
+    """
+
+    steps: int
+    global_batch_size: int
+    micro_batch_size: int
+    seed: int = 0
+    precision: str = "fp32"
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, over all pipelines; their gradients are accumulated, and the optimizer steps once."""
+        return self.global_batch_size // self.micro_batch_size
+
+
+Build = Callable[[Mapping[str, Any]], Task] | Callable[[Mapping[str, Any], TrainingFacts], Task]

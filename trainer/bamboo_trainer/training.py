@@ -5,6 +5,7 @@ from typing import Self
 
 from bamboo.job.spec import TrainingSpec
 from bamboo_trainer.data import microbatch_samples
+from bamboo_trainer.task import TrainingFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +43,14 @@ class TrainingConfig:
 
     def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
         return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
+
+
+def shown_to_build(training: TrainingSpec) -> TrainingFacts:
+    """What a `build` may know of it."""
+    return TrainingFacts(
+        steps=training.steps,
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        seed=training.seed,
+        precision=training.precision.value,
+    )

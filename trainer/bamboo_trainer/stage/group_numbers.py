@@ -2,11 +2,12 @@
 
 They belong to the state as much as what it remembers of each parameter. Each parameter has its group's numbers, so that
 they can be taken over by a stage of another split; where it would then have to join groups whose numbers differ, the
-optimizer depends on the split, and that is refused. The learning rate is the task's and set at every step.
+optimizer depends on the split, and that is refused. The learning rate and what else the task schedules are the task's,
+and are set at every step.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
@@ -17,15 +18,21 @@ from bamboo_trainer.tasks.task_errors import TaskError
 
 Scalar = int | float | bool | None
 MARK: Final = "param_group."  # begins the key of such a number
-_OTHERS: Final = ("params", "param_names", "lr")
+_OTHERS: Final = frozenset({"params", "param_names", "lr"})
 
 
 class GroupNumbers:
-    """optimizer: as it is before its first step; what differs from that later is part of the state."""
+    """optimizer: as it is before its first step; what differs from that later is part of the state.
 
-    def __init__(self, slots: Sequence[Slot], optimizer: torch.optim.Optimizer | None) -> None:
+    scheduled: keys that are set at every step.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], optimizer: torch.optim.Optimizer | None, scheduled: Collection[str] = ()
+    ) -> None:
+        self._others = _OTHERS.union(scheduled)
         self._groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-        self._first = [{k: deepcopy(v) for k, v in group.items() if k not in _OTHERS} for group in self._groups]
+        self._first = [{k: deepcopy(v) for k, v in group.items() if k not in self._others} for group in self._groups]
         places = {id(p): number for number, group in enumerate(self._groups) for p in group["params"]}
         self._places = {s.name: places[id(s.parameter)] for s in slots if id(s.parameter) in places}
 
@@ -35,7 +42,7 @@ class GroupNumbers:
         if number is None:
             return {}
         group, first, found = self._groups[number], self._first[number], dict[str, Scalar]()
-        for key in sorted(group.keys() - set(_OTHERS)):
+        for key in sorted(group.keys() - self._others):
             value = group[key]
             if key in first and _same(value, first[key]):
                 continue
@@ -65,7 +72,7 @@ class GroupNumbers:
     def set(self, wanted: Sequence[Mapping[str, Scalar]]) -> None:
         """What is not among them is as it was before the first step."""
         for group, first, numbers in zip(self._groups, self._first, wanted, strict=True):
-            for key in group.keys() - set(_OTHERS) - first.keys():
+            for key in group.keys() - self._others - first.keys():
                 del group[key]
             group.update(deepcopy(first))
             group.update({key.removeprefix(MARK): value for key, value in numbers.items()})

@@ -9,6 +9,7 @@ from torch import Tensor
 from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.group_numbers import MARK, GroupNumbers, Scalar
 from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 
 # Optimizers whose state starts as all zeros, so that it can be created before the first step.
@@ -29,11 +30,12 @@ class OptimizerState:
     comes with the first step.
     """
 
-    def __init__(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+        optimizer = scheduled.inner
         self._slots, self._optimizer = parameters.slots, optimizer
-        self._groups = GroupNumbers(parameters.slots, optimizer)
+        self._groups = GroupNumbers(parameters.slots, optimizer, scheduled.scheduled)
         self._names = {slot.name for slot in parameters.slots}
-        starts_at_zero = optimizer is not None and _starts_at_zero(optimizer)
+        starts_at_zero = optimizer is not None and scheduled.keeps_its_names and _starts_at_zero(optimizer)
         # Adagrad creates its state itself when it is built.
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
         if optimizer is not None and starts_at_zero:

@@ -76,7 +76,7 @@ class Stage:
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
-        self._optimizer_state = OptimizerState(self._parameters, self._optimizer.inner)
+        self._optimizer_state = OptimizerState(self._parameters, self._optimizer)
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
         self._constants = Constants(self._layers)

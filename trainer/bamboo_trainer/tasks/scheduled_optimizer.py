@@ -1,12 +1,21 @@
-"""The user's optimizer on the task's learning rate; the same in a stage and in plain training."""
+"""The user's optimizer with the learning rate, and whatever else the task schedules; the same in a stage and in plain
+training.
+"""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
+
+Value = float | tuple[float, ...]
+RATE: Final = "lr"
+# With these a schedule does not decide which tensors an optimizer remembers.
+_HARMLESS: Final = frozenset({RATE, "betas", "weight_decay", "eps", "alpha", "rho", "lr_decay", "lambd"})
 
 
 class ScheduledOptimizer:
@@ -15,7 +24,19 @@ class ScheduledOptimizer:
     def __init__(self, task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.inner = _build(task, named) if named else None
         self._learning_rate = task.learning_rate
-        self._multipliers = () if self.inner is None else _rate_multipliers(self.inner)
+        self._schedules = _schedules(task)
+        names = (RATE, *self._schedules)
+        self._multipliers = {} if self.inner is None else {name: _multipliers(self.inner, name) for name in names}
+
+    @property
+    def scheduled(self) -> frozenset[str]:
+        """The keys of parameter groups that are set at each step, and so are not a part of the optimizer's state."""
+        return frozenset((RATE, *self._schedules))
+
+    @property
+    def keeps_its_names(self) -> bool:
+        """Is what it remembers of a parameter decided when it is built, whatever the schedules say?"""
+        return self.scheduled <= _HARMLESS
 
     def learning_rate(self, version: int) -> float:
         """The task's, of the step that begins at this version."""
@@ -26,11 +47,18 @@ class ScheduledOptimizer:
         """Takes the parameters, whose gradients are set, from this version to the next."""
         if self.inner is None:
             return
-        rate = self.learning_rate(version)
-        for group, multiplier in zip(self.inner.param_groups, self._multipliers, strict=True):
-            group["lr"] = rate * multiplier
+        self._set(RATE, self.learning_rate(version))
+        for name, schedule in self._schedules.items():
+            with in_task(f"task.schedules[{name!r}], asked for step {version},"):
+                value = schedule(version)
+            self._set(name, _checked(name, value, self.inner.defaults[name], version))
         with in_task(f"the optimizer ({type(self.inner).__name__}), in step {version},"):
             self.inner.step()
+
+    def _set(self, name: str, value: Value) -> None:
+        assert self.inner is not None
+        for group, multiplier in zip(self.inner.param_groups, self._multipliers[name], strict=True):
+            group[name] = value if isinstance(value, tuple) else value * multiplier
 
 
 def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -41,15 +69,42 @@ def _build(task: Task, named: Sequence[tuple[str, nn.Parameter]]) -> torch.optim
     return optimizer
 
 
-def _rate_multipliers(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
-    """Each group's own lr over the optimizer's default one; to be asked before a step changes them."""
-    default = optimizer.defaults.get("lr")
-    rates = [group.get("lr", default) for group in optimizer.param_groups]
-    if all(rate == default for rate in rates):
-        return (1.0,) * len(rates)
+def _schedules(task: Task) -> dict[str, Callable[[int], Any]]:
+    """By the key of parameter groups. Raises TaskError if they cannot be that."""
+    given = task.schedules
+    if not isinstance(given, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in given.items()):
+        raise TaskError('task.schedules must be a mapping from names such as "momentum" to functions of the step')
+    if RATE in given:
+        raise TaskError('task.schedules names "lr", whose schedule is task.learning_rate')
+    return dict(sorted(given.items()))
+
+
+def _checked(name: str, value: object, default: object, version: int) -> Value:
+    """Of a schedule: a number, or as many as the default has. Raises TaskError."""
+    wanted = len(default) if isinstance(default, tuple | list) else None
+    values = tuple(value) if wanted and isinstance(value, tuple | list) else (value,)
+    numbers = tuple(float(v) for v in values if isinstance(v, int | float) and math.isfinite(v))
+    if len(numbers) != len(values) or len(numbers) != (wanted or 1):
+        expected = f"{wanted} finite numbers" if wanted else "a finite number"
+        raise TaskError(f"task.schedules[{name!r}] returned {value!r} for step {version}, expected {expected}")
+    return numbers if wanted else numbers[0]
+
+
+def _multipliers(optimizer: torch.optim.Optimizer, name: str) -> tuple[float, ...]:
+    """Each group's own value over the optimizer's default one; to be asked before a step changes them."""
+    if name != RATE and name not in optimizer.defaults:
+        known = ", ".join(sorted(k for k, v in optimizer.defaults.items() if isinstance(v, int | float | tuple)))
+        raise TaskError(
+            f"task.schedules names {name!r}, which {type(optimizer).__name__} does not have; it has {known}"
+        )
+    default = optimizer.defaults.get(name)
+    values = [group.get(name, default) for group in optimizer.param_groups]
+    if all(value == default for value in values):
+        return (1.0,) * len(values)
+    what = "a learning rate" if name == RATE else f"{name} values"
     if not isinstance(default, int | float | torch.Tensor) or not default > 0:
         raise TaskError(
-            f"task.optimizer gives parameter groups a learning rate of their own ({', '.join(map(str, rates))}), "
+            f"task.optimizer gives parameter groups {what} of their own ({', '.join(map(str, values))}), "
             f"but the optimizer's default, of which they are multiples, is {default}"
         )
-    return tuple(float(rate) / float(default) for rate in rates if rate is not None)
+    return tuple(float(value) / float(default) for value in values if value is not None)

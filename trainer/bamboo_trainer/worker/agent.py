@@ -60,7 +60,7 @@ from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, shown_to_build
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
@@ -246,7 +246,8 @@ class WorkerAgent:
             return
         spec = self.spec = parse_manifest(manifest)
         training = spec.training
-        task = self.task = settled(load_task(spec.task.entrypoint, spec.task.config), training.seed)
+        loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(training))
+        task = self.task = settled(loaded, training.seed)
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)

@@ -1,0 +1,121 @@
+"""Learning rates and other numbers of an optimizer as functions of the step, by name.
+
+Each of these returns a pure function of the step, for `Task.learning_rate` or `Task.schedules`. Steps are counted from
+0; a step takes the value of its own number. They differ from torch's schedulers in that: those keep a count, which a
+job that goes back to a checkpoint, or a replica that joins late, does not have.
+
+All but `constant` and `milestones` begin with a linear warm-up over `warmup` steps: step 0 has peak / warmup, step
+`warmup` - 1 the peak. `steps` is where the decay ends, counted from step 0; from there on the value is `final`.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+Schedule = Callable[[int], float]
+
+
+def constant(value: float, warmup: int = 0) -> Schedule:
+    """The same at each step, after the warm-up, if there is one."""
+    _check(warmup=warmup)
+    return lambda step: _warming(value, warmup, step, value)
+
+
+def linear(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """In a straight line from the peak to `final`."""
+    return polynomial(peak, steps=steps, warmup=warmup, final=final, power=1.0)
+
+
+def polynomial(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0, power: float = 2.0) -> Schedule:
+    """final + (peak - final) * (1 - progress) ** power."""
+    _check(warmup=warmup, steps=steps)
+    if power <= 0:
+        raise ValueError(f"power must be positive, got {power}")
+
+    def at(step: int) -> float:
+        return _warming(peak, warmup, step, final + (peak - final) * (1 - _progress(step, warmup, steps)) ** power)
+
+    return at
+
+
+def cosine(peak: float, *, steps: int, warmup: int = 0, final: float = 0.0) -> Schedule:
+    """Half a cosine from the peak to `final`."""
+    _check(warmup=warmup, steps=steps)
+
+    def at(step: int) -> float:
+        down = (1 + math.cos(math.pi * _progress(step, warmup, steps))) / 2
+        return _warming(peak, warmup, step, final + (peak - final) * down)
+
+    return at
+
+
+def inverse_sqrt(peak: float, *, warmup: int) -> Schedule:
+    """peak * sqrt(warmup / (step + 1)) after the warm-up, as for the first Transformer; it has no end."""
+    if warmup < 1:
+        raise ValueError(f"warmup must be at least 1, got {warmup}")
+    return lambda step: _warming(peak, warmup, step, peak * math.sqrt(warmup / (step + 1)))
+
+
+def milestones(value: float, at: Sequence[int], factor: float = 0.1) -> Schedule:
+    """The value, times the factor from each of these steps on."""
+    steps = sorted(at)
+    if steps and steps[0] < 0:
+        raise ValueError(f"milestones must be steps from 0 up, got {steps[0]}")
+    return lambda step: float(value * factor ** bisect_right(steps, step))
+
+
+def one_cycle(
+    peak: float, *, steps: int, rise: float = 0.3, start_factor: float = 25.0, final_factor: float = 1e4
+) -> Schedule:
+    """From peak / start_factor up to the peak and down to that start / final_factor, each along half a cosine.
+
+    rise: the share of the steps in which it goes up. The same as torch's OneCycleLR. For momentum or betas, which go
+    the other way, take `cycled`.
+    """
+    _check(steps=steps)
+    if not 0 < rise < 1:
+        raise ValueError(f"rise must be between 0 and 1, got {rise}")
+    low = peak / start_factor
+    return _cycle((low, peak, low / final_factor), steps, rise)
+
+
+def cycled(high: float, low: float, *, steps: int, rise: float = 0.3) -> Schedule:
+    """What momentum does while the rate runs through `one_cycle`: from high to low and back."""
+    _check(steps=steps)
+    return _cycle((high, low, high), steps, rise)
+
+
+def _cycle(values: tuple[float, float, float], steps: int, rise: float) -> Schedule:
+    begin, middle, end = values
+    turn, last = rise * steps - 1, steps - 1
+
+    def at(step: int) -> float:
+        if step <= turn and turn > 0:
+            return _between(begin, middle, step / turn)
+        return _between(middle, end, min(1.0, (step - turn) / (last - turn)) if last > turn else 1.0)
+
+    return at
+
+
+def _between(begin: float, end: float, progress: float) -> float:
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * progress))
+
+
+def _warming(peak: float, warmup: int, step: int, after: float) -> float:
+    return peak * (step + 1) / warmup if step < warmup else after
+
+
+def _progress(step: int, warmup: int, steps: int) -> float:
+    """From 0 at the end of the warm-up to 1 at `steps`."""
+    if step >= steps:
+        return 1.0
+    return max(0.0, (step - warmup) / (steps - warmup))
+
+
+def _check(warmup: int = 0, steps: int | None = None) -> None:
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if steps is not None and warmup > steps:
+        raise ValueError(f"warmup must be at most steps ({steps}), got {warmup}")
