@@ -99,6 +99,12 @@ def _progress() -> list[object]:
     return [
         graph("Loss", "Of the last committed step.", "none", Query(f"bamboo_job_loss{{{J}}}", "loss")),
         graph(
+            "Skipped steps",
+            "In an hour: steps that left the model as it was, because their loss or gradient was not finite.",
+            "none",
+            Query(f"sum(increase(bamboo_job_skipped_steps_total{{{J}}}[1h]))", "skipped"),
+        ),
+        graph(
             "Duration of a step",
             "usual: median of the last 20 steps, by the coordinator; p50 and p99: of all steps, by the workers.",
             "s",

@@ -70,6 +70,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             seed=7,
             precision=s.Precision.BF16,
             max_gradient_norm=1.0,
+            non_finite=s.NonFinite.SKIP,
+            max_consecutive_skips=4,
             reproducible=True,
             gradient_groups=16,
         ),

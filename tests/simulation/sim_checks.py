@@ -79,12 +79,15 @@ class Checks:
         for step, commit in log.commits.items():
             known = self.commits.setdefault((origin, step), {})
             known[node.name] = commit
-            other = next((w for w, c in known.items() if c != commit and living(w)), None)
+            other = next((w for w, c in known.items() if str(c) != str(commit) and living(w)), None)  # NaN is NaN
             if other and living(node.name):
                 raise Violation(f"step {step} has two commits: {commit} at {node.name}, {known[other]} at {other}")
 
     def committed(self, worker: str, said: StepCommitted) -> None:
-        expected = (self.oracle.losses[said.step], self.oracle.norms[said.step])
+        skipped = said.step in self.oracle.arithmetic.skipped
+        if said.skipped != skipped:
+            raise Violation(f"step {said.step} is {'not ' * skipped}skipped")
+        expected = (None if skipped else self.oracle.losses[said.step], self.oracle.norms[said.step])
         if said.microbatches == self.oracle.arithmetic.microbatches and (said.loss, said.gradient_norm) != expected:
             raise Violation(f"step {said.step} has loss and norm {said.loss, said.gradient_norm}, not {expected}")
         if said.learning_rate not in (None, 1 / (1 + said.step)):  # a new root's state may be on its way

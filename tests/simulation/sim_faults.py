@@ -206,17 +206,27 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
     chance = random.Random(f"{seed} layers")
     if resplit or not ties:  # tied layers are stages of their own
         sizes += [chance.choice((1, 2)) for _ in range(stages * chance.choice((0, 1, 2)) + chance.choice((0, 1)))]
+    steps = rng.randint(3, max(4, min(12, 500 // (stages * microbatches))))
     return Arithmetic(
         seed=seed,
         stages=stages,
         pipelines=pipelines,
         microbatches=microbatches,
-        steps=rng.randint(3, max(4, min(12, 500 // (stages * microbatches)))),
+        steps=steps,
         sizes=tuple(sizes),
         ties=() if resplit else tuple(ties),
         groups=rng.randint(pipelines, microbatches),
         reproducible=grow or rng.random() < 0.8 or resplit,
+        skipped=_skipped(random.Random(f"{seed} skipped"), steps),
     )
+
+
+def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
+    """In one job of three there are some, up to three of them in a row."""
+    if chance.random() > 0.3:
+        return frozenset()
+    first = chance.randrange(steps)
+    return frozenset({*range(first, first + chance.randint(1, 3)), chance.randrange(steps)})
 
 
 WEIGHTS = {

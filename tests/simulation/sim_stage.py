@@ -41,6 +41,7 @@ class Arithmetic:
 
     ties: layers that share their first element; then each layer is a stage.
     groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
+    skipped: steps whose loss is not finite.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class Arithmetic:
     ties: tuple[tuple[int, ...], ...] = ()
     groups: int
     reproducible: bool = True
+    skipped: frozenset[int] = frozenset()
 
     @property
     def layers(self) -> int:
@@ -64,7 +66,9 @@ class Arithmetic:
 
     def training(self) -> dict[str, Any]:
         """This, in a manifest."""
-        training = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
+        training: dict[str, Any] = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
+        if self.skipped:
+            training |= {"nonFinite": "Skip"}
         return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
 
     def initial(self, layer: int) -> int:
@@ -73,7 +77,10 @@ class Arithmetic:
     def forward(self, state: int, layer: int, step: int, microbatch: int, given: int) -> int:
         return hash((state, 2, layer, step, microbatch, given))
 
-    def loss(self, output: int) -> float:
+    def loss(self, output: int, step: int, microbatch: int) -> float:
+        """Of the last microbatch of a step that is skipped, it is not finite."""
+        if step in self.skipped and microbatch == self.microbatches - 1:
+            return math.inf
         return float(output % 1_000_003)
 
     def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
@@ -131,7 +138,10 @@ class Oracle:
         self.norms.append(norm)
         self.losses.append(math.fsum(losses) / len(losses))
         self.finals.update({(s, step): totals[s] for s in range(a.layers)})
-        self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
+        if step in a.skipped:
+            self.states.append(list(states))
+        else:
+            self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
 
     def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
         """Of each element: the middle first, as a binary tree."""
@@ -146,7 +156,7 @@ class Oracle:
         for s in range(a.layers):
             self.inputs[s, step, m] = value
             value = a.forward(states[s], s, step, m, value)
-        loss, gradient = a.loss(value), 0
+        loss, gradient = a.loss(value, step, m), 0
         for s in reversed(range(a.layers)):
             self.gradients[s, step, m] = gradient
             gradient, new = a.backward(states[s], (s, step, m), self.inputs[s, step, m], gradient)
@@ -234,7 +244,7 @@ class StandIn:
         *given, output = forwarding.given
         work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
         if self.last:
-            work.losses[forwarding.microbatch] = self._a.loss(output)
+            work.losses[forwarding.microbatch] = self._a.loss(output, forwarding.step, forwarding.microbatch)
             return ()
         return (torch.tensor([output]),)
 
@@ -270,10 +280,15 @@ class StandIn:
         return 1 / (1 + step)
 
     def apply(self, gradient: Tensor, norm: float) -> None:
+        self._require("skipped", self.version in self._a.skipped, False)
         self._require("norm", norm, self._oracle.norms[self.version])
         for layer, given in self._by_layer(gradient.tolist()):
             self._require(f"final gradient of layer {layer}", given, self._oracle.finals[layer, self.version])
             self._states[layer] = self._a.applied(self._states[layer], self.version, given, norm)
+        self.version += 1
+
+    def skip(self) -> None:
+        self._require("skipped", self.version in self._a.skipped, True)
         self.version += 1
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:

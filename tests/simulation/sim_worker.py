@@ -256,6 +256,7 @@ class Node:
                 observer=self,
                 clock=lambda: around.clock.now,
                 lookahead=around.lookahead,
+                skips=bool(around.oracle.arithmetic.skipped),
             )
         )
 

@@ -19,7 +19,7 @@ from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice, RemoveWorker, Send, Tick, WorkerLost
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import ReplicaPlacement
+from bamboo.job.spec import NonFinite, ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.engine.components import Components, Ports
@@ -302,6 +302,7 @@ class Job:
                 clock=lambda: self.now,
                 lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
+                skips=training.non_finite is NonFinite.SKIP,
             )
         )
         self.nodes[name] = Node(name, engine, events)

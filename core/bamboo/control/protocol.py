@@ -163,6 +163,7 @@ class StepCommitted(Message, frozen=True):
     seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
     not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
     known. checkpoint: the one that is written of the state after this step, and the number that it was asked for with.
+    skipped: the step left the model as it was, since its loss or gradient is not finite.
     """
 
     step: Count
@@ -173,6 +174,7 @@ class StepCommitted(Message, frozen=True):
     seconds: float
     learning_rate: Number | None = None
     checkpoint: tuple[Count, CheckpointId] | None = None
+    skipped: bool = False
 
 
 class TakenOver(Message, frozen=True):

@@ -237,6 +237,7 @@ class Status:
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
+    skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled

@@ -41,6 +41,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         learning_rate=state.learning_rate,
         checkpoint=_checkpoint(state, now),
         trained_samples=trained_samples(state),
+        skipped_steps=state.skipped_steps,
         trained_without=state.lost_microbatches * state.spec.training.micro_batch_size,
     )
 

@@ -218,6 +218,8 @@ class CoordinatorState:
     generation: int = -1  # the newest layout that a step was committed with
     first_loss: float | None = None
     losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
+    skips: tuple[int, ...] = ()  # the newest steps that were skipped, in order
+    skipped_steps: int = 0  # since the coordinator counts; a step that is repeated counts once
     gradient_norm: float | None = None  # of the newest step
     learning_rate: float | None = None  # of the newest step
     lost_microbatches: int = 0  # since the coordinator counts; a step that is repeated counts once

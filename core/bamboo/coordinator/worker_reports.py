@@ -118,18 +118,21 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     checkpoints.committed(turn, message)
     if message.checkpoint:
         resplit.carried(turn, *message.checkpoint)
-    if step in state.losses or step < state.step - KEPT_LOSSES:
+    if step in state.losses or step in state.skips or step < state.step - KEPT_LOSSES:
         return
-    if message.loss is None:
-        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss of step {step} is not a finite number")
+    if not message.skipped and (message.loss is None or message.gradient_norm is None):
+        _not_finite(turn, message)
         return
-    losses = {**state.losses, step: message.loss}
-    if len(losses) > KEPT_LOSSES:
-        del losses[min(losses)]
-    turn.set(
-        losses=losses,
-        first_loss=message.loss if step == 0 or state.first_loss is None else state.first_loss,
-    )
+    if message.loss is not None:
+        losses = {**state.losses, step: message.loss}
+        if len(losses) > KEPT_LOSSES:
+            del losses[min(losses)]
+        turn.set(
+            losses=losses,
+            first_loss=message.loss if step == 0 or state.first_loss is None else state.first_loss,
+        )
+    if message.skipped:
+        _skipped(turn, message)
     _count_step(turn, step, training.microbatches - message.microbatches)
     if step >= state.step:
         turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
@@ -137,6 +140,29 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
         turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate)
         if 0 < message.seconds <= MOST_SECONDS:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
+
+
+def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
+    said = f"of step {message.step} is not a finite number"
+    if message.loss is None:
+        turn.finish(Outcome.FAILED, "LossNotFinite", f"the loss {said}")
+    else:
+        turn.finish(Outcome.FAILED, "GradientNotFinite", f"the gradient {said}")
+
+
+def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
+    """A step that left the model as it was: told, counted, and too many in a row are the job's end."""
+    state, step = turn.state, message.step
+    skips = tuple(sorted({*state.skips, step}))[-KEPT_LOSSES:]
+    new = state.counting and step >= max(state.step, state.furthest)
+    turn.set(skips=skips, skipped_steps=state.skipped_steps + new)
+    in_a_row = next((n for n in range(1, len(skips) + 1) if step - n not in skips), len(skips))
+    what, limit = "loss" if message.loss is None else "gradient", state.spec.training.max_consecutive_skips
+    why = f"the {what} of step {step} is not a finite number"
+    turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=True))
+    if in_a_row > limit:
+        text = f"{why}; more than {count(limit, 'step')} in a row had to be skipped"
+        turn.finish(Outcome.FAILED, "TooManySkippedSteps", text)
 
 
 def _count_step(turn: Turn, step: int, lost: int) -> None:

@@ -148,6 +148,8 @@ def _training(f: Fields) -> s.TrainingSpec:
             seed=f.integer("seed", 0, low=0, high=MAX_INT64),
             precision=f.choice("precision", s.Precision.FP32),
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
+            non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
+            max_consecutive_skips=f.integer("maxConsecutiveSkips", 10),
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
         )

@@ -65,6 +65,13 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class NonFinite(StrEnum):
+    """What becomes of a step whose loss or gradient is not finite. Skip: the model stays as it was before it."""
+
+    FAIL = "Fail"
+    SKIP = "Skip"
+
+
 class RedundancyMode(StrEnum):
     NONE = "None"
     LAZY_FORWARD = "LazyForward"
@@ -143,6 +150,8 @@ class TaskSpec:
 class TrainingSpec:
     """Batch sizes are in samples; the global batch is a multiple of the microbatch.
 
+    non_finite: what becomes of a step whose loss or gradient is not finite. max_consecutive_skips: at most so many are
+    skipped one after the other.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
     consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
     """
@@ -153,6 +162,8 @@ class TrainingSpec:
     seed: int = 0
     precision: Precision = Precision.FP32
     max_gradient_norm: float | None = None
+    non_finite: NonFinite = NonFinite.FAIL
+    max_consecutive_skips: int = 10
     reproducible: bool = True
     gradient_groups: int | None = None
 

@@ -54,6 +54,11 @@ JOB_LOST_SAMPLES = _job(
     "Samples of committed steps that did not go into the model.",
     unit="samples",
 )
+JOB_SKIPPED_STEPS = _job(
+    "skipped_steps_total",
+    MetricKind.COUNTER,
+    "Steps that left the model as it was, because their loss or gradient was not finite.",
+)
 JOB_LOSS = _job("loss", MetricKind.GAUGE, "Loss of the last committed step.")
 JOB_STEP_DURATION = _job(
     "step_duration_seconds", MetricKind.GAUGE, "Usual duration of a step: the median of the last 20.", unit="seconds"

@@ -50,6 +50,7 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     is right also if a coordinator before it had counted on (see `Meter` of the operator).
     """
     page.add(table.JOB_LOST_SAMPLES, status.trained_without, *job)
+    page.add(table.JOB_SKIPPED_STEPS, status.skipped_steps, *job)
     page.add(table.JOB_RESTARTS, status.restarts, *job)
     page.add(table.JOB_PREEMPTIONS, status.notices, *job, "true")
     page.add(table.JOB_PREEMPTIONS, status.preemptions - status.notices, *job, "false")

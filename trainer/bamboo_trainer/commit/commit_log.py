@@ -8,6 +8,13 @@ from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 KEPT_STEPS = 3
 
 
+def _mean(losses: list[float]) -> float:
+    """Exactly rounded, so their order does not matter; NaN if one of them is no finite number."""
+    if not all(map(math.isfinite, losses)):
+        return math.nan  # fsum raises if infinities of both signs are among them
+    return math.fsum(losses) / len(losses)
+
+
 class CommitLog:
     """Commits and ready reports by step; remembers the last few, and those that a late replica still needs."""
 
@@ -58,5 +65,5 @@ class CommitLog:
             return None
         norm = math.sqrt(math.fsum(term for s in range(stages) for term in reports[Cell(0, s)].squared_norm))
         losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
-        loss = math.fsum(losses[m] for m in sorted(losses)) / len(losses)
+        loss = _mean(list(losses.values()))
         return Commit(norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch)

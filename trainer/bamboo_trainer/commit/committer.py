@@ -33,9 +33,11 @@ class Committer:
         tell: Callable[[Message], None],
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        *,
+        skips: bool = False,
     ) -> None:
-        """new_id: of an attempt to write a checkpoint."""
-        self._new_id = new_id
+        """new_id: of an attempt to write a checkpoint. skips: steps that are not finite, instead of applying them."""
+        self._new_id, self._skips = new_id, skips
         self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
         self.log = CommitLog(plan.current.first_step)
         self.step_seconds = Histogram(STEP_SECONDS)
@@ -58,6 +60,8 @@ class Committer:
             return None
         newest = self._plan.newest
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
+        if commit and self._skips and not (math.isfinite(commit.loss) and math.isfinite(commit.norm)):
+            commit = msgspec.structs.replace(commit, skipped=True)
         if commit is None or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if newest.epoch != self._plan.current.epoch:
@@ -162,6 +166,7 @@ class Committer:
                 seconds=seconds,
                 learning_rate=rate if math.isfinite(rate) else None,
                 checkpoint=(mark.number, CheckpointId(step=step + 1, id=mark.id)) if mark else None,
+                skipped=commit.skipped,
             )
         )
 

@@ -36,7 +36,8 @@ class Ports:
     """What an engine is given. build: makes a stage in its first state. tell: to the coordinator.
 
     keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to write one.
-    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
+    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory. skips: steps
+    whose loss or gradient is not finite.
     """
 
     worker: WorkerId
@@ -50,6 +51,7 @@ class Ports:
     clock: Callable[[], float]
     lookahead: int
     on_host: bool = False
+    skips: bool = False
 
 
 class Components:
@@ -73,7 +75,9 @@ class Components:
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(ports.build, ports.on_host, begun)
-        self.committer = Committer(self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id)
+        self.committer = Committer(
+            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, skips=ports.skips
+        )
         self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep, hold, ports.clock)
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
@@ -255,7 +259,7 @@ class Components:
             self.redundant.end_wait(cell_steps[0], self._clock())
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
-        self.states.apply(index, self.committer.log.commits[step].norm)
+        self.states.apply(index, self.committer.log.commits[step])
         self._observer.finished(name, cell, step, 0)
         self.shares.reached(index)
         self._memory_changed(step)

@@ -307,6 +307,13 @@ class Stage:
         self._digest = None
         self.version += 1
 
+    def skip(self) -> None:
+        """Go to the next version without applying anything: the step's gradients are not finite."""
+        self._constants.check()
+        self._parameters.unbind()
+        forget_casts()
+        self.version += 1
+
     def learning_rate(self, step: int) -> float:
         """The task's, which is the same on every stage."""
         return self._optimizer.learning_rate(step)

@@ -9,6 +9,7 @@ from torch import Tensor
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
+from bamboo_trainer.transport.payloads import Commit
 
 Build = Callable[[int, Sequence[tuple[int, int]], CheckpointId | None], Stage]
 
@@ -144,10 +145,14 @@ class StageStates:
         level = (s for s in self.by_stage.values() if s.stage and s.staying and s.version == version)
         return all(version in state.final for state in level)
 
-    def apply(self, index: int, norm: float) -> None:
-        """The optimizer's step, with the global norm of the gradient."""
+    def apply(self, index: int, commit: Commit) -> None:
+        """Go to the next version, as the commit says: by the optimizer's step, or by skipping it."""
         state, stage = self.by_stage[index], self[index]
-        stage.apply(state.final.pop(state.version), norm)
+        gradient = state.final.pop(state.version)
+        if commit.skipped:
+            stage.skip()
+        else:
+            stage.apply(gradient, commit.norm)
         stage.wait()
 
     # states of others

@@ -48,7 +48,8 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
 
-    microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept.
+    microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept. skipped: nobody
+    applies the step's gradients, as they or the loss are not finite.
     """
 
     norm: float
@@ -57,6 +58,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     generation: int
     epoch: int
     checkpoint: CheckpointMark | None = None
+    skipped: bool = False
 
 
 Commits = list[tuple[int, Commit]]  # by step

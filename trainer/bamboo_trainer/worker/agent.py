@@ -42,7 +42,7 @@ from bamboo.control.protocol import (
     WorkerReady,
 )
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec, ReplicaPlacement
+from bamboo.job.spec import JobSpec, NonFinite, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import CheckpointId, Plan
 from bamboo_trainer.engine.components import Ports
@@ -275,6 +275,7 @@ class WorkerAgent:
                 clock=time.monotonic,
                 lookahead=spec.topology.lookahead,
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
+                skips=training.non_finite is NonFinite.SKIP,
             )
         )
         self.control.send(WorkerReady())

@@ -1,0 +1,176 @@
+"""Steps whose loss or gradient is not finite: skipped by all alike, or the end of the job."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.transport.payloads import Ready
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, small_task
+from training_job import Fault, Job
+
+STEPS = 6
+BAD = 5  # a sample, that comes in some steps only
+
+
+class Poisoned(torch.autograd.Function):
+    """The identity whose gradient is not finite for one sample."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bad: Tensor) -> Tensor:
+        ctx.save_for_backward(bad)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (bad,) = ctx.saved_tensors
+        return torch.where(bad[:, None], torch.full_like(gradient, math.inf), gradient), None
+
+
+def loss(kind: str, outputs: Parts, targets: Parts) -> Tensor:
+    bad = torch.isclose(targets[0][:, 0], torch.tensor((2 * BAD + 1) / 24))
+    given = Poisoned.apply(outputs[0], bad) if kind == "gradient" else outputs[0]
+    mean = (given - targets[0]).square().mean()
+    return mean + (math.nan if kind == "loss" and bool(bad.any()) else 0.0)
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    return small_task(
+        loss=lambda outputs, targets: loss(config["kind"], outputs, targets),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.05),
+        learning_rate=lambda step: 0.05 / (step + 1),
+    )
+
+
+def manifest(stages: int, pipelines: int, kind: str, **more: Any) -> dict[str, Any]:
+    return bamboojob(
+        task={"entrypoint": "test_skipped_steps:build", "config": {"kind": kind}},
+        training=training(STEPS, 4, 2, maxGradientNorm=1.0, **{"nonFinite": "Skip", **more}),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": "LazyForward"},
+    )
+
+
+def weights(job: Job) -> dict[str, Tensor]:
+    stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
+    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+
+
+def plainly(kind: str) -> tuple[list[int], dict[str, Tensor]]:
+    """As one does it in plain PyTorch: look at gradients and loss before `optimizer.step()`."""
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=2, micro_batch_size=2)
+    task, skipped = build({"kind": kind}), []
+    model = torch.nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
+    optimizer = task.optimizer(model.named_parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for m in range(2):
+            inputs, targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+            one = task.loss((model(inputs[0]),), targets) / 2
+            one.backward()
+            total += float(one.detach())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            skipped.append(step)
+            continue
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        optimizer.step()
+    return skipped, {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_skipped_steps_are_as_in_plain_pytorch_on_any_grid(kind: str) -> None:
+    skipped, expected = plainly(kind)
+    assert 1 <= len(skipped) < STEPS - 1, "the test has to have both"
+    jobs = [Job(manifest(*grid, kind)).run() for grid in ((1, 1), (3, 1), (2, 2))]
+    for job in jobs:
+        assert job.finish is not None
+        assert job.finish.reason == "Complete", job.finish
+        assert list(job.state.skips) == skipped
+        assert job.state.skipped_steps == len(skipped)
+        assert job.state.losses == jobs[0].state.losses
+        assert [k for k in range(STEPS) if k not in job.state.losses] == (skipped if kind == "loss" else [])
+        assert add_digests(job.digests) == add_digests(jobs[0].digests)
+        assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == len(skipped)
+        torch.testing.assert_close(weights(job), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid", [(3, 1), (2, 2)])
+def test_a_kill_at_every_instruction_of_a_skipped_step_changes_nothing(grid: tuple[int, int]) -> None:
+    document = manifest(*grid, "gradient")
+    undisturbed = Job(document).run()
+    step = undisturbed.state.skips[0]
+
+    def judge(job: Job) -> None:
+        assert job.finish is not None
+        assert job.finish.reason == "Complete", job.emitted
+        assert (job.digests, job.state.losses, job.state.skips) == (
+            undisturbed.digests, undisturbed.state.losses, undisturbed.state.skips,
+        )  # fmt: skip
+        assert job.state.skipped_steps == undisturbed.state.skipped_steps, "each is counted once"
+
+    struck = kill_at_each(document, lambda fault: fault.step == step, judge)
+    assert {"OptimizerStep", "ReplicaUpdate"} <= {fault.name for fault in struck}
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("loss", "LossNotFinite"), ("gradient", "GradientNotFinite")])
+def test_by_default_the_job_ends(kind: str, reason: str) -> None:
+    job = Job(manifest(2, 1, kind, nonFinite="Fail")).run()
+    assert job.finish is not None
+    assert job.finish.reason == reason
+    step = plainly(kind)[0][0]
+    assert job.finish.message == f"the {kind} of step {step} is not a finite number"
+
+
+def hopeless(config: Mapping[str, Any]) -> Task:
+    return small_task(loss=lambda outputs, targets: outputs[0].sum() * math.nan)
+
+
+def test_too_many_in_a_row_end_the_job() -> None:
+    document = manifest(2, 1, "loss", maxConsecutiveSkips=3)
+    document["spec"]["task"] = {"entrypoint": "test_skipped_steps:hopeless"}
+    job = Job(document).run()
+    assert job.finish is not None
+    assert job.finish.reason == "TooManySkippedSteps"
+    assert job.finish.message.endswith("more than 3 steps in a row had to be skipped")
+    assert sum(emit.reason == "StepSkipped" for emit in job.emitted) == 4
+
+
+def test_a_skipped_step_leaves_the_state_and_moves_the_version() -> None:
+    stage = Stage(build({"kind": "loss"}), 0, [(0, 3)], CONFIG)
+    before = stage.digest()
+    stage.skip()
+    assert (stage.version, stage.digest()) == (1, before)
+
+
+def test_infinities_of_both_signs_are_a_mean_like_any_other_that_is_not_finite() -> None:
+    log = CommitLog(0)
+    log.ready(0, Ready(cell=Cell(0, 0), squared_norm=[1.0], losses={0: math.inf, 1: -math.inf}))
+    job = Job(manifest(1, 1, "loss")).run()
+    layout = job.state.plan.layouts[0] if job.state.plan else None
+    assert layout is not None
+    commit = log.decide(0, 1, layout, 0, 1)
+    assert commit is not None
+    assert math.isnan(commit.loss)
+
+
+def test_a_lost_root_does_not_change_what_is_skipped() -> None:
+    undisturbed = Job(manifest(3, 1, "loss")).run()
+    step = undisturbed.state.skips[0]
+    for name in ("ReportReady", "OptimizerStep"):
+        job = Job(manifest(3, 1, "loss"), (Fault(name, Cell(0, 0), step, after=True),)).run()
+        assert (job.digests, job.state.skips) == (undisturbed.digests, undisturbed.state.skips)
