@@ -13,6 +13,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.schedules": (
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),
+    "bamboo_trainer.from_module": ("from_module",),
     "bamboo_trainer.data": ("TensorDataset", "TextDataset"),
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),

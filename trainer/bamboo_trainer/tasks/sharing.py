@@ -14,17 +14,17 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.no_values import NoValues
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import build_layer
@@ -122,19 +122,10 @@ def _look(task: Task, seed: int) -> Shared:
 
 def _without_values(task: Task, seed: int) -> Iterator[str]:
     warnings.simplefilter("ignore")  # of values that are not kept
-    search = Search(task, seed, _NoValues)
+    search = Search(task, seed, NoValues)
     for _ in search.layers():
         yield _LAYER_DONE
     yield msgspec.json.encode(search.found()).decode()
-
-
-class _NoValues(TorchFunctionMode):
-    """Leaves out what gives parameters their first values. Memory that nobody writes to is not even taken."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True, slots=True)

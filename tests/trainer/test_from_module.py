@@ -1,0 +1,314 @@
+"""A plain module is split into layers that compute what it computes, and is refused with a reason if it cannot be."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+import plain_models
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.from_module import from_module
+from bamboo_trainer.reference import train
+from bamboo_trainer.split.first_values import without_values
+from bamboo_trainer.split.structures import CannotSplit
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.ties import tie, tied_groups
+from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
+from bamboo_trainer.training import TrainingConfig
+from manifest_kit import bamboojob, training
+from training_job import Fault, Job
+
+MODELS = ("chain", "dictionaries", "sizes", "encoded")
+
+
+def layers_of(task: Task) -> list[nn.Module]:
+    layers = [build_layer(task, 0, n) for n in range(len(task.layers))]
+    tie(dict(enumerate(layers)), tied_groups(task), task, 0)
+    return layers
+
+
+def whole(task: Task, make: Callable[[], nn.Module]) -> tuple[list[nn.Module], nn.Module]:
+    """The layers, and the model in one with their values."""
+    layers, model = layers_of(task), make()
+    state = {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
+    model.load_state_dict(state)
+    return layers, model
+
+
+def run(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    passed: Any = inputs
+    for number, layer in enumerate(layers):
+        passed = run_layer(layer, number, passed, lambda given, layer=layer: call_layer(layer, given))
+    return tuple(passed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layers_compute_what_the_model_computes(name: str) -> None:
+    """The loss and every gradient, for a number of samples that the model has not been looked at with."""
+    given = plain_models.parts(name)
+    task = plain_models.build({"model": name})
+    layers, model = whole(task, given["make"])
+    for module in (*layers, model):
+        module.eval()
+    inputs, targets = task.dataset.batch([3, 4, 5, 9, 11])
+    loss = task.loss(run(layers, inputs), targets)
+    output = model(**dict(zip(given["inputs"], inputs, strict=True))) if "inputs" in given else model(*inputs)
+    expected = given["loss"](output, targets[0])
+    assert torch.equal(loss, expected)
+    loss.backward()
+    expected.backward()
+    gradients = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    named = dict(model.named_parameters())
+    assert gradients.keys() >= named.keys()
+    for key, parameter in named.items():
+        torch.testing.assert_close(gradients[key], parameter.grad)
+
+
+def job(name: str, stages: int, pipelines: int, *faults: Fault) -> Job:
+    document = bamboojob(
+        task={"entrypoint": "plain_models:build", "config": {"model": name}},
+        training=training(3, 8, 2, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": "EagerForward"},
+        elastic={"minStages": stages, "stabilizationSeconds": 0},
+    )
+    return Job(document, faults=faults).run()
+
+
+@pytest.mark.parametrize(("name", "stages", "pipelines"), [
+    ("chain", 4, 1), ("chain", 2, 2), ("dictionaries", 4, 2), ("dictionaries", 2, 1), ("sizes", 4, 1), 
+    ("encoded", 2, 2),
+])  # fmt: skip
+def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: int) -> None:
+    calm = job(name, stages, pipelines)
+    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
+    killed = job(name, stages, pipelines, fault)
+    for done in (calm, killed):
+        assert done.finish is not None
+        assert done.finish.outcome is Outcome.COMPLETE, done.emitted
+    assert killed.state.takeovers
+    assert killed.state.losses == calm.state.losses
+    assert killed.digests == calm.digests
+    task = plain_models.build({"model": name})
+    config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
+    losses, _ = train(task, config, 3)
+    torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+
+
+# first values
+
+
+def test_values_that_are_made_later_are_those_of_the_constructor() -> None:
+    """With all of them made at once, and no draw left out, they are the same bits."""
+    torch.manual_seed(3)
+    with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
+        imagined = plain_models.Dictionaries()
+    torch.manual_seed(7)
+    expected = plain_models.Dictionaries()
+    assert imagined.rates == expected.rates
+    torch.manual_seed(7)
+    made = values.of(imagined.state_dict(keep_vars=True).values())
+    assert all(torch.equal(m, e) for m, e in zip(made, expected.state_dict().values(), strict=True))
+    assert torch.equal(values.of([imagined.ramp])[0], expected.ramp)
+
+
+def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others() -> None:
+    one, other = (plain_models.build({"model": "dictionaries"}) for _ in range(2))
+    third = build_layer(one, 5, 3).state_dict()
+    assert all(torch.equal(t, third[k]) for k, t in build_layer(other, 5, 3).state_dict().items())
+    fourth = build_layer(other, 5, 4).state_dict()
+    weight = "module.blocks.{}.linear.weight"
+    assert not torch.equal(third[weight.format(2)], fourth[weight.format(3)])
+
+
+def test_the_whole_model_is_never_held() -> None:
+    """Its blocks would take 160 TB; the first and the last layer are made all the same, and costs are counted."""
+
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 1)
+            self.blocks = nn.ModuleList(nn.Linear(1, 10_000_000, bias=False) for _ in range(2))
+            self.blocks.extend(nn.Linear(1_000_000, 10_000_000, bias=False) for _ in range(4))
+            self.last = nn.Linear(10_000_000, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x[..., : block.in_features])
+            out: Tensor = self.last(x)
+            return out
+
+    data = TensorDataset((torch.rand(8, 4),), (torch.rand(8, 1),))
+    task = from_module(
+        Huge, loss=nn.MSELoss(), dataset=data, optimizer=plain_models.optimizer, learning_rate=lambda _: 1.0
+    )
+    assert build_layer(task, 0, 0).module.first.weight.shape == (1, 4)
+    assert build_layer(task, 0, 7).module.last.weight.shape == (1, 10_000_000)
+    costs = layer_costs(task, 2)
+    assert len(costs) == 8
+    assert min(costs[3:7]) > 1e14 > costs[7] > costs[0]
+
+
+def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = {"ones": [torch.ones(4), 3]}
+            self.blocks = nn.ModuleList([nn.Linear(4, 4)])
+            self.blocks[0].scale = torch.full((4,), 2.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.blocks[0](x + self.tables["ones"][0])
+            return out * 2
+
+    task = from_module(Kept, **small())
+    layers, model = whole(task, Kept)
+    x = torch.rand(3, 4)
+    assert torch.equal(run(layers, (x,))[0], model(x))
+    assert torch.equal(layers[1].module.get_submodule("blocks.0").scale, torch.full((4,), 2.0))
+
+
+# refusals
+
+
+def small() -> dict[str, Any]:
+    data = TensorDataset((torch.rand(8, 4),), (torch.rand(8, 4),))
+    return {"dataset": data, "loss": nn.MSELoss(), "optimizer": plain_models.optimizer, "learning_rate": 0.1}
+
+
+def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)) -> Any:
+    """A class with a list of three blocks, and that forward."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.blocks = nn.LayerNorm(4), nn.ModuleList(block() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Any:
+            return forward(self, x)
+
+    return Model
+
+
+class Cache:
+    """Of a kind that nobody knows."""
+
+
+class TwoArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, other: Any) -> Tensor:
+        return self.linear(x) + (0 if isinstance(other, Cache) else other)
+
+
+def out_of_order(model: Any, x: Tensor) -> Tensor:
+    for block in reversed(model.blocks):
+        x = block(x)
+    return x
+
+
+def once_more(model: Any, x: Tensor) -> Tensor:
+    for block in model.blocks:
+        x = block(x)
+    return model.blocks[2](x)
+
+
+def with_a_value(model: Any, x: Tensor) -> Tensor:
+    for block in model.blocks:
+        x = block(x) if x.sum() > 0 else x
+    return x
+
+
+def with_a(value: Callable[[Any, Tensor], Any]) -> Any:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        for block in model.blocks:
+            x = block(x, value(model, x))
+        return x
+
+    return model_of(forward, TwoArguments)
+
+
+def nothing(model: Any, x: Tensor) -> dict[str, int]:
+    for block in model.blocks:
+        x = block(x)
+    return {"a": 1}
+
+
+def failing(model: Any, x: Tensor) -> Tensor:
+    raise RuntimeError("no way")
+
+
+@pytest.mark.parametrize(("make", "given", "said"), [
+    (model_of(out_of_order), {}, "blocks.2 is called before blocks.0: the blocks have to be called in their order"),
+    (model_of(once_more), {}, "blocks.2 is called after blocks.2"),
+    (model_of(lambda m, x: m.blocks[1](m.blocks[0](x))), {}, "blocks.2 is not called by the model's forward"),
+    (model_of(nothing), {}, "the model returns no tensor"),
+    (model_of(with_a_value), {}, "its forward goes another way depending on values (tests/trainer/test_from_module.py"),
+    (model_of(failing), {}, "its forward on tensors without data raised RuntimeError: no way"),
+    (with_a(lambda m, x: Cache()), {}, "blocks.0 gets something that has a value of type Cache, which cannot go from"),
+    (with_a(lambda m, x: m.norm.weight), {}, "blocks.0 is called with a parameter or buffer of the model's"),
+    (model_of(lambda m, x: x), {"blocks": "layers"}, "blocks: the model has no 'layers'"),
+    (model_of(lambda m, x: x), {"blocks": "norm"}, "blocks: 'norm' is a LayerNorm of the model, expected a ModuleList"),
+    (lambda: nn.Linear(4, 4), {}, "blocks must name the model's ModuleList of blocks; of those it has: none"),
+    (lambda: nn.Linear(-1, 4), {}, "the model cannot be built without data: RuntimeError"),
+    (lambda: 3, {}, "what makes the model returned int, expected a torch.nn.Module"),
+])  # fmt: skip
+def test_what_cannot_be_split_is_refused_with_the_reason(make: Any, given: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(CannotSplit) as refused:
+        from_module(make, **given, **small())
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_block_that_uses_what_it_does_not_have_is_refused() -> None:
+    class Outside(nn.Module):
+        def __init__(self, shared: list[nn.Module]) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.shared[0](x)
+            return out
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+            self.blocks = nn.ModuleList(Outside([self.norm]) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks[1](self.blocks[0](x)) * 1
+
+    with pytest.raises(ValueError, match=r"blocks.0 uses norm.weight, which it does not have"):
+        from_module(Model, **small())
+
+
+def test_what_depends_on_values_and_not_on_shapes_is_refused_when_it_shows() -> None:
+    """A mask that is left out when it masks nothing: what is passed on would differ from microbatch to microbatch."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(TwoArguments() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = x * 1
+            if not isinstance(x, FakeTensor) and bool((x > 0).all()):
+                mask = 0
+            for block in self.blocks:
+                x = block(x, mask)
+            return x
+
+    layers = layers_of(from_module(Model, **small()))
+    run(layers, (torch.tensor([[1.0, 0.0, 1.0, 1.0]]),))
+    with pytest.raises(ValueError, match=r"blocks.0 is called with something else than when the model was split"):
+        run(layers, (torch.ones(1, 4),))

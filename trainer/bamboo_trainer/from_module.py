@@ -1,0 +1,77 @@
+"""A task from a plain torch.nn.Module: `from_module`. The module is split into its blocks, and nothing is rewritten."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.split.module import Read, SplitModule
+from bamboo_trainer.split.structures import Form, put_together
+from bamboo_trainer.task import Dataset, Parts, Task
+
+EXAMPLE = 2  # samples, whose shapes the model is looked at with
+
+
+def from_module(
+    make: Callable[[], nn.Module],
+    *,
+    loss: Callable[[Any, Any], Any],
+    dataset: Dataset,
+    blocks: str | Sequence[str] | None = None,
+    inputs: Sequence[str] = (),
+    read: Read | None = None,
+    checkpoint: bool = False,
+    **task: Any,
+) -> Task:
+    """make: builds the whole model, as for one process. It is called without values being computed.
+    loss: (what the model returns, the target) -> a scalar, as for one process; a dictionary, say, is one again. Of
+      several targets it gets a tuple.
+    blocks: the name of the ModuleList or Sequential whose modules become layers, or the names of several that the
+      forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
+    inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.
+    read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
+    checkpoint: blocks keep only their inputs for the backward.
+    task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on.
+
+    The first values are drawn layer by layer, so they are others than those of a whole model with the same seed.
+    Raises ValueError if the model cannot be split, in a sentence that says why.
+    """
+    split = SplitModule(make, blocks, example_of(dataset), _call(inputs) if inputs else None, read)
+    rate = task.pop("learning_rate", None)
+    if isinstance(rate, int | float):
+        task["learning_rate"] = partial(_constant, float(rate))
+    elif rate is not None:
+        task["learning_rate"] = rate
+    return Task(
+        layers=split.layers,
+        loss=partial(_loss, loss, split.route.base.result),
+        dataset=dataset,
+        tied=split.tied,
+        checkpointed=split.block_layers if checkpoint else (),
+        **task,
+    )
+
+
+def example_of(dataset: Dataset) -> Parts:
+    """Inputs of a few samples."""
+    with torch.random.fork_rng(devices=[]):
+        given, _ = dataset.batch([n % len(dataset) for n in range(EXAMPLE)])
+    return given
+
+
+def _call(names: Sequence[str]) -> Callable[[nn.Module, Sequence[Tensor]], Any]:
+    return partial(_by_name, tuple(names))
+
+
+def _by_name(names: Sequence[str], model: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    return model(**dict(zip(names, inputs, strict=True)))
+
+
+def _loss(loss: Callable[[Any, Any], Any], form: Form, outputs: Parts, targets: Parts) -> Any:
+    return loss(put_together(form, outputs), targets[0] if len(targets) == 1 else targets)
+
+
+def _constant(rate: float, _step: int) -> float:
+    return rate

@@ -1,0 +1,1 @@
+"""How a whole torch.nn.Module becomes the layers of a task."""

@@ -1,0 +1,295 @@
+"""The layers of a split model: each runs one position of the model's forward.
+
+A position that is a block and nothing else calls the block. One with code of the model's own runs the model's forward
+from its beginning, without data up to where the position begins, which takes no memory and a few milliseconds, and for
+real from there on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, name_of, numbered
+from bamboo_trainer.split.structures import CannotSplit, put_together, take_apart
+from bamboo_trainer.task import Parts
+
+Shapes = tuple[tuple[Shape, torch.dtype], ...]
+Recordings = Callable[[Shapes], Recording]
+Call = Callable[[nn.Module, Sequence[Tensor]], Any]
+
+
+class Route:
+    """What all layers of a split model know. blocks: their names, in the order of their calls.
+
+    at: the recording for inputs of these shapes. base: one of them.
+    """
+
+    def __init__(
+        self, base: Recording, at: Recordings, mode: FakeTensorMode, blocks: Sequence[str], call: Call
+    ) -> None:
+        self.base, self.mode, self.blocks, self.call = base, mode, blocks, call
+        self._at = at
+        count = len(blocks)
+        own = base.own_code
+        self.positions = tuple(p for p in range(count + 2) if p in own or 0 < p <= count)
+        self._shaped = own - {0} if not base.by_shape else frozenset(range(count + 2))
+
+    def carried(self, position: int) -> bool:
+        """Do shapes of the inputs go with what leaves that position?"""
+        return any(p > position for p in self._shaped)
+
+    def recording(self, shapes: Shapes | None) -> Recording:
+        if shapes is None or not self.base.by_shape:
+            return self.base
+        found = self._at(shapes)
+        if not found.same_route(self.base):
+            raise CannotSplit(
+                f"what the model's blocks pass on is another for inputs of shapes {[s for s, _ in shapes]}"
+            )
+        return found
+
+
+class SplitLayer(nn.Module):
+    """One position of a model. Its parts and results are the tensors of the recording's boundaries.
+
+    With them go the inputs' shapes, where a later position needs them: as tensors without elements, of these shapes
+    but for a first dimension of 0.
+    """
+
+    module: nn.Module
+
+    def __init__(self, module: nn.Module, position: int, route: Route) -> None:
+        super().__init__()
+        self.module, self._position, self._route = module, position, route
+
+    def extra_repr(self) -> str:
+        return self._name()
+
+    def _name(self) -> str:
+        blocks = self._route.blocks
+        if 0 < self._position <= len(blocks):
+            return blocks[self._position - 1]
+        return f"before {blocks[0]}" if self._position == 0 else f"after {blocks[-1]}"
+
+    def forward(self, *parts: Tensor) -> Tensor | Parts:
+        route, position = self._route, self._position
+        first = position == route.positions[0]
+        values, shapes = self._unpacked(parts, first)
+        recording = route.recording(shapes)
+        for at, key in recording.written:
+            if at == position and key in values:
+                values[key] = values[key].clone()
+        count = len(route.blocks)
+        if position in recording.own_code:
+            run = ModelRun(self, recording, values, shapes or ())
+            result = run.to_its_end()
+        else:
+            self._run_block(recording, values)
+            result = None
+        if position == route.positions[-1]:
+            leaves = result if result is not None else [values[key] for key in recording.result_keys]
+            return tuple(leaves)
+        kept = tuple(self._passed(recording, key, values[key]) for key in recording.boundaries[min(position, count)])
+        shape_parts = self._shape_parts(shapes or (), kept) if route.carried(position) else ()
+        return (*kept, *shape_parts)
+
+    def _unpacked(self, parts: Parts, first: bool) -> tuple[dict[Key, Tensor], Shapes | None]:
+        if first:
+            return {("input", 0, n): t for n, t in enumerate(parts)}, tuple((tuple(t.shape), t.dtype) for t in parts)
+        base = self._route.base
+        keys = base.boundaries[self._before()]
+        values = {
+            key: part if key in base.gradients else part.detach()
+            for key, part in zip(keys, parts[: len(keys)], strict=True)
+        }
+        carriers = parts[len(keys) :]
+        return values, tuple((tuple(t.shape[1:]), t.dtype) for t in carriers) if carriers else None
+
+    def _before(self) -> int:
+        """The position before."""
+        positions = self._route.positions
+        return positions[positions.index(self._position) - 1]
+
+    @staticmethod
+    def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
+        """Of one layout wherever the layer that gets it is: the bits of a product may depend on it."""
+        return (value if key in recording.gradients else value.detach()).contiguous()
+
+    @staticmethod
+    def _shape_parts(shapes: Shapes, kept: Parts) -> Parts:
+        device = kept[0].device if kept else None
+        return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in shapes)
+
+    def _run_block(self, recording: Recording, values: dict[Key, Tensor]) -> None:
+        i = self._position - 1
+        block = self.module.get_submodule(self._route.blocks[i])
+        args, kwargs = put_together(recording.calls[i], [values[key] for key in recording.call_keys[i]])
+        note_outs(recording, i, block(*args, **kwargs), self._route.blocks[i], values)
+
+
+def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict[Key, Tensor]) -> None:
+    tensors, form = take_apart(result, f"{name} returns something that")
+    if form != recording.outs[i]:
+        raise CannotSplit(
+            f"{name} returned something else than when the model was split: what it returns depends on values"
+        )
+    for key, tensor in zip(recording.out_keys[i], tensors, strict=True):
+        values.setdefault(key, tensor)
+        if key[0] == "out" and key[1] == i:
+            values[key] = tensor
+
+
+@contextmanager
+def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any]) -> Iterator[None]:
+    """Blocks' calls go to `instead`, which gets the block's forward first."""
+    blocks = dict.fromkeys(model.get_submodule(name) for name in names)
+    own = {block: block.__dict__.get("forward") for block in blocks}
+    for block in blocks:
+        block.__dict__["forward"] = partial(instead, block.forward)
+    try:
+        yield
+    finally:
+        for block, forward in own.items():
+            del block.__dict__["forward"]
+            if forward is not None:
+                block.__dict__["forward"] = forward
+
+
+class _Enough(BaseException):
+    """The position is done."""
+
+
+class ModelRun(TorchFunctionMode):
+    """The model's own forward, as far as the end of a position: without data until it begins, for real from then on.
+
+    values: what is known for real, by key; what the position makes for later ones is added.
+    """
+
+    def __init__(self, layer: SplitLayer, recording: Recording, values: dict[Key, Tensor], shapes: Shapes) -> None:
+        super().__init__()
+        self._layer, self._recording, self._values, self._shapes = layer, recording, values, shapes
+        self._route, self._position = layer._route, layer._position
+        self._begin = self._position - 1  # the block whose call, or return, begins what is run for real
+        self._blocks = len(self._route.blocks)
+        self._next, self._now, self._count = 0, 0, 0
+        self._real, self._paused = self._position == 0, False
+        self._stack = ExitStack()
+        self._imagined: dict[int, tuple[Key, Tensor]] = {}
+        self._later = {key for b in recording.boundaries[: self._blocks + 1] for key in b}
+
+    def to_its_end(self) -> list[Tensor] | None:
+        """What the model returned, in the last position."""
+        model = self._layer.module
+        try:
+            with _seated(model, self._route.blocks, self._block), self._stack, self:
+                result = self._route.call(model, self._inputs())
+        except _Enough:
+            return None
+        tensors, form = take_apart(result, "what the model returns")
+        if form != self._recording.result:
+            raise CannotSplit(
+                "the model returned something else than when it was split: what it returns depends on values"
+            )
+        return [self._in_reality(t) for t in tensors]
+
+    def _inputs(self) -> list[Tensor]:
+        if self._real:
+            return [self._values["input", 0, n] for n in range(len(self._shapes))]
+        self._stack.enter_context(_disable_current_modes())
+        self._stack.enter_context(self._route.mode)
+        self._paused = True
+        inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in self._shapes]
+        self._paused = False
+        for n, tensor in enumerate(inputs):
+            self._imagine(tensor, ("input", 0, n))
+        return inputs
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if self._real and any(id(t) in self._imagined for t in given):
+            args, kwargs = tree_map(lambda t: self._in_reality(t) if isinstance(t, Tensor) else t, (args, kwargs))
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        versions = [t._version for t in given]
+        result = func(*args, **kwargs)
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        written = [t for t, version in zip(given, versions, strict=True) if t._version != version]
+        if not made and not written:
+            return result
+        self._count += 1
+        for n, tensor in numbered(made, written):
+            self._made(("made", self._now, RESULTS * self._count + n), tensor, func)
+        return result
+
+    def _made(self, key: Key, tensor: Tensor, function: Any) -> None:
+        if key not in self._later or key not in self._recording.made:
+            return
+        if name_of(function) != self._recording.made[key]:
+            raise CannotSplit(
+                f"the model's forward called {name_of(function)} where it called {self._recording.made[key]} when it "
+                "was split: its way depends on values or on earlier calls"
+            )
+        if self._real:
+            self._values[key] = tensor
+        else:
+            self._imagine(tensor, key)
+
+    def _block(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of a block's forward."""
+        i, self._next = self._next, self._next + 1
+        name = self._route.blocks[i]
+        given, form = take_apart((args, kwargs), f"{name} gets something that")
+        if form != self._recording.calls[i] and self._real:
+            raise CannotSplit(
+                f"{name} is called with something else than when the model was split: it depends on values"
+            )
+        if self._real:  # the position ends here
+            for key, tensor in zip(self._recording.call_keys[i], given, strict=True):
+                if key not in self._values:
+                    self._values[key] = self._in_reality(tensor)
+            raise _Enough
+        for key, tensor in zip(self._recording.call_keys[i], given, strict=True):
+            self._imagine(tensor, key)
+        self._now, self._count = (i + 1 if i + 1 < self._blocks else i + 2), 0
+        if i == min(self._begin, self._blocks - 1):
+            return self._begins(i, forward)
+        keys, shapes = self._recording.out_keys[i], self._recording.out_shapes[i]
+        self._paused = True
+        outs = [torch.empty_like(given[s]) if isinstance(s, int) else torch.empty(s) for s in shapes]
+        self._paused = False
+        for key, tensor in zip(keys, outs, strict=True):
+            self._imagine(tensor, key)
+        return put_together(self._recording.outs[i], outs)
+
+    def _begins(self, i: int, forward: Any) -> Any:
+        """From here on there are data."""
+        self._stack.close()
+        self._real = True
+        recording, values = self._recording, self._values
+        if self._position <= self._blocks:  # the block belongs to the position
+            args, kwargs = put_together(recording.calls[i], [values[key] for key in recording.call_keys[i]])
+            self._paused = True
+            result = forward(*args, **kwargs)
+            self._paused = False
+            note_outs(recording, i, result, self._route.blocks[i], values)
+            return result
+        return put_together(recording.outs[i], [values[key] for key in recording.out_keys[i]])
+
+    def _imagine(self, tensor: Tensor, key: Key) -> None:
+        self._imagined[id(tensor)] = key, tensor
+
+    def _in_reality(self, tensor: Tensor) -> Tensor:
+        known = self._imagined.get(id(tensor))
+        if known is None or known[0] not in self._values:
+            return tensor
+        return self._values[known[0]]

@@ -1,0 +1,300 @@
+"""What passes between a model's blocks, found by running its forward once on tensors without data.
+
+A position is a part of the forward that one layer runs: 0 is the model's code before the first block, i + 1 is block i
+with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
+
+from bamboo_trainer.split.first_values import NEEDS_VALUES
+from bamboo_trainer.split.structures import CannotSplit, Form, take_apart
+from bamboo_trainer.tasks.task_errors import told, where
+
+Key = tuple[str, int, int]
+"""A tensor of the forward: ("input", 0, n), ("call", i, n) and ("out", i, n), the n-th that block i gets and returns,
+or ("made", position, n), the result of the n-th function called there."""
+
+Shape = tuple[int, ...]
+_LOST: Final[Key] = ("lost", 0, 0)
+_UNKNOWN: Final[Key] = ("unknown", 0, 0)
+RESULTS: Final = 256  # that a function may have, in a key's number
+
+
+def born(key: Key) -> int:
+    """The position where it comes to be; an input is there before."""
+    kind, number, _ = key
+    return -1 if kind == "input" else number + (kind == "out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """By block: the forms and tensors of its call and of what it returns, and what shapes the latter have: those of
+    the call's tensor of that number, or these. result, result_keys: what the model returns.
+
+    boundaries: by position, the tensors that later positions need, in order. own_code: positions that run code of the
+    model's besides a block. gradients: tensors that have one. written: tensors that a position
+    writes to, though they come from earlier ones. made: the names of the functions that made such tensors.
+    used: by position, ids of parameters and buffers that its own code uses.
+    """
+
+    calls: tuple[Form, ...]
+    call_keys: tuple[tuple[Key, ...], ...]
+    outs: tuple[Form, ...]
+    out_keys: tuple[tuple[Key, ...], ...]
+    out_shapes: tuple[tuple[int | Shape, ...], ...]
+    result: Form
+    result_keys: tuple[Key, ...]
+    boundaries: tuple[tuple[Key, ...], ...]
+    own_code: frozenset[int]
+    gradients: frozenset[Key]
+    written: frozenset[tuple[int, Key]]
+    made: Mapping[Key, str]
+    used: Mapping[int, frozenset[int]]
+
+    @property
+    def by_shape(self) -> bool:
+        """Does it hold for inputs of these shapes only?"""
+        exact = any(isinstance(shape, tuple) for shapes in self.out_shapes for shape in shapes)
+        return exact or any(form.sizes for form in (*self.calls, *self.outs))
+
+    def same_route(self, other: "Recording") -> bool:
+        """Do the same tensors go the same way?"""
+        return (self.boundaries, self.own_code, self.result_keys) == (
+            other.boundaries,
+            other.own_code,
+            other.result_keys,
+        )
+
+
+def record(
+    model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str], inputs: Sequence[Tensor], call: Any
+) -> Recording:
+    """blocks: modules of the model, in the order of their calls; names: theirs. call: (model, inputs) -> its result.
+
+    The model may be changed. Raises CannotSplit.
+    """
+    recorder = _Recorder(model, blocks, names, inputs)
+    try:
+        with recorder:
+            result = call(model, inputs)
+    except Exception as error:
+        if recorder.problem is None and not isinstance(error, CannotSplit):
+            if isinstance(error, NEEDS_VALUES):
+                what = "its forward goes another way depending on values"
+                raise CannotSplit(f"the model cannot be split: {what} ({where(error)})") from error
+            raise CannotSplit(
+                f"the model cannot be split, as its forward on tensors without data raised {told(error)}"
+            ) from error
+        recorder.problem = recorder.problem or error
+    if recorder.problem is not None:
+        raise recorder.problem
+    return recorder.finished(result)
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every function that the model calls."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str], inputs: Sequence[Tensor]
+    ) -> None:
+        super().__init__()
+        self.problem: Exception | None = None
+        self._blocks, self._names = blocks, names
+        self._position, self._next, self._count = 0, 0, 0
+        self._body: frozenset[int] | None = None  # ids of what the block that runs may use
+        self._owned = {id(t): name for name, t in _all_tensors(model)}
+        self._block_owned = [frozenset(id(t) for _, t in _all_tensors(block)) for block in blocks]
+        self._keys: dict[int, tuple[Key, Tensor]] = {}
+        self._last_use: dict[Key, int] = {}
+        self._order: list[Key] = []
+        self._gradients: set[Key] = set()
+        self._written: set[tuple[int, Key]] = set()
+        self._made: dict[Key, str] = {}
+        self._used: dict[int, set[int]] = {}
+        self._calls: list[tuple[Form, tuple[Key, ...]]] = []
+        self._outs: list[tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]] = []
+        self._ran: set[int] = set()
+        for n, tensor in enumerate(inputs):
+            self._know(tensor, ("input", 0, n))
+        for block in dict.fromkeys(blocks):
+            block.__dict__["forward"] = partial(self._block, block, block.forward)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        versions = [t._version for t in given]
+        result = func(*args, **kwargs)
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        written = [t for t, version in zip(given, versions, strict=True) if t._version != version]
+        if not made and not written:
+            return result  # it was asked about its shape or the like
+        if self._body is not None:
+            self._within_block(given)
+            return result
+        self._ran.add(self._position)
+        for tensor in given:
+            self._use(tensor)
+        self._count += 1
+        for tensor in written:
+            self._written_to(tensor)
+        name = name_of(func)
+        for n, tensor in numbered(made, written):
+            if id(tensor) not in self._owned and (id(tensor) not in self._keys or any(tensor is w for w in written)):
+                key = ("made", self._position, RESULTS * self._count + n)
+                self._made[key] = name
+                self._know(tensor, key)
+        return result
+
+    def finished(self, result: Any) -> Recording:
+        count = len(self._blocks)
+        if self._next < count:
+            raise CannotSplit(f"{self._names[self._next]} is not called by the model's forward, or out of order")
+        self._position = count + 1
+        tensors, form = take_apart(result, "what the model returns")
+        if not tensors:
+            raise CannotSplit("the model returns no tensor")
+        keys = tuple(self._use(tensor) or _UNKNOWN for tensor in tensors)
+        boundaries = tuple(
+            tuple(k for k in self._order if born(k) <= p < self._last_use.get(k, -1)) for p in range(count + 1)
+        )
+        own = {p for p in range(count) if any(born(k) == p and k[0] != "out" for k in boundaries[p])}
+        if any(key == _UNKNOWN or born(key) > count for key in keys):
+            own.add(count + 1)
+        return Recording(
+            calls=tuple(form for form, _ in self._calls),
+            call_keys=tuple(keys for _, keys in self._calls),
+            outs=tuple(form for form, _, _ in self._outs),
+            out_keys=tuple(keys for _, keys, _ in self._outs),
+            out_shapes=tuple(shapes for _, _, shapes in self._outs),
+            result=form,
+            result_keys=keys,
+            boundaries=boundaries,
+            own_code=frozenset(own | (self._ran & {0, count + 1})),
+            gradients=frozenset(self._gradients),
+            written=frozenset(self._written),
+            made=self._made,
+            used={position: frozenset(ids) for position, ids in self._used.items()},
+        )
+
+    def _block(self, block: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the place of a block's forward."""
+        if self._body is not None:
+            return forward(*args, **kwargs)
+        i = self._next
+        if i == len(self._blocks) or self._blocks[i] is not block:
+            expected = f"after {self._names[i - 1]}" if i == len(self._blocks) else f"before {self._names[i]}"
+            raise self._refuse(
+                f"{self._names[list(self._blocks).index(block)]} is called {expected}: the blocks have to be called in "
+                "their order, each once"
+            )
+        name, self._next = self._names[i], i + 1
+        given, form = take_apart((args, kwargs), f"{name} gets something that")
+        for n, tensor in enumerate(given):
+            key = self._key(tensor)
+            if key == _UNKNOWN or (key[0] == "made" and born(key) == i):
+                self._know(tensor, ("call", i, n))
+        self._position = i + 1
+        keys = tuple(self._use(tensor) or self._unkept(name) for tensor in given)
+        self._calls.append((form, keys))
+        versions = [t._version for t in given]
+        self._body = frozenset(map(id, given)) | self._block_owned[i]
+        result = forward(*args, **kwargs)
+        self._body = None
+        self._count = 0
+        self._returned(i, name, result, given, [t._version != v for t, v in zip(given, versions, strict=True)])
+        self._position = i + 1 if i + 1 < len(self._blocks) else i + 2
+        return result
+
+    def _returned(self, i: int, name: str, result: Any, given: Sequence[Tensor], written: Sequence[bool]) -> None:
+        for tensor, changed in zip(given, written, strict=True):
+            if changed:
+                self._written.add((i + 1, self._key(tensor)))
+                self._keys[id(tensor)] = _LOST, tensor
+        made, form = take_apart(result, f"{name} returns something that")
+        for n, tensor in enumerate(made):
+            if self._key(tensor) in (_UNKNOWN, _LOST):
+                self._know(tensor, ("out", i, n))
+        shapes = tuple(
+            next((m for m, g in enumerate(given) if (g.shape, g.dtype) == (t.shape, t.dtype)), tuple(t.shape))
+            for t in made
+        )
+        self._outs.append((form, tuple(self._key(t) for t in made), shapes))
+
+    def _within_block(self, given: Iterable[Tensor]) -> None:
+        assert self._body is not None
+        for tensor in given:
+            if id(tensor) in self._body:
+                continue
+            name = self._names[self._next - 1]
+            if id(tensor) in self._owned:
+                raise self._refuse(
+                    f"{name} uses {self._owned[id(tensor)]}, which it does not have: let it have it as an attribute"
+                )
+            if id(tensor) in self._keys and self._keys[id(tensor)][1] is tensor:
+                raise self._refuse(f"{name} uses a tensor of the model's that it is not called with: pass it")
+
+    def _key(self, tensor: Tensor) -> Key:
+        return self._keys[id(tensor)][0] if id(tensor) in self._keys else _UNKNOWN
+
+    def _know(self, tensor: Tensor, key: Key) -> None:
+        self._keys[id(tensor)] = key, tensor  # held, so that the id stays its own
+        self._order.append(key)
+        if tensor.requires_grad:
+            self._gradients.add(key)
+
+    def _use(self, tensor: Tensor) -> Key | None:
+        """Note that this position needs it. None for what the model owns."""
+        if id(tensor) in self._owned:
+            self._used.setdefault(self._position, set()).add(id(tensor))
+            return None
+        if id(tensor) not in self._keys:
+            return None
+        key = self._keys[id(tensor)][0]
+        if key == _LOST:
+            raise self._refuse(
+                f"{self._names[self._next - 1]} or an earlier block writes to a tensor that is used later"
+            )
+        self._last_use[key] = max(self._position, self._last_use.get(key, -1))
+        return key
+
+    def _written_to(self, tensor: Tensor) -> None:
+        key = self._key(tensor)
+        if id(tensor) in self._owned:
+            raise self._refuse(f"the model's forward writes to {self._owned[id(tensor)]}")
+        if key not in (_UNKNOWN, _LOST) and born(key) < self._position:
+            self._written.add((self._position, key))
+
+    def _unkept(self, name: str) -> Key:
+        raise self._refuse(
+            f"{name} is called with a parameter or buffer of the model's: let it have it as an attribute"
+        )
+
+    def _refuse(self, sentence: str) -> CannotSplit:
+        self.problem = self.problem or CannotSplit(sentence)
+        return CannotSplit(sentence)
+
+
+def _all_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    return list(named)
+
+
+def name_of(function: Any) -> str:
+    return resolve_name(function) or repr(function)
+
+
+def numbered(made: Sequence[Tensor], written: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """What a function has made or written to, each with a number of its own."""
+    return list(enumerate([*written, *(t for t in made if not any(t is w for w in written))]))
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> tuple[tuple[Shape, torch.dtype], ...]:
+    return tuple((tuple(t.shape), t.dtype) for t in tensors)
