@@ -14,7 +14,12 @@ SHOWN = {  # what of each module is for a model's author
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),
     "bamboo_trainer.from_module": ("from_module",),
-    "bamboo_trainer.data": ("TensorDataset", "TextDataset"),
+    "bamboo_trainer.data.config": ("dataset_from",),
+    "bamboo_trainer.data.in_memory": ("TensorDataset", "TextDataset", "NpzDataset"),
+    "bamboo_trainer.data.tokens": ("Documents", "Tokens"),
+    "bamboo_trainer.data.images": ("ImageOptions", "ImageFolder"),
+    "bamboo_trainer.data.rows": ("Indexed", "HuggingFaceDataset"),
+    "bamboo_trainer.data.prefetched": ("Prefetched",),
     "bamboo_trainer.reference": ("train",),
     "bamboo_trainer.training": ("TrainingConfig",),
     "bamboo_trainer.loading": ("load_task",),
@@ -26,7 +31,8 @@ HEAD = """\
 
 <!-- Made by `make docs` from the docstrings and docs/generate_python_api.py; change those instead. -->
 
-What a model's author imports. [tutorial.md](tutorial.md) is the introduction; [models.md](models.md) has the rules for
+What a model's author imports; what is in `bamboo_trainer.data.…` can be imported from `bamboo_trainer.data`.
+[tutorial.md](tutorial.md) is the introduction; [models.md](models.md) has the rules for
 layers, datasets and optimizers beyond their signatures. What is not on this page may change without notice.
 """
 

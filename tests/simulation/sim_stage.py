@@ -196,8 +196,10 @@ class StandIn:
     def last(self) -> bool:
         return self._mine.stop == self._a.layers
 
-    def expect(self, step: int, microbatch: int) -> None:
-        """Has no data to read."""
+    @property
+    def reads_ahead(self) -> int:
+        """It has no data to read."""
+        return 0
 
     @property
     def gradient_size(self) -> int:

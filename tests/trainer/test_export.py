@@ -260,7 +260,8 @@ def test_a_signal_to_the_command_ends_the_process_that_exports(tmp_path):
         "time.sleep(600)\n"
     )
     code = (
-        "from bamboo.local import export; export.MODULE = 'waits'; from bamboo.cli.commands import main; "
+        "from bamboo.cli import checkpoint_commands; checkpoint_commands.EXPORTER = 'waits'; "
+        "from bamboo.cli.commands import main; "
         f"import sys; sys.argv[1:] = ['export', '{tmp_path}', '-o', 'x']; main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -97,6 +97,15 @@ def test_sigkill_at_an_instruction(
     assert job.state.preemptions == 1
 
 
+def test_a_worker_with_reader_processes_is_killed(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = manifest()
+    document["spec"]["task"]["entrypoint"] = "prefetched_gpt:build"
+    job = run_with_faults(document, tmp_path, monkeypatch, ("Forward", 0, 0, 5, 3, signal.SIGKILL))
+    assert_same(job, references[4, 1, False])
+
+
 @pytest.mark.parametrize("name", ["ScatterGradients", "ReduceGradients", "GatherGradients"])
 def test_sigkill_during_the_reduction(
     name: str, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

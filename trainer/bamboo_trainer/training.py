@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from bamboo.job.spec import TrainingSpec
-from bamboo_trainer.data import microbatch_samples
+from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import TrainingFacts
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bamboo.checkpoint.found import Found
     from bamboo.checkpoint.store import CheckpointStore
 
+EXPORTER = "bamboo_trainer.checkpoint"
 app = typer.Typer(rich_markup_mode=None)
 checkpoints = typer.Typer(
     help="List, check and remove checkpoints, in a folder or an object store.",
@@ -177,13 +178,13 @@ def export(
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
-    from bamboo.local.export import export as export_it
+    from bamboo.local.trainer_process import run_trainer
 
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
     with _told():
         _parse(url)
-    raise typer.Exit(export_it([*arguments, "--", url]))
+    raise typer.Exit(run_trainer(EXPORTER, [*arguments, "--", url], "an export"))
 
 
 def _parse(url: str) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster_commands import app as cluster_commands
+from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.rollout_commands import rollouts
 from bamboo.cli.run_options import LocalRunOptions
@@ -36,6 +37,7 @@ app = typer.Typer(
 traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(traces, name="trace")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
+app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += cluster_commands.registered_commands

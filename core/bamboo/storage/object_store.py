@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,7 +27,22 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gs": {"requests_timeout": READ_SECONDS},
     "az": {"connection_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS},
 }
+_VERSIONS: Final = ("ETag", "etag", "generation", "md5Hash", "content_md5")  # before when it was modified
 _MODIFIED: Final = ("LastModified", "last_modified", "mtime", "updated", "created")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteEntry:
+    """One file below a root. name: its path from there; of a root that is a file itself, the file's name.
+
+    path: to read it by, "" for the root itself. version: differs if the file was written anew; "" if the store does not
+    say.
+    """
+
+    name: str
+    path: str
+    size: int
+    version: str
 
 
 def open_store(url: StoreUrl) -> "ObjectFiles":
@@ -90,6 +106,24 @@ class ObjectFiles:
         ends = [min(one + CHUNK, end) for one in starts]
         return b"".join(self._fs.cat_ranges([where] * len(starts), starts, ends, max_gap=None, on_error="raise"))
 
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """These bytes in one request, of a file that is known to have them."""
+        return bytes(self._fs.cat_file(self._path(path), start=start, end=end)) if end > start else b""
+
+    def walk(self) -> Sequence[RemoteEntry]:
+        """All files in all folders, by name; the one file if the root is one. FileNotFoundError if there is nothing."""
+        self._fs.invalidate_cache()
+        try:
+            info = self._fs.info(self._root)
+        except FileNotFoundError:
+            self._check_bucket()
+            raise
+        if info["type"] == "file":
+            return (_remote(info, self._root.rpartition("/")[2], ""),)
+        found = self._fs.find(self._root, detail=True)
+        below = ((str(path)[len(self._root) :].lstrip("/"), one) for path, one in found.items())
+        return tuple(_remote(one, name, name) for name, one in sorted(below, key=lambda pair: pair[0]) if name)
+
     def list(self, folder: str) -> Sequence[FileEntry]:
         self._fs.invalidate_cache()
         where = self._path(folder)
@@ -140,6 +174,11 @@ def _entry(found: Mapping[str, Any]) -> FileEntry:
     if found["type"] == "directory":
         return FileEntry(name=name, size=None, modified=None)
     return FileEntry(name=name, size=int(found.get("size") or 0), modified=_modified(found))
+
+
+def _remote(found: Mapping[str, Any], name: str, path: str) -> RemoteEntry:
+    version = next((str(found[key]) for key in _VERSIONS if found.get(key)), "") or str(_modified(found) or "")
+    return RemoteEntry(name=name, path=path, size=int(found.get("size") or 0), version=version)
 
 
 def _modified(found: Mapping[str, Any]) -> float | None:

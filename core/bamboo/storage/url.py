@@ -49,10 +49,10 @@ class StoreUrl:
     extra: str = ""
 
 
-def parse_url(url: str) -> StoreUrl:
-    """Raises ValueError with a sentence, which holds no credential either."""
+def parse_url(url: str, what: str = "checkpoint URL") -> StoreUrl:
+    """what: it is, for messages. Raises ValueError with a sentence, which holds no credential either."""
     if not url or not url.isprintable():
-        raise ValueError(f"checkpoint URL {one_line(url, 100)!r}: expected {EXPECTED}")
+        raise ValueError(f"{what} {one_line(url, 100)!r}: expected {EXPECTED}")
     found = _SCHEME.fullmatch(url)
     if not found:
         path = os.path.abspath(url)
@@ -62,20 +62,20 @@ def parse_url(url: str) -> StoreUrl:
     if protocol == "file":
         place, _, path = rest.partition("/")
         if place not in ("", "localhost") or not path.strip("/"):
-            raise ValueError(f"checkpoint URL {shown}: expected file:/// and an absolute path")
+            raise ValueError(f"{what} {shown}: expected file:/// and an absolute path")
         path = os.path.abspath(unquote(f"/{path}"))
         return StoreUrl(protocol="file", path=path, shown=path)
     if protocol not in PROTOCOLS:
-        raise ValueError(f"checkpoint URL {shown}: nothing is known of {protocol}://; expected {EXPECTED}")
+        raise ValueError(f"{what} {shown}: nothing is known of {protocol}://; expected {EXPECTED}")
     place = rest.partition("/")[0]
     user, at, _ = place.rpartition("@")
     if "?" in rest or "#" in rest or (at and (protocol not in ("abfs", "abfss") or ":" in user)):
         raise ValueError(
-            f"checkpoint URL {shown}: expected one without credentials and parameters; credentials come from the "
+            f"{what} {shown}: expected one without credentials and parameters; credentials come from the "
             "environment (docs/checkpoints.md)"
         )
     if not place and protocol != "memory":
-        raise ValueError(f"checkpoint URL {shown}: expected {EXPECTED}")
+        raise ValueError(f"{what} {shown}: expected {EXPECTED}")
     name, extra = PROTOCOLS[protocol]
     return StoreUrl(protocol=name, path=f"{name}://{rest.rstrip('/')}", shown=shown, extra=extra)
 

@@ -1,6 +1,7 @@
 """What each instruction does: one method per instruction, found by its type."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -82,13 +83,19 @@ class Instructions:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, m), outputs)
 
     def _expect_next(self, cell_step: CellStep, stage: Stage) -> None:
-        """Have the data of the forward after this one read while this one runs."""
+        """Have the data of the forwards after this one read while this one runs."""
+        for step, microbatch in islice(self._coming(cell_step), stage.reads_ahead):
+            stage.expect(step, microbatch)
+
+    def _coming(self, cell_step: CellStep) -> Iterator[tuple[int, int]]:
+        """Step and microbatch of the forwards after this one, as far as no plan changes them."""
         assert cell_step.layout is not None
-        later = [i.microbatch for i in cell_step.program[cell_step.done + 1 :] if isinstance(i, Forward)]
-        if later:
-            stage.expect(cell_step.step, later[0])
-        elif cell_step.step + 1 < self._steps:
-            stage.expect(cell_step.step + 1, cell_step.layout.split[cell_step.cell.pipeline][0])
+        for instruction in cell_step.program[cell_step.done + 1 :]:
+            if isinstance(instruction, Forward):
+                yield cell_step.step, instruction.microbatch
+        for step in range(cell_step.step + 1, self._steps):
+            for microbatch in cell_step.layout.split[cell_step.cell.pipeline]:
+                yield step, microbatch
 
     def _backward(self, cell_step: CellStep, instruction: Backward) -> None:
         stage, work = self._parts(cell_step)

@@ -222,10 +222,14 @@ class Stage:
             self._optimizer_state.fetch(self._device)
         self._parked = parked
 
+    @property
+    def reads_ahead(self) -> int:
+        """How many microbatches it should `expect`: 0 if it needs no data."""
+        return self._reader.ahead if self._stage == 0 or self.last else 0
+
     def expect(self, step: int, microbatch: int) -> None:
-        """The forward of that microbatch comes soon: if it needs data, they are read in the background."""
-        if self._stage == 0 or self.last:
-            self._reader.expect(self._stage, step, microbatch)
+        """The forward of that microbatch comes soon: its data are read in the background."""
+        self._reader.expect(self._stage, step, microbatch)
 
     def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
         inputs, targets = self._reader.batch(self._stage, step, microbatch)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bamboo_trainer.data import pure_seed
+from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
 from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS

@@ -1,20 +1,12 @@
-"""Which samples a microbatch holds, and two datasets.
+"""Which samples a microbatch holds.
 
 Every random choice is a pure function of numbers, so any worker can derive it at any time and in any order.
 """
 
 import hashlib
-import sysconfig
-from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-
-from bamboo_trainer.task import Parts
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
-STDLIB_BYTES = 4_000_000
 
 
 def pure_seed(purpose: str, *numbers: int) -> int:
@@ -51,56 +43,6 @@ def microbatch_samples(
 ) -> tuple[int, ...]:
     """The part of `step_samples` that belongs to one microbatch of the step."""
     return _samples(seed, step * global_batch + microbatch * micro_batch_size, micro_batch_size, length)
-
-
-def stdlib_text(limit: int = STDLIB_BYTES) -> bytes:
-    """The sources of this Python's standard library (top level, by name): real text on every machine."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    text = bytearray()
-    for path in sorted(folder.glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= limit:
-            break
-    return bytes(text[:limit])
-
-
-class TextDataset:
-    """Bytes as tokens: sample i is window i of `context` bytes and, as targets, the same shifted by one."""
-
-    def __init__(self, text: bytes, context: int) -> None:
-        if context < 1:
-            raise ValueError(f"context must be at least 1, got {context}")
-        if len(text) <= context:
-            raise ValueError(f"the text has {len(text)} bytes, fewer than context + 1 = {context + 1}")
-        self.context = context
-        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-    def __len__(self) -> int:
-        return (len(self._text) - 1) // self.context
-
-    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        """Inputs and targets, both int64 [samples, context]."""
-        width = self.context
-        windows = torch.stack([self._text[i * width : (i + 1) * width + 1] for i in indices]).long()
-        return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
-
-
-class TensorDataset:
-    """Inputs and targets held in memory; dimension 0 numbers the samples."""
-
-    def __init__(self, inputs: Parts, targets: Parts) -> None:
-        lengths = {len(part) for part in (*inputs, *targets)}
-        if len(lengths) != 1:
-            raise ValueError(f"all tensors must have the same number of samples, got {sorted(lengths)}")
-        self._inputs, self._targets = inputs, targets
-        self._length = lengths.pop()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
-        chosen = torch.tensor(indices, dtype=torch.int64)
-        return tuple(p[chosen] for p in self._inputs), tuple(p[chosen] for p in self._targets)
 
 
 def _samples(seed: int, first: int, count: int, length: int) -> tuple[int, ...]:

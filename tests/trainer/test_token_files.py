@@ -1,0 +1,217 @@
+"""Files of tokens: what is written is what is read; nothing half written is ever seen; what is wrong is a sentence."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo_trainer.data import Documents, Tokens, dataset_from, open_sources
+from bamboo_trainer.data.__main__ import main
+from bamboo_trainer.data.token_file import TokenFile, TokenWriter, new_file
+
+PATIENCE = 120.0
+
+
+def written(path: Path, documents: list[list[int]], vocabulary: int = 256) -> Path:
+    with new_file(path) as file, TokenWriter(file, vocabulary) as writer:
+        for document in documents:
+            writer.add(document)
+            writer.end_document()
+    return path
+
+
+def opened(path: Path) -> TokenFile:
+    (source,) = open_sources(str(path), (".tokens",)).files
+    return TokenFile(source)
+
+
+def read_through(path: Path) -> None:
+    file = opened(path)
+    file.ends()
+    file.verify()
+
+
+def tokenized(*arguments: object, code: int = 0) -> None:
+    assert main(["tokenize", *map(str, arguments)]) == code
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 70_000), max_size=9), min_size=1, max_size=9), st.integers(0, 1))
+def test_what_is_written_is_read(tmp_path_factory, documents, wide):
+    path = tmp_path_factory.mktemp("tokens") / "a.tokens"
+    documents = [[token if wide else token % 300 for token in document] for document in documents]
+    file = opened(written(path, documents, 70_001 if wide else 300))
+    flat = list(chain(*documents))
+    assert file.header.width == (4 if wide else 2)
+    assert file.tokens(0, len(flat)).tolist() == flat
+    assert file.ends().tolist() == list(accumulate(map(len, documents)))
+    file.verify()
+
+
+def test_the_format_is_the_documented_one(tmp_path):
+    data = written(tmp_path / "a.tokens", [[1, 2, 3], [4]], 300).read_bytes()
+    assert struct.unpack("<8sIIQQQ", data[:40]) == (b"BAMBOOTK", 1, 2, 4, 2, 300)
+    assert np.frombuffer(data[64:72], "<u2").tolist() == [1, 2, 3, 4]
+    assert np.frombuffer(data[72:], "<u8").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: b"", "is not a file of tokens"),
+        (lambda data: b"x" * 200, "is not a file of tokens"),
+        (lambda data: data[:-3], "is damaged: it has 77 bytes, its header says 80"),
+        (lambda data: data[:8] + b"\2" + data[9:], "has version 2 of the format, expected 1"),
+        (lambda data: data[:64] + b"\7" + data[65:], "its checksum is not that of what was written"),
+        (lambda data: data[:72] + data[76:80] * 2, "its documents do not end one after the other"),
+    ],
+)
+def test_a_damaged_file_is_told(tmp_path, spoil, said):
+    path = written(tmp_path / "a.tokens", [[1, 2, 3, 4]])
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ValueError, match=said) as caught:
+        read_through(path)
+    assert str(path) in str(caught.value)
+
+
+def test_sequences_lie_one_after_the_other_and_stay_inside_a_file(tmp_path):
+    written(tmp_path / "a.tokens", [list(range(10))])
+    written(tmp_path / "b.tokens", [list(range(100, 108))])
+    written(tmp_path / ".c.tokens", [list(range(99))])
+    data = Tokens(open_sources(str(tmp_path), (".tokens",)).files, 3)
+    assert len(data) == 3 + 2
+    (inputs,), (targets,) = data.batch([2, 3, 0])
+    assert inputs.tolist() == [[6, 7, 8], [100, 101, 102], [0, 1, 2]]
+    assert targets.tolist() == [[7, 8, 9], [101, 102, 103], [1, 2, 3]]
+    assert inputs.dtype == targets.dtype == torch.int64
+
+
+def test_a_documents_first_token_is_no_target_if_that_is_wanted(tmp_path):
+    path = written(tmp_path / "a.tokens", [[1, 2], [3, 4, 5], [], [6, 7, 8, 9]])
+    sources = open_sources(str(path), (".tokens",)).files
+    (inputs,), (targets,) = Tokens(sources, 4, Documents.MASKED).batch([0, 1])
+    assert inputs.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert targets.tolist() == [[2, -100, 4, 5], [-100, 7, 8, 9]]
+    (again, numbers), _ = Tokens(sources, 4, Documents.NUMBERED).batch([0, 1])
+    assert torch.equal(again, inputs)
+    assert numbers[0].tolist() == [0, 0, 1, 1]
+    assert [int(b) > int(a) for a, b in pairwise(numbers[1])] == [True, False, False]
+
+
+def test_a_manifest_names_them(tmp_path):
+    path = written(tmp_path / "a.tokens", [list(range(64))])
+    data = dataset_from({"kind": "tokens", "path": str(path), "length": 8, "documents": "masked"})
+    assert len(data) == 7
+    with pytest.raises(ValueError, match=r"^data: .*no file has more than 64 tokens, the length of a sequence"):
+        dataset_from({"kind": "tokens", "path": str(path), "length": 64})
+    with pytest.raises(ValueError, match=r"^data: documents must be one of joined, masked, numbered, got 'x'"):
+        dataset_from({"kind": "tokens", "path": str(path), "length": 8, "documents": "x"})
+
+
+def test_texts_become_bytes(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "b.txt").write_bytes(b"two\xff")
+    (folder / "a.jsonl").write_text('{"text": "one"}\n\n{"text": "\\u00e9"}\n{"text": ""}\n')
+    (folder / "skipped.py").write_text("no")
+    tokenized(folder, "--output", tmp_path / "out.tokens")
+    file = opened(tmp_path / "out.tokens")
+    assert file.tokens(0, file.header.tokens).astype(np.uint8).tobytes() == b"one\xc3\xa9two\xff"
+    assert file.ends().tolist() == [3, 5, 9]
+    assert "9 tokens, 3 documents, vocabulary 256" in capsys.readouterr().out
+    tokenized(folder, "--output", tmp_path / "lines.tokens", "--pattern", "*.py", "--lines")
+    assert opened(tmp_path / "lines.tokens").header.tokens == 2
+
+
+def test_shards_end_with_a_document(tmp_path):
+    text = tmp_path / "lines.txt"
+    text.write_text("".join(f"{'x' * 9}{i}\n" for i in range(10)))
+    tokenized(text, "--output", tmp_path / "out", "--shard", "25", "--lines")
+    assert [opened(file).header.tokens for file in sorted((tmp_path / "out").iterdir())] == [30, 30, 30, 10]
+    tokenized(text, "--output", tmp_path / "out", "--shard", "25", code=1)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_any_tokenizer_does(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[end]": 0, "a": 1, "b": 70_000}, unk_token="[end]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "x.txt").write_text("a b a")
+    tokenized(
+        tmp_path / "x.txt", "--output", tmp_path / "o.tokens", "--tokenizer", tmp_path / "tokenizer.json",
+        "--end", "[end]",
+    )  # fmt: skip
+    file = opened(tmp_path / "o.tokens")
+    assert file.tokens(0, 4).tolist() == [1, 70_000, 1, 0]
+    assert file.header.vocabulary == 70_001
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        ('{"txt": 1}\n', [], 'a.jsonl line 1: expected a JSON object with a text "text" (--field names another)'),
+        ('{"text": "x"}\nrubbish\n', [], "a.jsonl line 2: expected a JSON object"),
+        ("\n", [], "there is no text in these files"),
+        ('{"text": "x"}', ["--tokenizer", "nowhere.json"], "--tokenizer: cannot read nowhere.json: no such file"),
+        ('{"text": "x"}', ["--end", "x"], "--end: bytes have no such token"),
+        ('{"text": "x"}', ["--output", "out.npy"], "--output out.npy: expected a file NAME.tokens"),
+    ],
+)
+def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch, capsys, content, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(content)
+    tokenized("a.jsonl", "--output", "out.tokens", *arguments, code=1)
+    assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_killed_writer_leaves_nothing_that_counts_and_the_next_one_succeeds(tmp_path, capsys):
+    """The first process waits for the end of its text, which is a pipe, when it is killed."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    output = tmp_path / "out.tokens"
+    script = (
+        "import sys; from pathlib import Path; from bamboo_trainer.data.tokenizing import *;"
+        "tokenize(Texts(files=[Path(sys.argv[1]), Path(sys.argv[2])], lines=True), ByteEncoder(), Path(sys.argv[3]))"
+    )
+    (tmp_path / "first.txt").write_text("some text\n" * 2000)
+    arguments = [tmp_path / "first.txt", tmp_path / "pipe.txt", output]
+    writer = subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)])
+    partial = tmp_path / ".out.tokens.partial"
+    deadline = time.monotonic() + PATIENCE
+    while not (partial.exists() and partial.stat().st_size > 0):
+        assert time.monotonic() < deadline
+        assert writer.poll() is None
+        time.sleep(0.02)
+    tokenized(tmp_path / "first.txt", "--output", output, code=1)
+    assert f"{output} is being written by another process" in capsys.readouterr().err
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert not output.exists()
+    tokenized(tmp_path / "first.txt", "--output", output)
+    opened(output).verify()
+    assert not partial.exists()
+
+
+def test_the_command_line_says_what_a_file_has(tmp_path, capfd):
+    path = written(tmp_path / "a.tokens", [[1, 2], [3]])
+    done = CliRunner().invoke(app, ["data", "show", str(path), "--verify"])
+    assert done.exit_code == 0
+    assert capfd.readouterr().out == f"{path}: 3 tokens of 2 bytes, 2 documents, vocabulary 256, sound\n"
+    (tmp_path / "x.jsonl").write_text(json.dumps({"body": "abc"}))
+    given = ["data", "tokenize", str(tmp_path), "-o", str(tmp_path / "n.tokens"), "--field", "body", "-q"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert "3 tokens, 1 document, vocabulary 256" in capfd.readouterr().out

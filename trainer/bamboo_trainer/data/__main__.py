@@ -1,0 +1,109 @@
+"""`python -m bamboo_trainer.data`: what `bamboo data` runs, which itself needs no torch."""
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo.storage.errors import StorageError
+from bamboo.text import count, size
+from bamboo_trainer.data.sources import open_sources
+from bamboo_trainer.data.token_file import SUFFIX, TokenFile
+from bamboo_trainer.data.tokenizing import (
+    BYTES,
+    PATTERNS,
+    ByteEncoder,
+    Encoder,
+    Texts,
+    TokenizerEncoder,
+    text_files,
+    tokenize,
+)
+
+LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
+
+
+def main(arguments: list[str]) -> int:
+    given = _parser().parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
+    try:
+        return _tokenize(given) if given.command == "tokenize" else _show(given)
+    except (ValueError, StorageError) as error:
+        print(f"bamboo: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bamboo_trainer.data")
+    commands = parser.add_subparsers(dest="command", required=True)
+    tokenizing = commands.add_parser("tokenize")
+    tokenizing.add_argument("texts", type=Path, nargs="+")
+    tokenizing.add_argument("--output", type=Path, required=True)
+    tokenizing.add_argument("--tokenizer", default=BYTES)
+    tokenizing.add_argument("--end", default="")
+    tokenizing.add_argument("--field", default="text")
+    tokenizing.add_argument("--lines", action="store_true")
+    tokenizing.add_argument("--pattern", action="append")
+    tokenizing.add_argument("--shard", type=int)
+    tokenizing.add_argument("--force", action="store_true")
+    tokenizing.add_argument("--quiet", action="store_true")
+    showing = commands.add_parser("show")
+    showing.add_argument("path")
+    showing.add_argument("--verify", action="store_true")
+    return parser
+
+
+def _tokenize(given: argparse.Namespace) -> int:
+    output: Path = given.output
+    if given.shard is None and output.suffix != SUFFIX:
+        raise ValueError(f"--output {output}: expected a file NAME{SUFFIX}, or with --shard a folder's name")
+    files = text_files(given.texts, given.pattern or PATTERNS, output)
+    encoder: Encoder = ByteEncoder() if given.tokenizer == BYTES else TokenizerEncoder(Path(given.tokenizer), given.end)
+    if given.tokenizer == BYTES and given.end:
+        raise ValueError("--end: bytes have no such token; expected it together with --tokenizer")
+    done = tokenize(
+        Texts(files=files, field=given.field, lines=given.lines), encoder, output, shard=given.shard,
+        force=given.force,
+        progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
+    )  # fmt: skip
+    in_files = f" in {count(done.files, 'file')}" if given.shard else ""
+    print(f"{output}: {count(done.tokens, 'token')}, {count(done.documents, 'document')}{in_files}, ", end="")
+    print(f"vocabulary {done.vocabulary}")
+    return EXIT_OK
+
+
+def _show(given: argparse.Namespace) -> int:
+    for source in open_sources(given.path, (SUFFIX,)).files:
+        file = TokenFile(source)
+        if given.verify:
+            file.verify()
+        header = file.header
+        print(
+            f"{file.name}: {count(header.tokens, 'token')} of {header.width} bytes, "
+            f"{count(header.documents, 'document')}, vocabulary {header.vocabulary}"
+            f"{', sound' if given.verify else ''}"
+        )
+    return EXIT_OK
+
+
+class Shown:
+    """Progress on standard error: one line that changes, or a new one now and then."""
+
+    def __init__(self, terminal: bool) -> None:
+        self._terminal, self._last = terminal, time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        text = f"{size(done)} of {size(of)} read"
+        if self._terminal:
+            print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._last > LINE_SECONDS:
+            self._last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

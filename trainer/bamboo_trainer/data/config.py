@@ -1,0 +1,206 @@
+"""A dataset by what a manifest says of it, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo_trainer.data.images import IMAGENET_MEAN, IMAGENET_STD, SUFFIXES, ImageFolder, ImageOptions
+from bamboo_trainer.data.in_memory import NpzDataset, TextDataset, stdlib_text
+from bamboo_trainer.data.prefetched import Prefetched
+from bamboo_trainer.data.rows import HuggingFaceDataset, Indexed
+from bamboo_trainer.data.sources import CacheConfig, open_sources
+from bamboo_trainer.data.token_file import SUFFIX
+from bamboo_trainer.data.tokens import Documents, Tokens
+from bamboo_trainer.task import Dataset
+
+_MISSING: Final[Any] = object()
+
+
+def dataset_from(config: Mapping[str, Any], where: str = "data") -> Dataset:
+    """The dataset that a task's config describes; docs/data.md has the kinds and their keys.
+
+    where: the config's own key, for messages. Raises ValueError naming the key and what was expected; StorageError of
+    bamboo.storage if an object store does not answer.
+    """
+    keys = _Keys(config, where)
+    kind = keys.text("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"{where}.kind must be one of {', '.join(_KINDS)}, got {kind!r}")
+    readers, ahead = keys.number("readers", 0), keys.number("readAhead", 0)
+    threads = keys.truth("threads", False)
+    make = _KINDS[kind]
+    try:
+        dataset = make(keys)
+        keys.finish(kind)
+        if not readers:
+            if ahead or threads:
+                raise ValueError("readAhead and threads: expected together with readers")
+            return dataset
+        return Prefetched(dataset, readers, ahead or None, processes=not threads)
+    except KeyProblem:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+class KeyProblem(ValueError):
+    """About one key, which its text names."""
+
+
+class _Keys:
+    """Takes out what is asked for, and says what is wrong with it."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        if not isinstance(config, Mapping):
+            raise KeyProblem(f"{where} must be a mapping with kind and its keys, got {config!r}")
+        self._left, self._where = dict(config), where
+        self._known: list[str] = []
+
+    def finish(self, kind: str) -> None:
+        """Nothing may be left."""
+        for key in self._left:
+            raise KeyProblem(
+                f"{self._where}: unknown key {key!r} for kind {kind}, expected some of {', '.join(self._known)}"
+            )
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        value = self._take(key, default)
+        if not isinstance(value, str) or not (value or value == default):
+            raise self._problem(key, "a text", value)
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> int:
+        value = self._take(key, default)
+        if type(value) is not int or value < 0:
+            raise self._problem(key, "a whole number", value)
+        return value
+
+    def real(self, key: str, default: float) -> float:
+        value = self._take(key, default)
+        if type(value) not in (int, float):
+            raise self._problem(key, "a number", value)
+        return float(value)
+
+    def truth(self, key: str, default: bool) -> bool:
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._problem(key, "true or false", value)
+        return value
+
+    def texts(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
+        """One or several."""
+        value = self._take(key, default)
+        several = [value] if isinstance(value, str) else value
+        if not isinstance(several, list | tuple) or not all(isinstance(one, str) and one for one in several):
+            raise self._problem(key, "a name or a list of names", value)
+        return tuple(several)
+
+    def triple(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+        value = self._take(key, default)
+        if not isinstance(value, list | tuple) or len(value) != 3 or any(type(v) not in (int, float) for v in value):
+            raise self._problem(key, "three numbers", value)
+        return (float(value[0]), float(value[1]), float(value[2]))
+
+    def mapping(self, key: str) -> "Mapping[str, Any]":
+        value = self._take(key, {})
+        if not isinstance(value, Mapping):
+            raise self._problem(key, "a mapping", value)
+        return value
+
+    def below(self, key: str) -> "_Keys":
+        return _Keys(self.mapping(key), f"{self._where}.{key}")
+
+    def _take(self, key: str, default: Any) -> Any:
+        self._known.append(key)
+        value = self._left.pop(key, default)
+        if value is _MISSING:
+            raise KeyProblem(f"{self._where}.{key} is missing")
+        return value
+
+    def _problem(self, key: str, expected: str, value: Any) -> KeyProblem:
+        return KeyProblem(f"{self._where}.{key} must be {expected}, got {value!r}")
+
+
+def _cache(keys: _Keys) -> CacheConfig:
+    below, default = keys.below("cache"), CacheConfig.default()
+    folder = Path(below.text("folder", str(default.folder)))
+    gigabytes = below.real("gigabytes", default.bytes / 1e9)
+    below.finish("cache")
+    return CacheConfig(folder=folder, bytes=int(gigabytes * 1e9))
+
+
+def _tokens(keys: _Keys) -> Dataset:
+    path, length = keys.text("path"), keys.number("length")
+    documents = keys.text("documents", Documents.JOINED.value)
+    if documents not in list(Documents):
+        raise ValueError(f"documents must be one of {', '.join(Documents)}, got {documents!r}")
+    cache = _cache(keys)
+    return Tokens(open_sources(path, (SUFFIX,), cache).files, length, Documents(documents))
+
+
+def _images(keys: _Keys) -> Dataset:
+    path, variants, cache = keys.text("path"), keys.number("variants", 1), _cache(keys)
+    options = ImageOptions(
+        size=keys.number("size", 224),
+        augment=keys.truth("augment", False),
+        least_area=keys.real("leastArea", 0.08),
+        mean=keys.triple("mean", IMAGENET_MEAN),
+        std=keys.triple("std", IMAGENET_STD),
+    )
+    return ImageFolder(open_sources(path, SUFFIXES, cache), options, variants)
+
+
+def _npz(keys: _Keys) -> Dataset:
+    return NpzDataset(keys.text("path"), keys.texts("inputs", ("inputs",)), keys.texts("targets", ("targets",)))
+
+
+def _hugging_face(keys: _Keys) -> Dataset:
+    return HuggingFaceDataset(
+        keys.text("path"),
+        keys.texts("inputs", ("input_ids",)),
+        keys.texts("targets", ()),
+        split=keys.text("split", "") or None,
+        next_token=keys.truth("nextToken", False),
+    )
+
+
+def _text(keys: _Keys) -> Dataset:
+    path, length = keys.text("path", "stdlib"), keys.number("length")
+    if path == "stdlib":
+        return TextDataset(stdlib_text(), length)
+    try:
+        return TextDataset(Path(path).read_bytes(), length)
+    except OSError as error:
+        raise ValueError(f"path must be stdlib or a readable file, got {path!r} ({error.strerror})") from None
+
+
+def _own(keys: _Keys) -> Dataset:
+    """Whatever a function returns: a dataset, or samples by number."""
+    name, config = keys.text("entrypoint"), keys.mapping("config")
+    inputs, targets = keys.texts("inputs", ()), keys.texts("targets", ())
+    module, colon, function = name.partition(":")
+    if not module or not colon or not function:
+        raise ValueError(f'entrypoint must be "module:function", got {name!r}')
+    try:
+        make = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise ValueError(f"entrypoint: cannot import {module!r}: {error}") from error
+    if not callable(make):
+        raise ValueError(f"entrypoint: {module} has no function {function!r}")
+    made = make(config)
+    if hasattr(made, "batch"):
+        return made  # type: ignore[no-any-return]
+    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+        raise ValueError(f"entrypoint: {name} returned {type(made).__name__}, expected samples with a length and [i]")
+    return Indexed(made, inputs, targets)
+
+
+_KINDS: Final[Mapping[str, Callable[[_Keys], Dataset]]] = {
+    "tokens": _tokens,
+    "text": _text,
+    "images": _images,
+    "npz": _npz,
+    "huggingface": _hugging_face,
+    "own": _own,
+}

@@ -1,0 +1,86 @@
+"""Datasets that are held in memory."""
+
+import sysconfig
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bamboo_trainer.data.rows import as_tensor
+from bamboo_trainer.task import Parts
+
+STDLIB_BYTES = 4_000_000
+
+
+def stdlib_text(limit: int = STDLIB_BYTES) -> bytes:
+    """The sources of this Python's standard library (top level, by name): real text on every machine."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    return bytes(text[:limit])
+
+
+class TextDataset:
+    """Bytes as tokens: sample i is window i of `context` bytes and, as targets, the same shifted by one."""
+
+    def __init__(self, text: bytes, context: int) -> None:
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}")
+        if len(text) <= context:
+            raise ValueError(f"the text has {len(text)} bytes, fewer than context + 1 = {context + 1}")
+        self.context = context
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self.context
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Inputs and targets, both int64 [samples, context]."""
+        width = self.context
+        windows = torch.stack([self._text[i * width : (i + 1) * width + 1] for i in indices]).long()
+        return (windows[:, :-1].contiguous(),), (windows[:, 1:].contiguous(),)
+
+
+class TensorDataset:
+    """Inputs and targets held in memory; dimension 0 numbers the samples."""
+
+    def __init__(self, inputs: Parts, targets: Parts) -> None:
+        lengths = {len(part) for part in (*inputs, *targets)}
+        if len(lengths) != 1:
+            raise ValueError(f"all tensors must have the same number of samples, got {sorted(lengths)}")
+        self._inputs, self._targets = inputs, targets
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        chosen = torch.tensor(indices, dtype=torch.int64)
+        return tuple(p[chosen] for p in self._inputs), tuple(p[chosen] for p in self._targets)
+
+
+class NpzDataset(TensorDataset):
+    """Arrays of an .npz file, which are held in memory. inputs, targets: their names, in order.
+
+    Whole numbers become int64, floating-point ones float32. Raises ValueError.
+    """
+
+    def __init__(self, path: str | Path, inputs: Sequence[str], targets: Sequence[str]) -> None:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if not isinstance(file, np.lib.npyio.NpzFile):
+                    raise ValueError("it holds a single array")
+                missing = [name for name in (*inputs, *targets) if name not in file.files]
+                if missing:
+                    raise ValueError(f"it has {', '.join(file.files)}, and no array {missing[0]!r}")
+                arrays = {name: as_tensor(file[name], f"array {name!r}") for name in {*inputs, *targets}}
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} cannot be used as an .npz file of samples: {error}") from None
+        super().__init__(tuple(arrays[name] for name in inputs), tuple(arrays[name] for name in targets))

@@ -1,0 +1,36 @@
+"""Several readers for one dataset."""
+
+from collections.abc import Sequence
+
+from bamboo_trainer.task import Dataset, Parts
+
+MOST_READERS = 64
+MOST_AHEAD = 256
+
+
+class Prefetched:
+    """A dataset that each worker reads with several readers at once, so many microbatches ahead.
+
+    Which samples a microbatch has, and what is in them, does not depend on it. dataset: as any other; its batches are
+    made by other processes, or threads with processes=False, several at once. readers: how many. ahead: microbatches
+    that are read before they are needed, by default two for each reader; each takes memory. processes: False for a
+    dataset that spends its time outside of Python (decoding, waiting for a store); then it is called by several threads
+    at once. A dataset that draws from torch's global generator is read by nobody ahead of time.
+
+    Reader processes are forked from the worker: they see what the dataset had when the first batch was read, hold none
+    of the worker's connections, must not use a GPU, and end with it.
+    """
+
+    def __init__(self, dataset: Dataset, readers: int = 2, ahead: int | None = None, processes: bool = True) -> None:
+        if not 1 <= readers <= MOST_READERS:
+            raise ValueError(f"readers must be from 1 to {MOST_READERS}, got {readers}")
+        if ahead is not None and not 1 <= ahead <= MOST_AHEAD:
+            raise ValueError(f"readAhead must be from 1 to {MOST_AHEAD}, got {ahead}")
+        self.dataset, self.readers, self.processes = dataset, readers, processes
+        self.ahead = ahead or 2 * readers
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        return self.dataset.batch(indices)

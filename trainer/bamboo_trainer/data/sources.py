@@ -1,0 +1,110 @@
+"""The files of a dataset, on this machine or in an object store, as bytes."""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo.storage.url import parse_url
+from bamboo_trainer.data.block_cache import BlockCache, CachedFile, RemoteFiles
+from bamboo_trainer.data.token_file import Source
+
+DEFAULT_GIGABYTES: Final = 8.0
+FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Where blocks of remote files are kept, and how much of them: `bytes` for all who use that folder together."""
+
+    folder: Path
+    bytes: int
+
+    @classmethod
+    def default(cls) -> "CacheConfig":
+        folder = os.environ.get(FOLDER_VARIABLE) or os.path.join(tempfile.gettempdir(), "bamboo-data")
+        return cls(folder=Path(folder), bytes=int(DEFAULT_GIGABYTES * 1e9))
+
+
+class LocalFile:
+    """`read` maps the file into memory, so that its pages are the system's to keep or drop; `content` does not."""
+
+    __slots__ = ("_bytes", "_size", "name")
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._size: int | None = None
+        self._bytes: memoryview | None = None
+
+    @property
+    def size(self) -> int:
+        if self._size is None:
+            self._size = os.stat(self.name).st_size
+        return self._size
+
+    def read(self, start: int, end: int) -> memoryview:
+        assert 0 <= start <= end <= self.size
+        if self._bytes is None:
+            with open(self.name, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if self.size else b""
+            self._bytes = memoryview(mapped)
+        return self._bytes[start:end]
+
+    def content(self) -> bytes:
+        with open(self.name, "rb") as file:
+            return file.read()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (LocalFile, (self.name,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Files in the order of their names, and the folder that they are in, as a beginning of their names."""
+
+    root: str
+    files: Sequence[Source]
+
+
+def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None = None) -> Sources:
+    """The file at that path or URL, or those in that folder and its folders that have one of the suffixes, by name.
+
+    Hidden files, such as those that are being written, are left out. Raises ValueError with a sentence; StorageError of
+    bamboo.storage if a store does not answer.
+    """
+    parsed = parse_url(path, "the path or URL of data")
+    if parsed.protocol == "file":
+        return _local(parsed.path, suffixes)
+    remote = RemoteFiles(path)
+    entries = [entry for entry in remote.list() if _has(entry.name, suffixes)]
+    if not entries:
+        raise ValueError(f"{remote.shown} has no file {_named(suffixes)}")
+    settings = cache or CacheConfig.default()
+    blocks = BlockCache(settings.folder, settings.bytes)
+    block = BlockCache.block_size(sum(entry.size for entry in entries), settings.bytes)
+    return Sources(root=remote.shown, files=[CachedFile(remote, entry, blocks, block) for entry in entries])
+
+
+def _local(path: str, suffixes: Sequence[str]) -> Sources:
+    if os.path.isfile(path):
+        return Sources(root=os.path.dirname(path), files=[LocalFile(path)])
+    if not os.path.isdir(path):
+        raise ValueError(f"cannot read {path}: there is no such file or folder")
+    names: list[str] = []
+    for folder, folders, files in os.walk(path, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [os.path.join(folder, name) for name in files if _has(name, suffixes)]
+    if not names:
+        raise ValueError(f"{path} has no file {_named(suffixes)}")
+    return Sources(root=path, files=[LocalFile(name) for name in sorted(names)])
+
+
+def _has(name: str, suffixes: Sequence[str]) -> bool:
+    return name.lower().endswith(tuple(suffixes)) and not any(part.startswith(".") for part in name.split("/"))
+
+
+def _named(suffixes: Sequence[str]) -> str:
+    return f"*{suffixes[0]}" if len(suffixes) == 1 else f"of the kinds {', '.join(suffixes)}"

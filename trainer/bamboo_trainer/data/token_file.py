@@ -1,0 +1,278 @@
+"""Files of token ids that can be read anywhere without being loaded. Little endian throughout:
+
+| Bytes | What |
+| --- | --- |
+| 0 to 7 | `BAMBOOTK` |
+| 8 to 11 | uint32: version of the format, 1 |
+| 12 to 15 | uint32: bytes of a token, 2 or 4 |
+| 16 to 23 | uint64: number of tokens |
+| 24 to 31 | uint64: number of documents |
+| 32 to 39 | uint64: size of the vocabulary; every token is below it |
+| 40 to 55 | BLAKE2b, 16 bytes, of all that comes after the header |
+| 56 to 63 | zero |
+| 64 on | the tokens, uint16 or uint32, one document after the other; then zeros up to a multiple of 8 bytes |
+| then | uint64 for each document: the number of tokens up to its end |
+
+A file is there as a whole or not at all.
+"""
+
+import fcntl
+import hashlib
+import os
+import struct
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUFFIX: Final = ".tokens"
+_MAGIC: Final = b"BAMBOOTK"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sIIQQQ16s8x")
+_TYPES: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+LARGEST_VOCABULARY: Final = 1 << 32
+HASHED: Final = 16 << 20  # bytes at a time
+
+
+class Source(Protocol):
+    """A file's bytes, wherever it is. name: for messages. size: bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, end: int) -> memoryview:
+        """Exactly these bytes, of a file from which others will be read."""
+
+    def content(self) -> bytes:
+        """All of them, once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenHeader:
+    """width: bytes of a token. vocabulary: its size. digest: of what comes after the header."""
+
+    width: int
+    tokens: int
+    documents: int
+    vocabulary: int
+    digest: bytes
+
+    def packed(self) -> bytes:
+        numbers = (self.width, self.tokens, self.documents, self.vocabulary)
+        return _HEADER.pack(_MAGIC, _VERSION, *numbers, self.digest)
+
+    @property
+    def ends_at(self) -> int:
+        """Where the list of the documents' ends begins, in bytes."""
+        return _HEADER.size + _padded(self.tokens * self.width)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.ends_at + 8 * self.documents
+
+
+class TokenFile:
+    """Raises ValueError if it is no such file, or not a whole one."""
+
+    def __init__(self, source: Source) -> None:
+        self.name, self._source = source.name, source
+        self.header = _parsed(source)
+        self._type = _TYPES[self.header.width]
+        self._ends: NDArray[np.uint64] | None = None
+
+    def tokens(self, first: int, count: int) -> NDArray[Any]:
+        """So many from that one on, as they are in the file: not to be written to."""
+        assert 0 <= first <= first + count <= self.header.tokens
+        begin = _HEADER.size + first * self.header.width
+        return np.frombuffer(self._source.read(begin, begin + count * self.header.width), self._type)
+
+    def ends(self) -> NDArray[np.uint64]:
+        """For each document the number of tokens up to its end, in order."""
+        if self._ends is None:
+            found = np.frombuffer(self._source.read(self.header.ends_at, self.header.size), np.dtype("<u8"))
+            if len(found) and (int(found[-1]) != self.header.tokens or bool(np.any(found[1:] < found[:-1]))):
+                raise ValueError(f"{self.name} is damaged: its documents do not end one after the other")
+            self._ends = found
+        return self._ends
+
+    def verify(self) -> None:
+        """Reads all of it. ValueError if it is not what was written."""
+        digest = _new_digest()
+        for start in range(_HEADER.size, self.header.size, HASHED):
+            digest.update(self._source.read(start, min(start + HASHED, self.header.size)))
+        if digest.digest() != self.header.digest:
+            raise ValueError(f"{self.name} is damaged: its checksum is not that of what was written")
+
+
+class TokenWriter:
+    """Use it in a `with`: the file is there when that ends without an error. Raises ValueError, OSError.
+
+    vocabulary: its size, which decides how many bytes a token takes.
+    """
+
+    def __init__(self, file: BinaryIO, vocabulary: int) -> None:
+        if not 1 <= vocabulary <= LARGEST_VOCABULARY:
+            raise ValueError(f"a vocabulary of {vocabulary}: expected 1 to {LARGEST_VOCABULARY}")
+        self._file, self._vocabulary = file, vocabulary
+        self._type = _TYPES[2 if vocabulary <= 1 << 16 else 4]
+        self._ends = array("Q")
+        self._digest = _new_digest()
+        self.tokens = 0
+        file.write(bytes(_HEADER.size))
+
+    @property
+    def documents(self) -> int:
+        return len(self._ends)
+
+    def add(self, tokens: Any) -> None:
+        """More of the document in progress: bytes, a list of numbers or an array of them."""
+        numbers = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens, dtype=np.int64)
+        if not len(numbers):
+            return
+        if int(numbers.min()) < 0 or int(numbers.max()) >= self._vocabulary:
+            raise ValueError(f"there is a token {int(numbers.max())} in a vocabulary of {self._vocabulary}")
+        self._write(numbers.astype(self._type).tobytes())
+        self.tokens += len(numbers)
+
+    def end_document(self) -> None:
+        self._ends.append(self.tokens)
+
+    def close(self) -> None:
+        """The rest of the file, and its header."""
+        written = self.tokens * self._type.itemsize
+        self._write(bytes(_padded(written) - written))
+        self._write(np.asarray(self._ends, dtype="<u8").tobytes())
+        header = TokenHeader(
+            width=self._type.itemsize, tokens=self.tokens, documents=self.documents, vocabulary=self._vocabulary,
+            digest=self._digest.digest(),
+        )  # fmt: skip
+        self._file.seek(0)
+        self._file.write(header.packed())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._file.write(data)
+
+
+@contextmanager
+def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
+    """At that path when the block ends without an error, durably; nothing, or what was there, until then.
+
+    Raises ValueError if there is one already that is not to be replaced, or somebody else is writing it; OSError.
+    """
+    with _partial(path, replace, folder=False) as (partial, descriptor):
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.truncate()
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder, which gets its name when the block ends without an error."""
+    with _partial(path, replace=False, folder=True) as (partial, _):
+        for left in partial.iterdir():  # of one who was killed
+            left.unlink()
+        yield partial
+        for written in partial.iterdir():
+            _sync(written)
+        _sync(partial)
+        os.rename(partial, path)
+        _sync(path.parent)
+
+
+@contextmanager
+def _partial(path: Path, replace: bool, *, folder: bool) -> Iterator[tuple[Path, int]]:
+    """What is written to until it has its name, claimed for this process, and removed if it does not get it."""
+    if path.exists() and not replace:
+        raise ValueError(f"{path} exists already")
+    partial = path.with_name(f".{path.name}.partial")
+    if folder:
+        partial.mkdir(exist_ok=True)
+    descriptor = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not _claimed(descriptor, partial):
+            raise ValueError(f"{path} is being written by another process")
+        try:
+            yield partial, descriptor
+        finally:
+            if _is_there(descriptor, partial):
+                _remove(partial)
+    finally:
+        os.close(descriptor)
+
+
+def _claimed(descriptor: int, partial: Path) -> bool:
+    """Is it this process that writes, until it closes the descriptor?"""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return _is_there(descriptor, partial)
+
+
+def _is_there(descriptor: int, partial: Path) -> bool:
+    """Is it still at that path, or has it been given its name?"""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(partial))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(partial: Path) -> None:
+    if partial.is_dir():
+        for file in partial.iterdir():
+            file.unlink()
+        partial.rmdir()
+    else:
+        partial.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parsed(source: Source) -> TokenHeader:
+    wrong = f"{source.name} is not a file of tokens that `bamboo data tokenize` has written"
+    if source.size < _HEADER.size:
+        raise ValueError(wrong)
+    magic, version, width, tokens, documents, vocabulary, digest = _HEADER.unpack(source.read(0, _HEADER.size))
+    if magic != _MAGIC:
+        raise ValueError(wrong)
+    if version != _VERSION:
+        raise ValueError(f"{source.name} has version {version} of the format, expected {_VERSION}")
+    header = TokenHeader(width=width, tokens=tokens, documents=documents, vocabulary=vocabulary, digest=digest)
+    if width not in _TYPES or header.size != source.size:
+        raise ValueError(f"{source.name} is damaged: it has {source.size} bytes, its header says {header.size}")
+    return header
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def _new_digest() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=16)

@@ -1,0 +1,246 @@
+"""From texts to files of tokens. Bytes are tokens as they are; else a tokenizer.json of the library `tokenizers`."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
+
+BYTES: Final = "bytes"
+PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")
+AT_ONCE: Final = 1000  # documents that are handed to the tokenizer together,
+CHARACTERS_AT_ONCE: Final = 4 << 20  # or so many characters
+LONGEST_LINE: Final = 256 << 20  # bytes
+
+Progress = Callable[[int, int], None]  # bytes read, of how many
+
+
+class Encoder(Protocol):
+    """vocabulary: its size."""
+
+    vocabulary: int
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[Any]:
+        """The tokens of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A document. read: bytes of all files up to its end."""
+
+    file: Path
+    content: bytes
+    read: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What has been written."""
+
+    files: int
+    documents: int
+    tokens: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Files of documents: each file is one, or each line that is not blank, or, of a .jsonl file (also .jsonl.gz), each
+    line, an object with its text in that field.
+    """
+
+    files: Sequence[Path]
+    field: str = "text"
+    lines: bool = False
+
+    def documents(self) -> Iterator[Text]:
+        """What is empty is left out. Raises ValueError."""
+        before = 0
+        for path in self.files:
+            with _readable(path):
+                if self.lines or path.name.endswith((".jsonl", ".jsonl.gz")):
+                    yield from self._of_lines(path, before)
+                elif content := path.read_bytes():
+                    yield Text(file=path, content=content, read=before + len(content))
+            before += path.stat().st_size
+
+    def _of_lines(self, path: Path, before: int) -> Iterator[Text]:
+        with path.open("rb") as raw, _unpacked(path, raw) as file:
+            is_json = path.name.endswith((".jsonl", ".jsonl.gz"))
+            number = 0
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if not line.strip():
+                    continue
+                content = _of_line(line, self.field) if is_json else line.rstrip(b"\r\n")
+                if content is None:
+                    raise ValueError(
+                        f'{path} line {number}: expected a JSON object with a text "{self.field}" '
+                        "(--field names another)"
+                    )
+                if content:
+                    yield Text(file=path, content=content, read=before + raw.tell())
+
+
+class ByteEncoder:
+    """256 tokens, one for each byte."""
+
+    vocabulary = 256
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[bytes]:
+        return texts
+
+
+class TokenizerEncoder:
+    """file: a tokenizer.json. end: the token that follows each document, "" for none. Raises ValueError."""
+
+    def __init__(self, file: Path, end: str = "") -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise ValueError(
+                "the library tokenizers is not installed: pip install 'bamboo-trainer[tokenizers]'"
+            ) from None
+        if not file.is_file():
+            raise ValueError(f"--tokenizer: cannot read {file}: no such file")
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"--tokenizer: {file} is not a tokenizer.json: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        known: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not known:
+            raise ValueError(f"--tokenizer: {file} has no tokens")
+        if end and end not in known:
+            raise ValueError(f"--end: the tokenizer has no token {end!r}")
+        self.vocabulary = max(known.values()) + 1
+        self._end = [known[end]] if end else []
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[list[int]]:
+        decoded = [text.decode() for text in texts]
+        encodings = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
+        return [[*encoding.ids, *self._end] for encoding in encodings]
+
+
+def text_files(given: Sequence[Path], patterns: Sequence[str], output: Path) -> list[Path]:
+    """The files that are named, and of folders those that match a pattern, by name. Raises ValueError."""
+    found: list[Path] = []
+    for path in given:
+        if path.is_file():
+            found.append(path)
+        elif path.is_dir():
+            matching = {file for pattern in patterns for file in path.rglob(pattern) if file.is_file()}
+            if not matching:
+                raise ValueError(f"{path} has no file that matches {' or '.join(patterns)} (--pattern)")
+            found += sorted(matching)
+        else:
+            raise ValueError(f"cannot read {path}: there is no such file or folder")
+    if output in found:
+        raise ValueError(f"{output} is one of the texts")
+    return found
+
+
+def tokenize(
+    texts: Texts, encoder: Encoder, output: Path, *, shard: int | None = None, force: bool = False,
+    progress: Progress = lambda done, of: None,
+) -> Written:  # fmt: skip
+    """shard: tokens after which a document begins a new file, in the folder `output`; None: one file.
+
+    What is written appears as a whole at the end. Raises ValueError.
+    """
+    documents = _encoded(texts, encoder, progress)
+    try:
+        if shard is None:
+            with new_file(output, replace=force) as file, TokenWriter(file, encoder.vocabulary) as writer:
+                for tokens in documents:
+                    _add(writer, tokens)
+                _require_tokens(writer.tokens)
+            return Written(files=1, documents=writer.documents, tokens=writer.tokens, vocabulary=encoder.vocabulary)
+        with new_folder(output) as folder:
+            return _shards(folder, documents, encoder.vocabulary, shard)
+    except OSError as error:
+        raise ValueError(f"cannot write {output}: {error.strerror}") from None
+
+
+def _add(writer: TokenWriter, tokens: Any) -> None:
+    writer.add(tokens)
+    writer.end_document()
+
+
+def _shards(folder: Path, documents: Iterator[Any], vocabulary: int, shard: int) -> Written:
+    number, counted, tokens = 0, 0, 0
+    document = next(documents, None)
+    while document is not None:
+        with (folder / f"part-{number:05}{SUFFIX}").open("wb") as file, TokenWriter(file, vocabulary) as writer:
+            while document is not None and (writer.tokens < shard or not writer.documents):
+                _add(writer, document)
+                document = next(documents, None)
+        number, counted, tokens = number + 1, counted + writer.documents, tokens + writer.tokens
+    _require_tokens(tokens)
+    return Written(files=number, documents=counted, tokens=tokens, vocabulary=vocabulary)
+
+
+def _require_tokens(tokens: int) -> None:
+    if not tokens:
+        raise ValueError("there is no text in these files")
+
+
+def _encoded(texts: Texts, encoder: Encoder, progress: Progress) -> Iterator[Any]:
+    """The tokens of each document."""
+    total = sum(file.stat().st_size for file in texts.files)
+    documents = texts.documents()
+    while batch := _batch(documents):
+        try:
+            yield from encoder.encode([text.content for text in batch])
+        except UnicodeDecodeError:
+            raise ValueError(_not_utf8(batch)) from None
+        progress(batch[-1].read, total)
+
+
+def _batch(texts: Iterator[Text]) -> list[Text]:
+    batch: list[Text] = []
+    characters = 0
+    for text in islice(texts, AT_ONCE):
+        batch.append(text)
+        characters += len(text.content)
+        if characters >= CHARACTERS_AT_ONCE:
+            break
+    return batch
+
+
+def _not_utf8(batch: Sequence[Text]) -> str:
+    for text in batch:
+        try:
+            text.content.decode()
+        except UnicodeDecodeError as error:
+            return f"{text.file} is not UTF-8: {error}"
+    raise AssertionError("one of them is not")
+
+
+def _of_line(line: bytes, field: str) -> bytes | None:
+    try:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    text = parsed.get(field) if isinstance(parsed, dict) else None
+    return text.encode(errors="replace") if isinstance(text, str) else None
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> AbstractContextManager[Any]:
+    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else nullcontext(raw)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except EOFError:
+        raise ValueError(f"cannot read {path}: it ends in the middle (was its compression interrupted?)") from None
