@@ -18,6 +18,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
+from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import Event, Finish, Interrupted, Send, Tick, WorkerLost
 from bamboo.coordinator.job_status import status
@@ -76,6 +77,10 @@ DIGESTS = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 CELLS = st.builds(Cell, NUMBERS, NUMBERS)
 CHECKPOINTS = st.builds(CheckpointId, step=NUMBERS, id=st.sampled_from(["a", "b", "", "A b"]))
 FILES = st.builds(CheckpointPart, layer=NUMBERS, file=st.text(max_size=3), bytes=NUMBERS, sha256=DIGESTS)
+TIMES = st.builds(
+    StageTimes, layers=st.tuples(NUMBERS, NUMBERS), forward=FLOATS, backward=FLOATS,
+    each=st.lists(FLOATS, max_size=3).map(tuple), microbatches=NUMBERS,
+)  # fmt: skip
 SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.WorkerReady: st.just(protocol.WorkerReady()),
     protocol.Profile: st.builds(
@@ -84,6 +89,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.Heartbeat: st.builds(
         protocol.Heartbeat, step=NUMBERS, doing=st.text(), busy=FLOATS,
         memory=st.none() | st.builds(Memory, log=NUMBERS),
+        times=st.none() | st.lists(TIMES, max_size=3).map(tuple),
     ),
     protocol.PeerDown: st.builds(protocol.PeerDown, peer=WORKERS),
     protocol.PeerUp: st.builds(protocol.PeerUp, peer=WORKERS),

@@ -132,7 +132,7 @@ class BranchingJob(Job):
             sink.write(pickle.dumps(answer))
         os._exit(0)
 
-    def stage(self, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
         return Stage(self.task, stage, stages, config, self.device, reader)

@@ -17,6 +17,7 @@ class FaultKind(StrEnum):
     KILL_AT = "kill at"  # when it starts or has ended an instruction
     KILL_SENDING = "kill sending"  # before it sends a frame
     FREEZE = "freeze"
+    SLOW = "slow"  # by a factor
     HANG = "hang"  # inside an instruction, while heartbeats go on
     NOTICE = "notice"
     TERM = "term"  # a notice that the worker itself gets
@@ -49,7 +50,7 @@ class Fault:
     step: armed when that many steps are committed (-1: at once). chained: armed when the fault before it struck.
     delay: seconds from then. role, pipeline, stage: whom it befalls. seconds: how long it lasts; of a notice: how
     long until the worker is taken away. name, count: the count-th such instruction or frame. neighbours: of the
-    workers before it in the ring so many are killed in the same instant.
+    workers before it in the ring so many are killed in the same instant. factor: by which it is slower.
     """
 
     what: FaultKind
@@ -63,6 +64,7 @@ class Fault:
     name: str = ""
     count: int = 0
     neighbours: int = 0
+    factor: float = 1.0
 
     def __str__(self) -> str:
         when = "after the one before" if self.chained else f"at {self.step} steps"
@@ -98,6 +100,7 @@ class Scenario:
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
+    work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -127,8 +130,8 @@ class Scenario:
             f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, trouble {self.trouble}, store {self.store_seconds:.3f} s, "
-            f"layers {a.layers}, resplit {self.resplit}, removing {self.removing}, slowness {self.slowness:.2f}, "
-            f"capacity {self.capacity}"
+            f"layers {a.layers}, resplit {self.resplit}, work {self.work}, removing {self.removing}, "
+            f"slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
 
@@ -143,12 +146,15 @@ def scenario(
     checkpoints: bool = False,
     resplit: bool = False,
     replicas: bool = False,
+    stragglers: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
-    several, and neighbours or zones are lost at once.
+    several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
+    take other times than was counted.
     """
     rng = random.Random(seed)
+    resplit = resplit or stragglers
     grow = elastic and rng.random() < 0.5
     a = _arithmetic(rng, seed, grow, resplit)
     most = min(3, a.groups)
@@ -175,7 +181,32 @@ def scenario(
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
+    made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if stragglers else made
     return _with_replicas(made, several) if replicas else made
+
+
+def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
+    """A long job, in which somebody is slow early; then what befalls other jobs, and other workers are slow, too."""
+    a, stages = job.arithmetic, min(job.arithmetic.stages, 4)
+    pipelines = a.pipelines if stages * a.pipelines <= 6 and not job.elastic else 1
+    microbatches, layers = max(pipelines, min(a.microbatches, 4)), stages * rng.choice((2, 3))
+    a = replace(
+        a, stages=stages, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
+        steps=rng.randint(36, 48), sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
+    )  # fmt: skip
+    faults = [_slow(rng, fault, early=i == 0) if i % 2 == 0 else fault for i, fault in enumerate(job.faults[1:])]
+    return replace(
+        job, arithmetic=a, faults=tuple(faults), standby=rng.choice((0, 0, 1, 1, 2)), elastic=None,
+        slowness=min(job.slowness, 0.5),
+        work=tuple(rng.choice((1.0, 1.0, 1.0, 3.0)) for _ in range(layers)),
+        capacity=job.capacity + rng.choice((0, 2)),
+    )  # fmt: skip
+
+
+def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
+    seconds = rng.choice((2.0, 1e9, 1e9))
+    fault = replace(fault, what=FaultKind.SLOW, factor=rng.choice((1.5, 2.0, 3.0, 5.0)), seconds=seconds, name="")
+    return replace(fault, step=rng.randint(0, 4), role="owner", chained=False) if early else fault
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 0.1
 RETRIES = 100
-HARMLESS = (FaultKind.STALL_LINK, FaultKind.CAPACITY, FaultKind.RESTART)
+HARMLESS = (FaultKind.STALL_LINK, FaultKind.CAPACITY, FaultKind.RESTART, FaultKind.SLOW)
 DEADLY = (*KILLS, FaultKind.FREEZE, FaultKind.HANG, FaultKind.PARTITION)
 SHAKY_SECONDS = 3.0  # how long after a fault its victim may still be declared lost
 LANES = ((Lane.BOUNDARY,), (Lane.BULK,), (Lane.STATE,), (Lane.BOUNDARY, Lane.BULK), tuple(Lane))
@@ -139,7 +139,8 @@ class FaultInjector:
     def _strike(self, fault: Fault, node: "Node") -> None:
         job = self.job
         job.log(f"FAULT {fault}: {node.name}")
-        job.active_at = max(job.active_at, job.clock.now + fault.seconds)
+        if fault.what is not FaultKind.SLOW:
+            job.active_at = max(job.active_at, job.clock.now + fault.seconds)
         self.struck.append((fault, node.name))
         if fault.what not in HARMLESS:
             lasting = fault.what in (FaultKind.NOTICE, FaultKind.TERM)
@@ -173,6 +174,9 @@ class FaultInjector:
                 self._freeze(node, fault.seconds)
             case FaultKind.HANG:
                 node.hangs = fault.seconds
+            case FaultKind.SLOW:
+                node.slow = fault.factor
+                job.clock.after(fault.seconds, lambda: setattr(node, "slow", 1.0))
             case FaultKind.NOTICE:
                 job.coordinate(PreemptionNotice(node.name, fault.seconds))
                 self._doom(node, fault.seconds)

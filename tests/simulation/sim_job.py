@@ -46,7 +46,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
         self._say = say
-        self.clock, self.lookahead = Clock(), scenario.lookahead
+        self.clock, self.lookahead, self.work = Clock(), scenario.lookahead, scenario.work
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)

@@ -7,7 +7,7 @@ one group's sum is exact there, and those of several are rounded, so the order o
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import reduce
@@ -28,6 +28,7 @@ from bamboo_trainer.stage.work import Work
 FACTOR = 31
 PRIME = 16_777_213  # below 2**24
 STATE = "state"
+BACKWARD = 2.0  # times a forward
 Parts = tuple[Tensor, ...]
 
 
@@ -181,10 +182,24 @@ class Advancing:
         return self.layer == self.end
 
 
-class StandIn:
-    """What the engine takes for a Stage: some layers of the model. Compares all that it is given with the oracle."""
+def _at_once(layer: int, share: float) -> None:
+    pass
 
-    def __init__(self, oracle: Oracle, stages: Sequence[tuple[int, int]], stage: int) -> None:
+
+class StandIn:
+    """What the engine takes for a Stage: some layers of the model. Compares all that it is given with the oracle.
+
+    spend: lets the time pass that a layer's forward takes, or that many times as much.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        stages: Sequence[tuple[int, int]],
+        stage: int,
+        spend: Callable[[int, float], None] = _at_once,
+    ) -> None:
+        self._spend = spend
         self._oracle, self._a, self._stages = oracle, oracle.arithmetic, tuple(stages)
         self._mine = range(*stages[stage])
         self._states = {layer: self._a.initial(layer) for layer in self._mine}
@@ -237,6 +252,7 @@ class StandIn:
     def advance(self, forwarding: "Advancing") -> None:
         self._require("version", self.version, forwarding.step)
         layer, given = forwarding.layer, forwarding.given
+        self._spend(layer, 1.0)
         given.append(self._a.forward(self._states[layer], layer, forwarding.step, forwarding.microbatch, given[-1]))
         forwarding.layer += 1
 
@@ -260,6 +276,7 @@ class StandIn:
         self._require(f"gradient of {microbatch}", gradient, expected)
         new: list[int] = []
         for layer, value in zip(reversed(self._mine), reversed(given), strict=True):
+            self._spend(layer, BACKWARD)
             gradient, added = self._a.backward(self._states[layer], (layer, step, microbatch), value, gradient)
             new = added + new
         so_far = [int(g) for g in work.gradients.target.tolist()]

@@ -29,6 +29,7 @@ SECONDS = {
 }  # fmt: skip
 OTHER_SECONDS = 2e-4
 LOAD_SECONDS = 0.3
+LAYER_SECONDS = 5e-3  # for a layer's forward, where times are measured
 NOTICE = protocol.NoticeReceived(seconds=30.0)
 
 
@@ -60,6 +61,7 @@ class Surroundings(Protocol):
     store: SimStore
 
     lookahead: int
+    work: tuple[float, ...]  # of each layer, if what workers measure is to say something
 
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
@@ -73,7 +75,10 @@ class Late:
 
 
 class Node:
-    """A worker's process. speed: a factor on the time that its work takes. late: seconds before it answers anything."""
+    """A worker's process. speed: a factor on the time that its work takes. late: seconds before it answers anything.
+
+    slow: another such factor. spent: seconds that have passed for it alone since its turn began.
+    """
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class Node:
     ) -> None:
         self.around, self.name, self.costs, self.late = around, name, costs, late
         self.speed = 10 ** around.rng.uniform(-0.3, 0.5)
+        self.slow, self.spent = 1.0, 0.0
         self.inbox: deque[Any] = deque()
         self.engine: Engine | None = None
         self.transport: End = around.network.attach(name, self.put, self._on_send)
@@ -137,7 +143,10 @@ class Node:
     def heartbeat(self) -> protocol.Heartbeat:
         """Of another thread than the one that works."""
         busy = 0.0 if self.stuck_at is None else self.around.clock.now - self.stuck_at
-        return protocol.Heartbeat(step=self.engine.step if self.engine else 0, doing=f"inside {self.last}", busy=busy)
+        step, times = 0, None
+        if self.engine:
+            step, times = self.engine.step, self.engine.timer.due(self.around.clock.now)
+        return protocol.Heartbeat(step=step, doing=f"inside {self.last}", busy=busy, times=times)
 
     # the worker's loop
 
@@ -216,10 +225,16 @@ class Node:
 
     def build(self, stage: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> StandIn:
         """The engine's stage in its first state."""
-        built = StandIn(self.around.oracle, stages, stage)
+        built = StandIn(self.around.oracle, stages, stage, self._spend)
         if restore:
             built.restore_layers(self.around.store.read(restore, built.layers_needed()))
         return built
+
+    def _spend(self, layer: int, share: float) -> None:
+        if self.around.work:
+            self.spent += (
+                LAYER_SECONDS * self.around.work[layer] * share * self.slow * self.around.rng.uniform(0.9, 1.1)
+            )
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
         self.around.store.keep(self, checkpoint, states)
@@ -254,7 +269,7 @@ class Node:
                 transport=self.transport,
                 tell=self.channel.say,
                 observer=self,
-                clock=lambda: around.clock.now,
+                clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
                 skips=bool(around.oracle.arithmetic.skipped),
             )
@@ -265,6 +280,7 @@ class Node:
             return 0.0
         self.last = ""
         busy = self.engine.turn()
+        spent, self.spent = self.spent, 0.0
         for index in list(self.to_save):
             if stage := self.engine.trained(index):
                 self.to_save.remove(index)
@@ -273,6 +289,8 @@ class Node:
         if self.hangs and self.last in SECONDS:
             hangs, self.hangs, self.stuck_at = self.hangs, 0.0, self.around.clock.now
             return hangs
+        if spent:
+            return spent
         typical = SECONDS.get(self.last, OTHER_SECONDS)
         return typical * self.speed * self.around.rng.uniform(0.5, 1.5) if busy else 0.0
 

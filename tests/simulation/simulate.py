@@ -4,9 +4,9 @@
     python tests/simulation/simulate.py --seeds 0:100000 [--keep-going]
     python tests/simulation/simulate.py --seeds 0:1000 --record FILE
 
---elastic, --restarts, --checkpoints, --resplit, --replicas: scenarios in which the number of pipelines may change, the
-coordinator restarts, the job has checkpoints and loses what only they bring back, the number of stages follows the
-workers, or it has several replicas and loses as many workers at once.
+--elastic, --restarts, --checkpoints, --resplit, --replicas, --stragglers: scenarios in which the number of pipelines
+may change, the coordinator restarts, the job has checkpoints and loses what only they bring back, the number of stages
+follows the workers, it has several replicas and loses as many workers at once, or workers are slow.
 --record: a line per seed with a hash of its events (every frame that is sent, every instruction and message, with their
 times): a change that is to change no behaviour leaves the file as it was.
 """
@@ -27,6 +27,7 @@ from sim_job import Simulation
 from sim_many import report
 
 BATCH = 20
+KINDS = ("restarts", "elastic", "checkpoints", "resplit", "replicas", "stragglers")
 
 
 def run_scenario(job: Scenario) -> RunResult:
@@ -46,7 +47,7 @@ def command(seed: int, **kinds: bool) -> str:
 
 
 def kinds_of(arguments: argparse.Namespace) -> Kinds:
-    return {kind: getattr(arguments, kind) for kind in ("restarts", "elastic", "checkpoints", "resplit", "replicas")}
+    return {kind: getattr(arguments, kind) for kind in KINDS}
 
 
 def shrink(job: Scenario) -> Scenario:
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("--resplit", action="store_true")
     parser.add_argument("--replicas", action="store_true")
+    parser.add_argument("--stragglers", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -62,6 +62,15 @@ def test_random_faults_while_layers_are_split_anew(kinds: dict[str, bool], first
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
 
 
+@pytest.mark.parametrize("first", [0, 6])
+def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -> None:
+    """Some workers are slow for a time or for good; they are replaced or get fewer layers, and others are lost."""
+    jobs = [Simulation(scenario(seed, stragglers=True)) for seed in range(first, first + 6)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, stragglers=True)}" for v in failed)
+    assert {"StragglerFound", "StragglerReplaced", "Rebalancing"} <= {e.reason for job in jobs for e in job.emitted}
+
+
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [

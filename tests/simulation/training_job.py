@@ -193,8 +193,8 @@ class Job:
         self.faults.remove(fault)
         return True
 
-    def stage(self, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
-        """In its first state, for one worker."""
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        """In its first state, for that worker."""
         return Stage(self.task, stage, stages, config, self.device)
 
     def where(self) -> str:
@@ -226,7 +226,9 @@ class Job:
         try:
             for record in list(self.state.workers):
                 if record == node.name:
-                    self.inbox.append(Received(node.name, protocol.Heartbeat(step=node.engine.step)))
+                    times = node.engine.timer.due(self.now)
+                    beat = protocol.Heartbeat(step=node.engine.step, times=times)
+                    self.inbox.append(Received(node.name, beat))
             while node.events:
                 item = node.events.popleft()
                 if isinstance(item, protocol.ReportRequest):
@@ -284,7 +286,7 @@ class Job:
             self.inbox.append(Received(name, message))
 
         def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
-            stage = self.stage(index, stages, config)
+            stage = self.stage(name, index, stages, config)
             if restore:
                 self.store.restore(stage, restore)
             return stage

@@ -8,6 +8,7 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
+from bamboo.control.stage_times import MOST_TIMES, StageTimes
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
@@ -54,7 +55,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """memory: of the newest step, about once a second. busy: seconds since it began the instruction it is inside.
+    """memory, times: of the newest step, about once a second. busy: seconds since it began what it is inside.
 
     Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
     """
@@ -63,6 +64,7 @@ class Heartbeat(Message, frozen=True):
     doing: str = ""
     memory: Memory | None = None
     busy: Seconds = 0.0
+    times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
 
 
 class PeerDown(Message, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import resplit
+from bamboo.coordinator import resplit, stragglers
 from bamboo.coordinator.checkpoints import first_number, look_after, stop, stop_if_kept
 from bamboo.coordinator.events import (
     Command,
@@ -84,6 +84,9 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase != "Over":
         if _brings_workers(event):
             refuse_misfits(turn)
+        stragglers.keep_those_without_replacement(turn)
+        if isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted):
+            stragglers.look(turn)
         request_workers(turn)
         replan(turn)
     if turn.state.phase == "Running":

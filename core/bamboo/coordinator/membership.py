@@ -1,5 +1,6 @@
 """Who belongs to the job: joining, notices, and the declaration that a worker is lost."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -158,14 +159,26 @@ def notice(turn: Turn, worker: WorkerId, seconds: float, *, wanted: bool = False
         turn.worker(worker, notice_final=True)
     if record is None or (record.notice_until is not None and record.notice_until <= until):
         return
-    turn.worker(worker, notice_until=until, notice_seconds=seconds)
-    if record.notice_until is not None:
+    turn.worker(worker, notice_until=until, notice_seconds=seconds, replaced=False)
+    if record.notice_until is not None and not record.replaced:
         return
     if wanted:
         turn.do(Emit("GivenBack", f"{worker} is no longer needed"))
         return
     turn.set(notices=turn.state.notices + 1, preemptions=turn.state.preemptions + 1)
     turn.do(Emit("NoticeReceived", f"{worker} will be taken away in {seconds:.0f} s", True))
+
+
+def replace_worker(turn: Turn, worker: WorkerId) -> None:
+    """Let it leave when another one has taken its place, as if it had a notice without a deadline. Only `keep_worker`
+    takes that back.
+    """
+    turn.worker(worker, notice_until=math.inf, notice_seconds=math.inf, notice_final=True, replaced=True)
+
+
+def keep_worker(turn: Turn, worker: WorkerId) -> None:
+    """Nobody can take its place after all."""
+    turn.worker(worker, notice_until=None, notice_final=False, replaced=False, free_since_step=None)
 
 
 def notice_withdrawn(turn: Turn, worker: WorkerId) -> None:

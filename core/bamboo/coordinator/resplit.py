@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator.events import Send
+from bamboo.coordinator.events import Emit, Send
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
+from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.resplit import moved_plan, resplit_plan, sources_of
+from bamboo.planning.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which the root is asked again
@@ -42,17 +44,32 @@ def has_begun(state: CoordinatorState) -> bool:
 
 
 def wants(state: CoordinatorState, now: float) -> bool:
-    """Have there been workers for another number of stages for a while, and is nothing else going on?"""
+    """Have there been workers for another number of stages for a while, or is another split of the layers better, and
+    is nothing else going on?
+    """
     plan, steps = state.plan, state.spec.training.steps
     assert plan is not None
     ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
     busy = ending or state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
-    if busy or state.costs is None or state.resize is None or state.resize[0].stages == len(plan.stages):
+    if busy or known_work(state) is None or not (_is_resized(state, now) or state.stragglers.better):
         return False
     if any((cell, replica) not in state.synced for cell in plan.cells() for replica in plan.at(cell).replicas):
         return False  # what is lost with one worker until the cut could not be moved any more
-    waited = now - state.resize[1] >= state.spec.elastic.stabilization_seconds
-    return waited and not _somebody_leaves(state)
+    return not _somebody_leaves(state)
+
+
+def _is_resized(state: CoordinatorState, now: float) -> bool:
+    """Have there been workers for another number of stages for a while?"""
+    if state.plan is None or state.resize is None or state.resize[0].stages == len(state.plan.stages):
+        return False
+    return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
+
+
+def known_work(state: CoordinatorState) -> WorkEstimate | None:
+    """What layers and workers take: as measured, else as counted; None if neither is known."""
+    if state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE and state.stragglers.estimate is not None:
+        return state.stragglers.estimate
+    return WorkEstimate(state.costs) if state.costs is not None else None
 
 
 def withdraw(turn: Turn) -> None:
@@ -71,7 +88,8 @@ def withdraw(turn: Turn) -> None:
 
 def is_untimely(state: CoordinatorState) -> bool:
     """Should a cut that is asked for not be made now?"""
-    return _somebody_leaves(state) or state.stopping is not None or state.resize is None
+    balances = state.resplit is not None and state.resplit.balances
+    return _somebody_leaves(state) or state.stopping is not None or (state.resize is None and not balances)
 
 
 def _somebody_leaves(state: CoordinatorState) -> bool:
@@ -81,10 +99,15 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, number = turn.state, turn.state.checkpoints.number + 1
+    known, better = state.stragglers, "" if _is_resized(state, turn.now) else state.stragglers.better
     turn.set(
         checkpoints=replace(state.checkpoints, number=number),
-        resplit=Resplit(number=number, at=state.step + AHEAD_STEPS, since=turn.now),
+        resplit=Resplit(number=number, at=state.step + AHEAD_STEPS, since=turn.now, balances=bool(better)),
+        stragglers=replace(known, better="", uneven=None),
     )
+    if better:
+        turn.set(stragglers=replace(turn.state.stragglers, actions=known.actions + 1, acted_at=turn.now))
+        turn.do(Emit("Rebalancing", better))
     _ask_root(turn)
 
 
@@ -164,7 +187,9 @@ def last_plan(turn: Turn) -> Plan | None:
     if plan is None or not has_begun(state) or not plan.worker_ids() <= state.workers.keys():
         return None
     since = state.resplit.since if state.resplit else None
-    return moved_plan(plan, tuple(state.live(plan).values()), None if since is None else turn.now - since)
+    stopped = None if since is None else turn.now - since
+    turn.set(stragglers=replace(state.stragglers, pause=stopped))
+    return moved_plan(plan, tuple(state.live(plan).values()), stopped)
 
 
 def is_lost(turn: Turn) -> bool:
@@ -187,8 +212,8 @@ def _sources(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
 def _switch(turn: Turn, plan: Plan) -> Plan | None:
     state, resplit = turn.state, turn.state.resplit
     cut = plan.restore if plan.sources else resplit.cut if resplit else None
-    sources = _sources(state, plan)
-    if cut is None or sources is None or state.costs is None:
+    sources, work = _sources(state, plan), known_work(state)
+    if cut is None or sources is None or work is None:
         return None
     if not plan.sources and resplit and not _all_hold(state, plan) and turn.now - resplit.since < COPIES_SECONDS:
         return None
@@ -197,7 +222,7 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # who is cut off comes back soon, or is declared lost
     live = tuple(state.live(plan).values())
-    return resplit_plan(plan, state.spec, state.costs, staying, live, cut, sources)
+    return resplit_plan(plan, state.spec, work, staying, live, cut, sources)
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:

@@ -9,11 +9,13 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
+from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo.planning.resplit import Grid
+from bamboo.planning.speeds import Layers, WorkEstimate
 from bamboo.planning.transitions import PlanningView
 
 KEPT_LOSSES = 2000
@@ -30,6 +32,7 @@ class WorkerRecord:
     doing: str = ""  # in its own words
     busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
     memory: Memory | None = None  # as it said last
+    times: tuple[StageTimes, ...] = ()  # as it said last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     origin: int = 0  # of the newest plan that it obeys
@@ -37,6 +40,7 @@ class WorkerRecord:
     notice_until: float | None = None
     notice_seconds: float = 0.0
     notice_final: bool = False
+    replaced: bool = False  # the notice is ours: it is slow, and goes if another one takes its place
     free_since_step: int | None = None  # it has a notice and no part any more
     released: bool = False  # it was told to leave
 
@@ -144,7 +148,7 @@ class Resplit:
 
     number: of the wish for a cut, at that step or a later one. asked, asked_at: the root that was told last. cut: once
     a commit has carried the wish. since: when the wish, then the cut, came. held: by worker, the layers of the cut's
-    state that it says it has copies of.
+    state that it says it has copies of. balances: the grid stays, and it is for the sake of speed.
     """
 
     number: int
@@ -154,6 +158,47 @@ class Resplit:
     asked_at: float = 0.0
     cut: CheckpointId | None = None
     held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
+    balances: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A worker that takes longer than others would for its layers.
+
+    since, step: when that was seen first, and how many steps were committed then. cell: which it runs. seconds: that it
+    takes for a microbatch; usual: that others would. compared: with others, not with the counted costs of its layers.
+    found: for long enough, and told.
+    """
+
+    since: float
+    step: int
+    cell: Cell
+    seconds: float
+    usual: float
+    compared: bool
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerState:
+    """What is known of workers' speeds, and what was done (`stragglers`).
+
+    slow: also those that are not found yet. estimate: the newest that covers all layers. uneven: since when, and since
+    which step, another split of them is expected to be faster; better: why, once that is for long enough.
+    replaced: what workers took that were replaced, by their layers. actions, acted_at: replacements and splits for the
+    sake of speed, and when the last one was decided. replacements: of these. pause: of the last split, in seconds.
+    """
+
+    slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
+    estimate: WorkEstimate | None = None
+    uneven: tuple[float, int] | None = None
+    better: str = ""
+    replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
+    actions: int = 0
+    replacements: int = 0
+    acted_at: float = 0.0
+    looked_at: float = 0.0
+    pause: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +253,7 @@ class CoordinatorState:
     stopping: Stopping | None = None
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
+    stragglers: StragglerState = field(default_factory=StragglerState)
     steady: bool = False
     settled: PlanningView | None = field(default=None, compare=False, repr=False)  # for which no plan is better, lately
     step: int = 0  # committed steps

@@ -46,7 +46,9 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 
 
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
-    said = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
+    said: dict[str, Any] = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
+    if message.times is not None:
+        said["times"] = message.times
     if message.memory is None:
         turn.worker(worker, **said)
         return

@@ -177,6 +177,7 @@ def _elastic(f: Fields, pipelines: int) -> s.ElasticSpec:
             max_pipelines=f.integer("maxPipelines", pipelines, high=1024),
             min_stages=f.integer("minStages", 1, high=1024),
             stabilization_seconds=f.integer("stabilizationSeconds", 120, low=0),
+            straggler_policy=f.choice("stragglerPolicy", s.StragglerPolicy.MITIGATE),
         )
     )
 

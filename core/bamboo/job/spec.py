@@ -117,6 +117,17 @@ class Resume(StrEnum):
     NEVER = "Never"
 
 
+class StragglerPolicy(StrEnum):
+    """What is done about workers that are slower than others, and about layers that take longer than was counted.
+
+    Mitigate: a standby worker takes the place of a slow one, or it gets fewer layers. Report: they are only shown.
+    """
+
+    MITIGATE = "Mitigate"
+    REPORT = "Report"
+    IGNORE = "Ignore"
+
+
 class FailureAction(StrEnum):
     RESTART_WORKER = "RestartWorker"
     FAIL_JOB = "FailJob"
@@ -210,6 +221,7 @@ class ElasticSpec:
     max_pipelines: int
     min_stages: int = 1
     stabilization_seconds: int = 120
+    straggler_policy: StragglerPolicy = StragglerPolicy.MITIGATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ A re-split ends the states of all stages at one step (a cut) and begins others, 
 in memory; so any grid can follow any other, and nothing is repeated.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,8 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.elastic import desired_pipelines
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
+from bamboo.planning.speeds import WorkEstimate
+from bamboo.planning.uneven_split import MOST_WEIGHED_LAYERS, Ranges, uneven_split
 from bamboo.text import count
 
 Sources = tuple[tuple[WorkerId, ...], ...]
@@ -55,7 +57,7 @@ def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[Wor
 def resplit_plan(
     plan: Plan,
     spec: JobSpec,
-    costs: Sequence[float],
+    work: WorkEstimate,
     staying: Sequence[Peer],
     live: Sequence[Peer],
     cut: CheckpointId,
@@ -64,20 +66,48 @@ def resplit_plan(
     """The plan that goes on from a cut with the grid that suits the staying workers; fewer than it takes run several
     stages each.
 
-    plan: the one in force. costs: of each layer. live: all who may be asked for layers.
+    If the grid stays, everybody runs the stage that it ran. plan: the one in force. live: all who may be asked for
+    layers.
     """
     grid = desired_grid(len(staying), spec, grid_of(plan))
-    ranges = layer_ranges(costs, spec.topology, grid.stages)
+    ranges = layer_ranges(work.costs, spec.topology, grid.stages)
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=cut,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
+    if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
+        begun = msgspec.structs.replace(begun, pipelines=plan.pipelines)
     return _changed(
-        begun, moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live), reason="Resplitting",
+        begun, stages=balanced(begun, spec, work), moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live),
+        reason="Resplitting",
         message=f"the layers are split anew before step {cut.step}, for {grid.told}",
     )  # fmt: skip
+
+
+def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
+    """The layers of each stage, given who runs it: so that the longest stage of all pipelines is as short as may be.
+
+    As the plan has them if the manifest says which they are, or if nobody's speed is known.
+    """
+    if spec.topology.split is not None or not work.slowness or len(work.costs) > MOST_WEIGHED_LAYERS:
+        return plan.stages
+    shares = [len(part) for part in plan.target.split]
+    return uneven_split(
+        work.costs,
+        [
+            max(share * work.slowness.get(plan.at(Cell(d, s)).owner, 1.0) for d, share in enumerate(shares))
+            for s in range(len(plan.stages))
+        ],
+    )
+
+
+def keeps_its_seats(plan: Plan, staying: Collection[WorkerId], live: Collection[WorkerId], grid: Grid) -> bool:
+    """Is it the same grid, with a worker for each cell, all of whom stay?"""
+    owners = [plan.at(cell).owner for cell in plan.cells()]
+    there = set(owners) <= set(staying) and plan.holders() <= set(live)
+    return there and grid == grid_of(plan) and len(plan.layouts) == 1 and len(set(owners)) == len(owners)
 
 
 def _seats(peers: Sequence[Peer], cells: int) -> dict[WorkerId, Peer]:

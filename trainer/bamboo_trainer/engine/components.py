@@ -20,6 +20,7 @@ from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.memory_account import MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -62,6 +63,7 @@ class Components:
         ports: Ports,
         first: Plan,
         meter: MemoryMeter,
+        timer: StageTimer,
         queue: deque[Received],
         hold: Hold,
         begun: Mapping[int, Stage],
@@ -70,7 +72,8 @@ class Components:
         layers before they are split anew. begun: stages whose first state is there.
         """
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
-        self._meter = meter
+        self._meter, self._timer = meter, timer
+        timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
@@ -85,12 +88,13 @@ class Components:
         )
         self.comparison = StateComparison(self.plan, self.outbox, self.states)
         self.redundant = RedundantWork(
-            self.plan, self.outbox.log, self.states, ports.observer, ports.clock,
+            self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer,
             lookahead=ports.lookahead, on_host=ports.on_host,
         )  # fmt: skip
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
-            observer=ports.observer, clock=ports.clock, tell=ports.tell, steps=ports.steps, lookahead=ports.lookahead,
+            observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
+            lookahead=ports.lookahead,
         )  # fmt: skip
 
     @property
@@ -114,6 +118,7 @@ class Components:
             if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
                 self.outbox.resend(cell)
         self.redundant.take_roles(self.step)
+        self._timer.hold(set(self.states))
         self.committer.meet_root(old)
         for stage in self.states:
             self.replicator.announce(stage)

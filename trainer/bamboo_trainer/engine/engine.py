@@ -17,6 +17,7 @@ from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.components import Components, Ports, Received
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.placement import release_cached
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
@@ -44,11 +45,11 @@ class Beginning:
 
 
 class Engine:
-    """One worker's part in the job. meter: of its memory."""
+    """One worker's part in the job. meter: of its memory; timer: of its work."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
-        self.meter = MemoryMeter()
+        self.meter, self.timer = MemoryMeter(), StageTimer()
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
@@ -111,7 +112,7 @@ class Engine:
         def hold(checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
             self._exchange.hold(plan.origin, checkpoint, states)
 
-        components = Components(self._ports, plan, self.meter, self._received, hold, begun)
+        components = Components(self._ports, plan, self.meter, self.timer, self._received, hold, begun)
         components.on_plan(plan, None, when)
         self.components = components
         self._received.extend(self._early)

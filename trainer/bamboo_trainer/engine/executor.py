@@ -15,7 +15,8 @@ from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress
 from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
-from bamboo_trainer.engine.schedule import Forward, Instruction, ReportReady, needs
+from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, ReportReady, needs
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -36,15 +37,16 @@ class Executor:
         *,
         observer: Observer,
         clock: Callable[[], float],
+        timer: StageTimer,
         tell: Callable[[Message], None],
         steps: int,
         lookahead: int,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
-        self._observer, self._clock, self._tell = observer, clock, tell
+        self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
         self._steps, self._lookahead = steps, lookahead
-        self._instructions = Instructions(plan, outbox, states, replicator, steps)
+        self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
         self.handed_over: dict[Cell, Frame] = {}
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
@@ -206,19 +208,47 @@ class Executor:
         begun = self._clock()
         self._redundant.end_wait(cell_step, begun)
         self._observer.started(name, cell_step.cell, cell_step.step, microbatch)
-        self._instructions.execute(cell_step, instruction)
+        ordinary = self._is_ordinary(cell_step, instruction)
+        by_layer = ordinary and self._is_run_by_layer(cell_step, instruction)
+        if by_layer and isinstance(instruction, Forward):
+            self._instructions.forward_by_layer(cell_step, instruction, self._timer)
+        else:
+            self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
         stage = self._states.here(cell_step.cell.stage)
         if stage:
             stage.wait()
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
         ended = self._clock()
+        if ordinary and not by_layer:
+            self._measured(cell_step, instruction, ended - begun)
         if cell_step.takeover:
             cell_step.takeover.until = ended
             if cell_step.next is None:
                 self._complete_takeover(cell_step)  # the cell may move on with the commit
         if isinstance(instruction, Forward) and stage:
             self._redundant.budget.ran_forward(ended - begun, stage.layers)
+
+    def _is_ordinary(self, cell_step: CellStep, instruction: Instruction) -> bool:
+        """Is it nothing that is repeated, or was computed in advance, or belongs to a takeover?"""
+        if cell_step.takeover or cell_step.has_begun_ahead(instruction):
+            return False
+        return cell_step.step > self._committer.log.newest
+
+    def _is_run_by_layer(self, cell_step: CellStep, instruction: Instruction) -> bool:
+        stage = self._states.here(cell_step.cell.stage)
+        if not isinstance(instruction, Forward) or stage is None or stage.context is None:
+            return False  # a stage's first forward is looked at as a whole
+        return self._timer.begins_forward(cell_step.cell.stage)
+
+    def _measured(self, cell_step: CellStep, instruction: Instruction, seconds: float) -> None:
+        match instruction:
+            case Forward():
+                self._timer.ran_forward(cell_step.cell.stage, seconds)
+            case Backward():
+                self._timer.ran_backward(cell_step.cell.stage, seconds)
+            case ReportReady():
+                self._timer.step_done()
 
     def _complete_takeover(self, cell_step: CellStep) -> None:
         takeover, cell_step.takeover = cell_step.takeover, None

@@ -23,11 +23,13 @@ from bamboo_trainer.engine.schedule import (
     SumTied,
     SyncReplicas,
 )
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Ready
 
@@ -41,9 +43,17 @@ class Instructions:
     """Without a state of its own: an instruction changes the cell's step, and sends."""
 
     def __init__(
-        self, plan: PlanState, outbox: Outbox, states: StageStates, replicator: Replicator, steps: int
+        self,
+        plan: PlanState,
+        outbox: Outbox,
+        states: StageStates,
+        replicator: Replicator,
+        *,
+        steps: int,
+        clock: Callable[[], float],
     ) -> None:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
+        self._clock = clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
             Forward: self._forward,
             Backward: self._backward,
@@ -58,6 +68,19 @@ class Instructions:
 
     def execute(self, cell_step: CellStep, instruction: Instruction) -> None:
         self._actions[type(instruction)](cell_step, instruction)
+
+    def forward_by_layer(self, cell_step: CellStep, instruction: Forward, timer: StageTimer) -> None:
+        """The same as `execute`, and the same bits; each layer is waited for, and measured by itself."""
+        stage, work = self._parts(cell_step)
+        s, m = cell_step.cell.stage, instruction.microbatch
+        self._expect_next(cell_step, stage)
+        forwarding = stage.start(cell_step.step, m, self._given(cell_step, m))
+        while not forwarding.done:
+            layer, begun = forwarding.layer, self._clock()
+            stage.advance(forwarding)
+            stage.wait()
+            timer.ran_layer(s, layer, self._clock() - begun)
+        self._send_on(cell_step, m, stage.complete(work, forwarding))
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
         assert cell_step.work is not None
@@ -78,9 +101,19 @@ class Instructions:
                 stage.advance(forwarding)
             outputs = stage.complete(work, forwarding)
         else:
-            outputs = stage.forward(work, cell_step.step, m, cell_step.take(address).tensors if s > 0 else None)
+            outputs = stage.forward(work, cell_step.step, m, self._given(cell_step, m))
+        self._send_on(cell_step, m, outputs)
+
+    def _given(self, cell_step: CellStep, microbatch: int) -> Parts | None:
+        d, s = cell_step.cell
+        if s == 0:
+            return None
+        return cell_step.take(Address(FrameKind.ACTIVATION, d, s, cell_step.step, microbatch)).tensors
+
+    def _send_on(self, cell_step: CellStep, microbatch: int, outputs: Parts) -> None:
+        d, s = cell_step.cell
         if s < self._plan.stages - 1:
-            self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, m), outputs)
+            self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
 
     def _expect_next(self, cell_step: CellStep, stage: Stage) -> None:
         """Have the data of the forwards after this one read while this one runs."""

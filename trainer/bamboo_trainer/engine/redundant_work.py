@@ -14,6 +14,7 @@ from bamboo_trainer.engine.bubble_budget import BubbleBudget
 from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.schedule import Backward, Forward, one_f_one_b
+from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
@@ -32,12 +33,13 @@ class RedundantWork:
         states: StageStates,
         observer: Observer,
         clock: Callable[[], float],
+        timer: StageTimer,
         *,
         lookahead: int,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
-        self._observer, self._clock = observer, clock
+        self._observer, self._clock, self._timer = observer, clock, timer
         self._lookahead, self.on_host = lookahead, on_host
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
@@ -148,9 +150,11 @@ class RedundantWork:
         if microbatch not in shadow.forwardings:
             inputs = self._inputs(shadow.cell, shadow.step, microbatch)
             shadow.forwardings[microbatch] = stage.start(shadow.step, microbatch, inputs, self.on_host)
-        forwarding = shadow.forwardings[microbatch]
+        forwarding, begun = shadow.forwardings[microbatch], self._clock()
+        layer = forwarding.layer
         stage.advance(forwarding)
         stage.wait()
+        self._timer.ran_layer(shadow.cell.stage, layer, self._clock() - begun)
         if forwarding.done:
             shadow.outputs[microbatch] = stage.complete(shadow.work, shadow.forwardings.pop(microbatch))
         self._observer.finished("RedundantForward", shadow.cell, shadow.step, microbatch)

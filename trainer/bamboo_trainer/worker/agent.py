@@ -309,10 +309,11 @@ class WorkerAgent:
         """In the control channel's thread."""
         if self.engine is None:
             return Heartbeat(step=0, doing="starting")
-        memory = self.engine.meter.due(time.monotonic())
+        now = time.monotonic()
+        memory, times = self.engine.meter.due(now), self.engine.timer.due(now)
         inside, busy = self.inside.now()
         doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
-        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy)
+        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy, times=times)
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""

@@ -1,0 +1,26 @@
+"""What a worker takes for the layers that it runs, or computes in advance for another one: seconds, as it says."""
+
+from typing import Annotated
+
+import msgspec
+
+from bamboo.job.spec import MOST_LAYERS
+
+MOST_TIMES = 64  # stages of one worker that are told of
+Layer = Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
+Taken = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Medians of the newest microbatches, without what is waited for and what is repeated.
+
+    layers: the stage's, half-open. forward, backward: of a whole microbatch, 0 if the worker does not run the stage.
+    each: the forward of each layer by itself; empty if it is not known. microbatches: how many were measured, at most
+    those that are kept.
+    """
+
+    layers: tuple[Layer, Layer]
+    forward: Taken = 0.0
+    backward: Taken = 0.0
+    each: Annotated[tuple[Taken, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
+    microbatches: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0

@@ -1,0 +1,115 @@
+"""What the workers' own measurements say of their speeds, and of the layers. Pure functions of the state."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Final
+
+from bamboo.control.stage_times import StageTimes
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo.planning.speeds import Measurement, Speeds, WorkEstimate
+
+LEAST_MICROBATCHES: Final = 8  # that must have been measured
+
+
+def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
+    """Of each cell whose owner has measured it as it is now."""
+    plan = state.plan
+    assert plan is not None
+    found = {}
+    for cell in plan.cells():
+        record = state.workers.get(plan.at(cell).owner)
+        times = _of(record.times if record else (), plan.stages[cell.stage])
+        if times and times.microbatches >= LEAST_MICROBATCHES and min(times.forward, times.backward) > 0:
+            found[cell] = times
+    return found
+
+
+def seconds_of(times: StageTimes) -> float:
+    """For a microbatch, there and back."""
+    return times.forward + times.backward
+
+
+def measurements(state: CoordinatorState) -> list[Measurement]:
+    """Of owners, and of those who compute a stage's forwards in advance.
+
+    A forward that is computed in advance is compared with the owner's, both layer by layer, and counts as if the
+    backward were slower or faster by the same factor.
+    """
+    plan, owned = state.plan, owned_times(state)
+    assert plan is not None
+    found = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]
+    known = {(m.worker, m.layers) for m in found}
+    for stage, layers in enumerate(plan.stages):
+        owner = next((t for c, t in owned.items() if c.stage == stage and sum(t.each) > 0), None)
+        for worker, record in state.workers.items() if owner else ():
+            times = _of(record.times, layers)
+            if owner and times and sum(times.each) > 0 and (worker, layers) not in known:
+                found.append(Measurement(worker, layers, seconds_of(owner) * sum(times.each) / sum(owner.each)))
+    return found
+
+
+def of_replaced(state: CoordinatorState) -> list[Measurement]:
+    """Of workers that were replaced, and had run the layers of a stage as it is now."""
+    plan, replaced = state.plan, state.stragglers.replaced.items()
+    assert plan is not None
+    return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
+
+
+def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
+    """What each layer takes a worker of usual speed, and how slow each worker is; None if a stage is not measured yet.
+
+    Within a stage the layers share its seconds as their forwards do, or, where these are not known one by one, as their
+    counted costs say. A backward cannot be told apart by layers; it takes a nearly constant multiple of the forward.
+    """
+    plan, owned = state.plan, owned_times(state)
+    assert plan is not None
+    costs: list[float] = []
+    for stage, layers in enumerate(plan.stages):
+        shares = _shares(plan, owned, stage, state.costs)
+        if layers not in found.seconds or shares is None:
+            return None
+        costs += (share * found.seconds[layers] for share in shares)
+    return WorkEstimate(tuple(costs), dict(found.slowness))
+
+
+def _shares(
+    plan: Plan, owned: Mapping[Cell, StageTimes], stage: int, counted: tuple[float, ...] | None
+) -> list[float] | None:
+    """Of each of a stage's layers in what the stage takes; they add up to 1."""
+    first, end = plan.stages[stage]
+    rows = [t.each for c, t in owned.items() if c.stage == stage and len(t.each) == end - first and sum(t.each) > 0]
+    if rows:
+        parts = [median(row[i] / sum(row) for row in rows) for i in range(end - first)]
+    elif counted is not None and len(counted) == plan.stages[-1][1]:
+        parts = list(counted[first:end])
+    else:
+        return None
+    whole = sum(parts)
+    return [part / whole for part in parts] if whole > 0 else [1 / len(parts)] * len(parts)
+
+
+def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
+    """By which factor each owner takes longer for its layers' counted cost than the median of the others.
+
+    For those who cannot be compared otherwise. Empty if too few are measured to say what is usual.
+    """
+    plan, costs = state.plan, state.costs
+    assert plan is not None
+    if costs is None or len(costs) != plan.stages[-1][1]:
+        return {}
+    paces = {}
+    for cell, times in owned_times(state).items():
+        counted = sum(costs[slice(*plan.stages[cell.stage])])
+        if counted > 0:
+            paces[plan.at(cell).owner] = seconds_of(times) / counted
+    if len(paces) < LEAST_WORKERS:
+        return {}
+    return {w: pace / median(p for other, p in paces.items() if other != w) for w, pace in paces.items()}
+
+
+LEAST_WORKERS: Final = 3  # to compare by counted costs: of two nobody can say which is the unusual one
+
+
+def _of(times: tuple[StageTimes, ...], layers: tuple[int, int]) -> StageTimes | None:
+    return next((t for t in times if t.layers == layers and len(t.each) in (0, layers[1] - layers[0])), None)

@@ -1,0 +1,73 @@
+"""Layers split over stages whose workers differ in speed, and what a step takes with a split. Pure."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Final
+
+Ranges = tuple[tuple[int, int], ...]
+
+MOST_WEIGHED_LAYERS: Final = 500  # a model with more keeps the split that its counted costs give
+
+
+def uneven_split(costs: Sequence[float], slowness: Sequence[float]) -> Ranges:
+    """Contiguous layer ranges, one for each stage and none empty, that minimise the longest stage's time.
+
+    costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0: a stage takes the sum of
+    its layers' costs, times that. Of the splits that do so it is one whose stages differ least (least sum of squares).
+    Exact. A stage that is twice as slow cannot just be filled last: whether it can hold the layer at its place matters.
+    Raises ValueError if there are fewer layers than stages.
+    """
+    if len(costs) < len(slowness):
+        raise ValueError(f"expected at least {len(slowness)} layers, got {len(costs)}")
+    total = list(accumulate(costs, initial=0.0))
+    return _most_even(total, slowness, _shortest(total, slowness))
+
+
+def _shortest(total: Sequence[float], slowness: Sequence[float]) -> float:
+    """What the longest stage takes at least. total: of the layers before each one."""
+    layers, stages = len(total) - 1, len(slowness)
+    best = [0.0] + [inf] * layers  # of the stages so far, for the layers before that one
+    for stage, factor in enumerate(slowness):
+        longest = [inf] * (layers + 1)
+        for end in range(stage + 1, layers - (stages - stage - 1) + 1):
+            for start in range(end - 1, stage - 1, -1):
+                seconds = factor * (total[end] - total[start])
+                if seconds >= longest[end]:
+                    break  # and with more layers it takes no less
+                longest[end] = min(longest[end], max(best[start], seconds))
+        best = longest
+    return best[-1]
+
+
+def _most_even(total: Sequence[float], slowness: Sequence[float], limit: float) -> Ranges:
+    """Of the splits in which no stage takes longer than the limit, the one with the least sum of squares."""
+    layers, stages = len(total) - 1, len(slowness)
+    unit = limit or 1.0  # squares of large numbers would be infinite
+    best = [0.0] + [inf] * layers
+    starts: list[list[int]] = []
+    for stage, factor in enumerate(slowness):
+        least, begins = [inf] * (layers + 1), [-1] * (layers + 1)
+        for end in range(stage + 1, layers - (stages - stage - 1) + 1):
+            for start in range(end - 1, stage - 1, -1):
+                seconds = factor * (total[end] - total[start])
+                if seconds > limit:
+                    break
+                squares = best[start] + (seconds / unit) ** 2
+                if squares < least[end]:
+                    least[end], begins[end] = squares, start
+        best = least
+        starts.append(begins)
+    bounds = [layers]
+    for begins in reversed(starts):
+        bounds.append(begins[bounds[-1]])
+    return tuple(pairwise(reversed(bounds)))
+
+
+def step_seconds(seconds: Sequence[Sequence[float]], microbatches: Sequence[int]) -> float:
+    """What the computing of a step takes, as the schedule has it: the first microbatch goes through all stages, and
+    each further one waits for the longest of them. Transfers count nothing.
+
+    seconds: of a microbatch's forward and backward, [pipeline][stage]. microbatches: of each pipeline.
+    """
+    return max(sum(row) + (count - 1) * max(row) for row, count in zip(seconds, microbatches, strict=True))

@@ -1,0 +1,409 @@
+"""Workers that are slow, not dead, and layers that take longer than counted: who is found, and what is done."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.control.stage_times import StageTimes
+from bamboo.coordinator import stragglers
+from bamboo.coordinator.coordinator import step
+from bamboo.coordinator.events import PreemptionNotice, RemoveWorker, SpecChanged, Tick, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell, CheckpointId
+from world import World
+
+FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
+
+
+class Slowed(World):
+    """Workers take the time that `slowness` says by name, and layers that which `work` says; both are 1 otherwise.
+
+    shadows: each worker computes forwards of the next stage in advance.
+    """
+
+    def __init__(self, *grid: int, shadows: bool = True, **options: Any) -> None:
+        self.slowness: dict[str, float] = {}
+        self.work: dict[int, float] = {}
+        self.shadows = shadows
+        super().__init__(*grid, **options)
+
+    def train(self, steps: int, seconds: float | None = None) -> None:
+        """Steps are committed, a second or more apart, and each worker says what it takes; plans are obeyed at once."""
+        for _ in range(steps):
+            self.settle_now()
+            if self.finish:
+                return
+            self.now += 1.0
+            for worker, times in self.times().items():
+                self.tell(Received(worker, protocol.Heartbeat(step=self.state.step, times=times)))
+            plan, resplit = self.state.plan, self.state.resplit
+            assert plan is not None
+            mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
+            cut = CheckpointId(step=self.state.step + 1, id=f"cut{plan.epoch}")
+            message = protocol.StepCommitted(
+                step=self.state.step, generation=plan.target.generation, loss=1.0, gradient_norm=1.0, microbatches=8,
+                seconds=self.step_seconds() if seconds is None else seconds,
+                checkpoint=(resplit.number, cut) if resplit and mark else None,
+            )  # fmt: skip
+            self.tell(Received(plan.at(Cell(0, 0)).owner, message))
+            if mark:
+                self.hold(cut)
+
+    def settle_now(self) -> None:
+        while self.pending:
+            self.deliver()
+
+    def hold(self, cut: CheckpointId) -> None:
+        plan = self.state.plan
+        assert plan is not None
+        for worker in sorted(plan.holders()):
+            stages = [plan.stages[c.stage] for c in plan.cells() if worker in plan.at(c).holders]
+            layers = tuple(sorted({layer for stage in stages for layer in range(*stage)}))
+            self.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=layers)))
+
+    def taken(self, worker: str, layers: tuple[int, int]) -> float:
+        return self.slowness.get(worker, 1.0) * sum(self.work.get(layer, 1.0) for layer in range(*layers))
+
+    def times(self) -> Mapping[str, tuple[StageTimes, ...]]:
+        plan = self.state.plan
+        assert plan is not None
+        found: dict[str, tuple[StageTimes, ...]] = {}
+        for cell in plan.cells():
+            layers, (owner, *replicas) = plan.stages[cell.stage], plan.at(cell).holders
+            for worker in [owner, *replicas] if self.shadows else [owner]:
+                owns, whole = worker == owner, self.taken(worker, layers)
+                each = tuple(FORWARD * self.taken(worker, (i, i + 1)) for i in range(*layers))
+                one = StageTimes(
+                    layers=layers, each=each if self.shadows else (), forward=FORWARD * whole * owns,
+                    backward=BACKWARD * whole * owns, microbatches=32 * owns,
+                )  # fmt: skip
+                found[worker] = (*found.get(worker, ()), one)
+        return found
+
+    def step_seconds(self) -> float:
+        """As the slowest worker has it."""
+        plan = self.state.plan
+        assert plan is not None
+        longest = max(self.taken(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells())
+        return longest * (FORWARD + BACKWARD) * 8 / len(plan.pipelines)
+
+    def reasons(self) -> list[str]:
+        mine = ("StragglerFound", "StragglerRecovered", "StragglerReplaced", "Rebalancing")
+        return [e.reason for e in self.told if e.reason in mine]
+
+    def said(self, reason: str) -> list[str]:
+        return [e.message for e in self.told if e.reason == reason]
+
+    def owner(self, stage: int, pipeline: int = 0) -> str:
+        assert self.state.plan is not None
+        return self.state.plan.at(Cell(pipeline, stage)).owner
+
+    def layers(self, worker: str) -> list[int]:
+        """How many layers it runs, stage by stage."""
+        plan = self.state.plan
+        assert plan is not None
+        return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
+
+
+def trained(*grid: int, **options: Any) -> Slowed:
+    world = Slowed(*grid, **options)
+    world.settle()
+    world.train(10)
+    assert world.reasons() == []
+    return world
+
+
+def policy(world: Slowed, name: str) -> None:
+    document = {**world.document, "spec": {**world.document["spec"]}}
+    document["spec"]["elastic"] = {**document["spec"]["elastic"], "stragglerPolicy": name}
+    world.tell(SpecChanged(parse_manifest(document)))
+
+
+@pytest.mark.parametrize("grid", [(4, 1, 1), (2, 2, 1)])
+def test_a_slow_worker_is_found_and_one_that_stands_by_takes_its_place(grid: tuple[int, int, int]) -> None:
+    world = trained(*grid)
+    slow = world.owner(1)
+    world.slowness[slow] = 2.0
+    world.train(8)
+    assert world.reasons() == [], "it is not slow for long enough"
+    world.train(40)
+    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
+    one, other = world.said("StragglerFound")[0].split(";")
+    own, usual = (480, 240) if grid[0] == 2 else (240, 120)
+    assert f"{slow} takes {own} ms for a microbatch of stage 1 of pipeline 0" in one
+    assert f"others would take {usual} ms" in other
+    assert not world.state.plan or slow not in world.state.plan.holders()
+    assert slow not in world.state.workers or world.state.workers[slow].released
+    assert not world.state.preemptions
+
+
+def test_a_job_in_which_nobody_is_slow_any_more_is_left_alone() -> None:
+    world = trained(4, 1, 1)
+    world.slowness[world.owner(1)] = 2.0
+    world.train(40)
+    plan = world.state.plan
+    world.train(300)
+    assert world.state.plan == plan
+
+
+def test_without_a_standby_it_gets_fewer_layers() -> None:
+    world = trained(2, 1, 0, fewest=2)
+    slow = world.owner(1)
+    world.slowness[slow] = 3.0
+    world.train(60)
+    assert world.reasons() == ["StragglerFound", "Rebalancing"]
+    assert (world.layers(slow), world.layers(world.owner(0))) == ([2], [6])
+    assert "instead of" in world.said("Rebalancing")[0]
+    plan = world.state.plan
+    assert plan is not None
+    assert (plan.restore is not None, plan.sources) == (True, ())
+    world.train(300)
+    assert world.state.plan == plan, "it is as good as it gets"
+    assert stragglers.summary(world.state).startswith(f"{slow} takes 360 ms"), "it is still shown"
+
+
+def test_the_worker_in_the_same_place_of_the_other_pipeline_gets_fewer_layers_too() -> None:
+    world = trained(4, 2, 0)
+    slow = world.owner(2, pipeline=1)
+    world.slowness[slow] = 3.0
+    world.train(60)
+    plan = world.state.plan
+    assert plan is not None
+    assert [b - a for a, b in plan.stages].index(1) == 2
+    assert sorted(b - a for a, b in plan.stages) == [1, 2, 2, 3], "all of them as even as may be"
+    assert world.owner(2, pipeline=1) == slow, "everybody stays where it was"
+
+
+def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
+    """Nobody is slow, and nobody is called so."""
+    world = trained(4, 1, 0)
+    world.work = {0: 4.0, 1: 4.0}
+    world.train(60)
+    assert world.reasons() == ["Rebalancing"]
+    assert "counted" in world.said("Rebalancing")[0]
+    plan = world.state.plan
+    assert plan is not None
+    assert plan.stages == ((0, 1), (1, 2), (2, 5), (5, 8))
+
+
+def test_with_nothing_to_compare_the_counted_costs_are_taken_and_only_a_large_factor_counts() -> None:
+    world = trained(4, 1, 0, shadows=False)
+    slow = world.owner(1)
+    world.slowness[slow] = 1.8
+    world.train(40)
+    assert "StragglerFound" not in world.reasons()
+    world.slowness[slow] = 2.5
+    world.train(40)
+    assert "StragglerFound" in world.reasons()
+    assert "by the counted cost of its layers others would take" in world.said("StragglerFound")[0]
+
+
+def test_who_is_no_faster_than_the_one_before_it_was_not_slow() -> None:
+    """Without anything to compare: the layers are heavy. The next worker takes as long, and is not replaced, too."""
+    world = trained(4, 1, 2, shadows=False)
+    world.work = {2: 3.0, 3: 3.0}
+    world.slowness = {}
+    document = {**world.document, "spec": {**world.document["spec"], "topology": {"stages": 4, "split": [2, 2, 2, 2]}}}
+    world.state = replace(world.state, spec=parse_manifest(document))
+    world.train(400)
+    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.25])
+def test_a_worker_that_is_hardly_slower_is_left_alone(factor: float) -> None:
+    world = trained(4, 1, 1)
+    world.slowness[world.owner(1)] = factor
+    world.train(60)
+    assert world.reasons() == []
+
+
+def test_all_are_slow_and_nobody_is_blamed() -> None:
+    world = trained(4, 1, 1)
+    world.slowness = dict.fromkeys(world.state.workers, 5.0)
+    world.train(60)
+    assert world.reasons() == []
+
+
+def test_a_hiccup_is_forgotten() -> None:
+    world = trained(4, 1, 1)
+    slow = world.owner(1)
+    for _ in range(6):
+        world.slowness[slow] = 3.0
+        world.train(8)
+        world.slowness[slow] = 1.0
+        world.train(4)
+    assert world.reasons() == []
+
+
+def test_a_slow_worker_that_holds_nobody_up_is_left_alone() -> None:
+    """A step takes seconds, of which its computing is a small part."""
+    world = Slowed(4, 1, 1)
+    world.settle()
+    world.slowness[world.owner(1)] = 2.0
+    world.train(60, seconds=30.0)
+    assert world.reasons() == []
+
+
+def test_one_that_recovers_is_told_of() -> None:
+    world = trained(4, 1, 0, fewest=4)
+    policy(world, "Report")
+    slow = world.owner(1)
+    world.slowness[slow] = 2.0
+    world.train(30)
+    world.slowness[slow] = 1.2
+    world.train(10)
+    assert world.reasons() == ["StragglerFound"], "it is not much better"
+    world.slowness[slow] = 1.0
+    world.train(5)
+    assert world.reasons() == ["StragglerFound", "StragglerRecovered"]
+    assert stragglers.summary(world.state) == ""
+
+
+@pytest.mark.parametrize(("name", "reasons"), [("Report", ["StragglerFound"]), ("Ignore", [])])
+def test_what_is_done_is_for_the_user_to_say(name: str, reasons: list[str]) -> None:
+    world = trained(4, 1, 1)
+    policy(world, name)
+    plan = world.state.plan
+    world.slowness[world.owner(1)] = 3.0
+    world.train(60)
+    assert world.reasons() == reasons
+    assert world.state.plan == plan
+    assert bool(world.state.stragglers.slow) == bool(reasons)
+
+
+def test_a_split_that_the_manifest_fixes_stays() -> None:
+    world = trained(4, 1, 0, split=[2, 2, 2, 2])
+    plan = world.state.plan
+    world.slowness[world.owner(1)] = 3.0
+    world.train(60)
+    assert world.reasons() == ["StragglerFound"]
+    assert world.state.plan == plan
+
+
+def test_near_the_end_of_the_job_layers_stay_where_they_are() -> None:
+    world = Slowed(4, 1, 0, steps=30)
+    world.settle()
+    world.state = replace(world.state, stragglers=replace(world.state.stragglers, pause=1000.0))
+    world.train(8)
+    world.slowness[world.owner(1)] = 3.0
+    world.train(18)
+    assert world.reasons() == ["StragglerFound"], "the pause would not pay any more"
+
+
+def test_workers_that_are_slow_one_after_the_other_are_replaced_ever_more_rarely() -> None:
+    world = trained(4, 1, 1)
+    steps: list[int] = []
+    for _ in range(600):
+        world.slowness = {world.owner(1): 3.0}
+        known = world.state.stragglers.replacements
+        world.train(1)
+        if world.state.stragglers.replacements > known:
+            steps.append(world.state.step)
+    pauses = [b - a for a, b in pairwise(steps)]
+    assert 3 <= len(steps) <= 5
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(pauses[1:])), pauses
+
+
+def test_replacements_end_when_all_workers_have_been_replaced_once() -> None:
+    world = trained(2, 1, 1)
+    world.state = replace(world.state, stragglers=replace(world.state.stragglers, replacements=3))
+    world.slowness[world.owner(1)] = 3.0
+    world.train(60)
+    assert "StragglerReplaced" not in world.reasons()
+
+
+def replacing() -> tuple[Slowed, str, str]:
+    """A slow worker is to be replaced; the one that stands by does not have its stage yet."""
+    world = trained(4, 1, 1)
+    slow = world.owner(1)
+    world.slowness[slow] = 2.0
+    while "StragglerReplaced" not in world.reasons():
+        world.train(1)
+    assert world.state.plan is not None
+    (spare,) = world.state.workers.keys() - {world.owner(s) for s in range(4)}
+    assert world.owner(1) == slow
+    return world, slow, spare
+
+
+def test_it_stays_if_who_was_to_take_its_place_is_lost() -> None:
+    """Slow is better than two stages on one worker."""
+    world, slow, spare = replacing()
+    world.away = 1000
+    world.pending.clear()
+    world.lost.add(spare)
+    world.tell(WorkerLost(spare, "killed"))
+    assert world.state.workers[slow].notice_until is None
+    world.train(30)
+    assert world.owner(1) == slow
+
+
+def test_a_notice_that_it_gets_meanwhile_counts_as_one() -> None:
+    world, slow, spare = replacing()
+    world.tell(PreemptionNotice(slow, 30.0))
+    assert (world.state.notices, world.state.preemptions) == (1, 1)
+    assert world.state.workers[slow].notice_until == world.now + 30.0
+    world.train(10)
+    assert world.owner(1) == spare
+
+
+def test_a_slow_worker_that_is_lost_is_taken_over_as_any_other() -> None:
+    world, slow, _ = replacing()
+    world.pending.clear()
+    world.lost.add(slow)
+    world.tell(WorkerLost(slow, "killed"))
+    assert world.state.plan is not None
+    assert world.state.plan.reason == "Takeover"
+    world.train(20)
+    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
+
+
+def test_a_replaced_worker_is_told_to_leave_only_after_it_has_handed_its_stage_over() -> None:
+    world, slow, spare = replacing()
+    world.train(2)
+    assert world.owner(1) == spare
+    world.train(10)
+    assert world.state.workers.get(slow) is None or world.state.workers[slow].released
+
+
+def test_what_is_measured_counts_when_workers_become_fewer_too() -> None:
+    """Layers are split over fewer workers by what they take, not by what was counted."""
+    world = trained(4, 1, 0, fewest=1)
+    world.work = dict.fromkeys(range(4), 3.0)  # 2 layers of each stage
+    world.train(2)
+    assert world.state.stragglers.estimate is not None
+    world.away = 1000
+    lost = world.owner(3)
+    world.lost.add(lost)
+    world.tell(WorkerLost(lost, "killed"))
+    world.train(12)
+    plan = world.state.plan
+    assert plan is not None
+    assert plan.stages == ((0, 2), (2, 4), (4, 8))
+
+
+TIMES = st.builds(
+    StageTimes, layers=st.tuples(st.integers(0, 9), st.integers(0, 9)), forward=st.floats(0, 1e9),
+    backward=st.floats(0, 1e9), each=st.lists(st.floats(0, 1e9), max_size=3).map(tuple),
+    microbatches=st.integers(0, 99),
+)  # fmt: skip
+
+
+@given(said=st.lists(st.tuples(st.integers(0, 5), st.lists(TIMES, max_size=3).map(tuple)), max_size=8))
+def test_whatever_workers_say_of_their_times_the_job_goes_on(said: list[tuple[int, tuple[StageTimes, ...]]]) -> None:
+    world = Slowed(4, 1, 1)
+    world.settle()
+    for worker, times in said:
+        world.tell(Received(f"w{worker}", protocol.Heartbeat(step=1, times=times)))
+        world.now += 1.0
+        world.commit()
+    world.settle_now()
+    state, commands = step(world.state, Tick(), world.now + 1)
+    assert state.phase == "Running"
+    assert not [c for c in commands if isinstance(c, RemoveWorker)]

@@ -1,0 +1,118 @@
+"""Layers over workers of unequal speed: exact; and what workers and layers take, told apart."""
+
+import random
+from itertools import combinations, pairwise
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.planning.grid import split_layers
+from bamboo.planning.speeds import Measurement, speeds
+from bamboo.planning.uneven_split import step_seconds, uneven_split
+
+COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
+SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))
+
+
+def longest(costs: list[float], slowness: list[float], ranges: tuple[tuple[int, int], ...]) -> float:
+    return max(k * sum(costs[a:b]) for k, (a, b) in zip(slowness, ranges, strict=True))
+
+
+@given(costs=st.lists(COSTS, min_size=1, max_size=9), slowness=st.lists(SLOWNESS, min_size=1, max_size=5))
+def test_no_other_split_has_a_shorter_longest_stage(costs: list[float], slowness: list[float]) -> None:
+    layers, stages = len(costs), len(slowness)
+    if layers < stages:
+        with pytest.raises(ValueError, match="expected at least"):
+            uneven_split(costs, slowness)
+        return
+    ranges = uneven_split(costs, slowness)
+    assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
+    assert ranges[-1][1] == layers
+    assert all(a < b for a, b in ranges)
+    best = inf
+    for cuts in combinations(range(1, layers), stages - 1):
+        best = min(best, longest(costs, slowness, tuple(pairwise((0, *cuts, layers)))))
+    assert longest(costs, slowness, ranges) == pytest.approx(best, rel=1e-9)
+
+
+@given(costs=st.lists(COSTS, min_size=6, max_size=30), stages=st.integers(1, 6))
+def test_with_equal_workers_it_is_as_good_as_the_split_by_costs(costs: list[float], stages: int) -> None:
+    even = [1.0] * stages
+    found = longest(costs, even, uneven_split(costs, even))
+    assert found == pytest.approx(longest(costs, even, split_layers(costs, stages)), rel=1e-9)
+
+
+def test_a_heavy_layer_does_not_go_to_a_slow_worker_however_the_others_are_filled() -> None:
+    """Filled greedily the first stage would take two layers, and the slow one could not hold the third."""
+    assert uneven_split([1, 1, 10, 1], [1, 10, 1]) == ((0, 1), (1, 2), (2, 4))
+
+
+def test_a_worker_at_half_speed_gets_half_the_layers() -> None:
+    assert [b - a for a, b in uneven_split([1.0] * 14, [1, 2, 1, 1])] == [4, 2, 4, 4]
+
+
+def test_of_equally_good_splits_the_most_even_one_is_taken() -> None:
+    assert [b - a for a, b in uneven_split([9.0, *[1.0] * 8], [1, 1, 1])] == [1, 4, 4]
+
+
+def test_huge_costs_and_many_layers_are_no_problem() -> None:
+    assert len(uneven_split([1e24] * 12, [1.0, 2.0, 1.0])) == 3
+    rng = random.Random(1)
+    costs = [rng.uniform(0.5, 2) for _ in range(400)]
+    slowness = [rng.uniform(0.8, 1.5) for _ in range(32)]
+    assert longest(costs, slowness, uneven_split(costs, slowness)) < 1.2 * sum(costs) / sum(1 / k for k in slowness)
+
+
+def test_a_step_takes_the_way_of_the_first_microbatch_and_the_longest_stage_for_each_other_one() -> None:
+    assert step_seconds([[1, 2, 1], [1, 1, 1]], [4, 8]) == max(4 + 3 * 2, 3 + 7 * 1)
+
+
+# speeds
+
+
+def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:
+    taken = {"a": 2.0, "b": 1.0, "c": 1.0}
+    found = speeds([Measurement(f"{w}{s}", (s, s + 1), k * (s + 1)) for s in range(3) for w, k in taken.items()])
+    assert [found.excess(f"{w}{s}") for s in range(3) for w in taken] == pytest.approx([2, 2 / 3, 2 / 3] * 3)
+    assert [found.seconds[s, s + 1] for s in range(3)] == pytest.approx([1, 2, 3])
+
+
+@given(
+    slowness=st.lists(st.floats(0.5, 4), min_size=2, max_size=12), data=st.data(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_in_a_ring_each_ones_slowness_comes_out(slowness: list[float], data: st.DataObject, seed: int) -> None:
+    """Each runs a stage, and computes the next one's layers in advance."""
+    size = len(slowness)
+    work = data.draw(st.lists(st.floats(0.1, 10), min_size=size, max_size=size))
+    measured = [
+        Measurement(f"w{i}", (s, s + 1), slowness[i] * work[s]) for i in range(size) for s in (i, (i + 1) % size)
+    ]
+    random.Random(seed).shuffle(measured)
+    found = speeds(measured)
+    middle = sorted(slowness)[(size - 1) // 2]
+    for i in range(size):
+        assert found.slowness[f"w{i}"] / found.slowness["w0"] == pytest.approx(slowness[i] / slowness[0], rel=1e-6)
+        assert found.slowness[f"w{i}"] == pytest.approx(slowness[i] / middle, rel=1e-6)
+        assert found.seconds[i, i + 1] == pytest.approx(work[i] * middle, rel=1e-6)
+
+
+def test_who_has_nobody_to_be_compared_with_is_not_called_slow() -> None:
+    found = speeds([Measurement("a", (0, 3), 1.0), Measurement("b", (3, 6), 5.0)])
+    assert (found.excess("a"), found.excess("b")) == (None, None)
+    assert found.slowness == {"a": 1.0, "b": 1.0}
+    assert found.seconds == pytest.approx({(0, 3): 1.0, (3, 6): 5.0})
+
+
+def test_when_all_are_slow_nobody_is() -> None:
+    found = speeds([Measurement(f"w{d}{s}", (s, s + 1), 7.0) for d in range(2) for s in range(2)])
+    assert set(found.slowness.values()) == {1.0}
+
+
+def test_long_rings_are_solved_too() -> None:
+    rng = random.Random(3)
+    k = [rng.uniform(0.8, 2) for _ in range(256)]
+    pairs = [(i, s) for i in range(256) for s in (i, (i + 1) % 256)]
+    found = speeds([Measurement(f"w{i}", (s, s + 1), k[i]) for i, s in pairs])
+    assert [found.slowness[f"w{i}"] / found.slowness["w0"] for i in range(256)] == pytest.approx([x / k[0] for x in k])

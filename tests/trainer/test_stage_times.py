@@ -1,0 +1,180 @@
+"""What a worker says that it takes for its layers; and jobs in which one is slow, with the real engine and torch."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Forwarding, Work
+from bamboo_trainer.task import Parts
+from bamboo_trainer.training import TrainingConfig
+from manifest_kit import bamboojob, training
+from training_job import Fault, Job
+
+MLP = {"entrypoint": "bamboo_trainer.models.mlp:build", "config": {"width": 16, "blocks": 6, "samples": 32}}
+STEPS = 50
+LAYER, BACKWARD = 0.01, 2.0  # seconds of a layer's forward; its backward takes that many times as long
+
+
+def measured(timer: StageTimer, forwards: Sequence[float], stage: int = 0) -> None:
+    for seconds in forwards:
+        if not timer.begins_forward(stage):
+            timer.ran_forward(stage, seconds)
+        timer.ran_backward(stage, 2 * seconds)
+    timer.step_done()
+
+
+def test_a_stage_takes_what_most_of_its_newest_microbatches_take() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 2), (2, 3)])
+    measured(timer, [9.0] * IGNORED + [1.0] * 20 + [50.0] * 5)
+    (said,) = timer.due(0.0) or ()
+    assert (said.layers, said.forward, said.backward) == ((0, 2), 1.0, 2.0)
+    measured(timer, [3.0] * 40)
+    (said,) = timer.due(2.0) or ()
+    assert (said.forward, said.microbatches) == (3.0, KEPT)
+
+
+def test_times_are_told_once_a_second_and_only_when_a_step_is_done() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 1)])
+    assert timer.due(0.0) is None
+    timer.ran_forward(0, 1.0)
+    assert timer.due(0.0) is None
+    measured(timer, [1.0] * 5)
+    assert timer.due(10.0)
+    assert timer.due(10.5) is None
+    assert timer.due(11.1)
+
+
+def test_what_was_measured_of_another_split_or_of_a_stage_that_is_gone_does_not_count() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 1), (1, 2)])
+    measured(timer, [1.0] * 5)
+    measured(timer, [1.0] * 5, stage=1)
+    timer.hold({1})
+    timer.step_done()
+    assert [said.layers for said in timer.due(0.0) or ()] == [(1, 2)]
+    timer.begin([(0, 2)])
+    assert timer.due(5.0) is None
+
+
+def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
+    timer = StageTimer()
+    timer.begin([(0, 1)])
+    alone = [i for i in range(3 * PERIOD) if timer.begins_forward(0)]
+    assert [b - a for a, b in pairwise(alone)] == [PERIOD, PERIOD]
+
+
+class Timed(Stage):
+    """Its work takes time of the job's clock; waits take turns of it, too."""
+
+    spend: Callable[[int, float], None]
+
+    def advance(self, forwarding: Forwarding) -> None:
+        self.spend(forwarding.layer, 1.0)
+        super().advance(forwarding)
+
+    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+        for layer in range(self.first, self.first + self.layers):
+            self.spend(layer, BACKWARD)
+        return super().backward(work, step, microbatch, gradients)
+
+
+class TimedJob(Job):
+    """slow: workers by the factor by which they are slower. work: of layers, 1 if it is not there."""
+
+    def __init__(self, manifest: dict[str, Any], slow: dict[str, float], work: dict[int, float], **more: Any) -> None:
+        self.slow, self.work = slow, work
+        super().__init__(manifest, **more)
+
+    def stage(self, worker: str, stage: int, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        def spend(layer: int, share: float) -> None:
+            self.now += LAYER * share * self.work.get(layer, 1.0) * self.slow.get(worker, 1.0)
+
+        made = Timed(self.task, stage, stages, config, self.device)
+        made.spend = spend
+        return made
+
+    def reasons(self) -> list[str]:
+        mine = ("StragglerFound", "StragglerReplaced", "Rebalancing", "Resplit")
+        return [e.reason for e in self.emitted if e.reason in mine]
+
+
+def manifest(steps: int, pipelines: int = 1, standby: int = 0) -> dict[str, Any]:
+    return bamboojob(
+        task=MLP,
+        training=training(steps, 8, 2, gradientGroups=2),
+        topology={"stages": 3, "pipelines": pipelines},
+        standby={"workers": standby},
+        elastic={"stabilizationSeconds": 0, "minStages": 3},
+    )
+
+
+@cache
+def undisturbed(steps: int) -> tuple[str, dict[int, float]]:
+    return result(Job(manifest(steps)).run())
+
+
+def result(job: Job) -> tuple[str, dict[int, float]]:
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.finish
+    return add_digests(job.digests), dict(job.state.losses)
+
+
+@pytest.mark.parametrize("faults", [(), (Fault("Forward", Cell(0, 1), 2, 1),)])
+def test_what_a_worker_says_is_what_it_computes_without_waits_and_repetitions(faults: tuple[Fault, ...]) -> None:
+    """One is lost in the middle of a step: its heir repeats what it did, which says nothing."""
+    job = TimedJob(manifest(8), {"w2": 2.0}, {1: 3.0}, faults=faults)
+    job.run()
+    plan, found = job.state.plan, 0
+    assert plan is not None
+    for node in job.nodes.values():
+        for said in node.engine.timer.due(1e9) or ():
+            factor = job.slow.get(node.name, 1.0)
+            each = [LAYER * factor * job.work.get(layer, 1.0) for layer in range(*said.layers)]
+            if said.forward:
+                found += 1
+                assert (said.forward, said.backward) == pytest.approx((sum(each), BACKWARD * sum(each)), rel=1e-3)
+                assert faults or said.microbatches >= 8
+            if said.each:
+                assert said.each == pytest.approx(each, rel=1e-3)
+    assert found >= 3
+
+
+def test_a_slow_worker_gets_fewer_layers_and_the_bits_are_the_same() -> None:
+    job = TimedJob(manifest(STEPS), {"w1": 3.0}, {})
+    job.run()
+    assert job.reasons() == ["StragglerFound", "Rebalancing", "Resplit"]
+    plan = job.state.plan
+    assert plan is not None
+    by_worker = {plan.at(c).owner: end - first for c in plan.cells() for first, end in [plan.stages[c.stage]]}
+    assert by_worker["w1"] < min(count for worker, count in by_worker.items() if worker != "w1")
+    assert result(job) == undisturbed(STEPS)
+    assert job.state.checkpoints.counts.repeated == 0
+
+
+def test_a_worker_that_stands_by_takes_the_place_of_a_slow_one_and_the_bits_are_the_same() -> None:
+    job = TimedJob(manifest(STEPS, standby=1), {"w1": 3.0}, {})
+    job.run()
+    assert job.reasons() == ["StragglerFound", "StragglerReplaced"]
+    assert "w1" not in job.state.workers
+    assert len(job.nodes) == 5, "another one stands by"
+    assert result(job) == undisturbed(STEPS)
+
+
+def test_layers_that_take_longer_than_counted_are_split_anew_and_the_bits_are_the_same() -> None:
+    job = TimedJob(manifest(STEPS), {}, {0: 4.0, 1: 4.0})
+    job.run()
+    assert job.reasons() == ["Rebalancing", "Resplit"]
+    plan = job.state.plan
+    assert plan is not None
+    assert plan.stages == ((0, 1), (1, 3), (3, 8))
+    assert result(job) == undisturbed(STEPS)

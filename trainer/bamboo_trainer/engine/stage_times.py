@@ -1,0 +1,106 @@
+"""What this worker takes for a microbatch of each stage that it runs, so that slow workers and heavy layers are found.
+
+Medians, so that a hiccup says nothing. Only what the ordinary schedule does counts: nothing that is repeated or was
+computed in advance, no wait, and not the first calls. One forward in `PERIOD` is run layer by layer with a wait after
+each, which tells the layers apart; a backward is one call for the whole stage, and cannot be. The same is measured of
+the next stage's layers where they are computed in advance: that is how workers of one pipeline can be compared.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from bamboo.control.stage_times import MOST_TIMES, StageTimes
+
+KEPT: Final = 32  # microbatches
+IGNORED: Final = 2  # the first ones of a stage, which take longer than later ones
+PERIOD: Final = 16
+KEPT_LAYERS: Final = 8  # forwards of each layer by itself
+TOLD_SECONDS: Final = 1.0
+
+
+def _kept(most: int) -> "Callable[[], deque[float]]":
+    return lambda: deque(maxlen=most)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Seconds. begun: forwards that the ordinary schedule has begun here."""
+
+    forwards: deque[float] = field(default_factory=_kept(KEPT))
+    backwards: deque[float] = field(default_factory=_kept(KEPT))
+    layers: dict[int, deque[float]] = field(default_factory=dict)
+    begun: int = 0
+
+
+class StageTimer:
+    """The engine's thread measures; `due` may be called in any one thread."""
+
+    def __init__(self) -> None:
+        self._ranges: Sequence[tuple[int, int]] = ()
+        self._stages: dict[int, _Stage] = {}
+        self._latest: tuple[StageTimes, ...] = ()
+        self._due = 0.0
+
+    def begin(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """The model is split so from now on. ranges: the layers of each stage."""
+        self._ranges, self._stages, self._latest = ranges, {}, ()
+
+    def hold(self, stages: set[int]) -> None:
+        """Only these are held here from now on."""
+        self._stages = {index: stage for index, stage in self._stages.items() if index in stages}
+
+    def begins_forward(self, stage: int) -> bool:
+        """Of the ordinary schedule. Is it to be run layer by layer, and measured so?"""
+        measured = self._of(stage)
+        measured.begun += 1
+        return measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
+
+    def ran_forward(self, stage: int, seconds: float) -> None:
+        """A whole one, in one piece."""
+        measured = self._of(stage)
+        if measured.begun > IGNORED:
+            measured.forwards.append(seconds)
+
+    def ran_backward(self, stage: int, seconds: float) -> None:
+        measured = self._of(stage)
+        if measured.begun > IGNORED:
+            measured.backwards.append(seconds)
+
+    def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
+        """The forward of one layer, alone."""
+        self._of(stage).layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
+
+    def step_done(self) -> None:
+        """All of this worker's work on a step: what is told from now on."""
+        self._latest = tuple(self._times(stage, *self._ranges[stage]) for stage in sorted(self._stages))[:MOST_TIMES]
+
+    def due(self, now: float) -> tuple[StageTimes, ...] | None:
+        """The latest times, at most once a second; None if they need not be told now."""
+        latest = self._latest
+        if not latest or now < self._due:
+            return None
+        self._due = now + TOLD_SECONDS
+        return latest
+
+    def _of(self, stage: int) -> _Stage:
+        return self._stages.setdefault(stage, _Stage())
+
+    def _times(self, stage: int, first: int, end: int) -> StageTimes:
+        measured = self._stages[stage]
+        whole = bool(measured.forwards and measured.backwards)
+        known = all(measured.layers.get(layer) for layer in range(first, end))
+        return StageTimes(
+            layers=(first, end),
+            forward=_shown(measured.forwards) if whole else 0.0,
+            backward=_shown(measured.backwards) if whole else 0.0,
+            each=tuple(_shown(measured.layers[layer]) for layer in range(first, end)) if known else (),
+            microbatches=min(len(measured.forwards), len(measured.backwards)),
+        )
+
+
+def _shown(seconds: Sequence[float]) -> float:
+    """To a ten-thousandth: heartbeats are short."""
+    return float(f"{median(seconds):.4g}")
