@@ -44,7 +44,7 @@ def measure(stage: Stage) -> None:
         stage.backward(work, 0, 0, None)
 
     one = best(microbatch)
-    look = best(lambda: stage._look(0, 0, None), times=2)
+    look = best(lambda: stage.look(0, 0, None), times=2)
     stage.apply(work.gradients.total()[: stage.size], 1.0)
     step = best(lambda: stage.apply(work.gradients.total()[: stage.size], 1.0))
     sums = best(stage.checksums)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
 SHOWN = {  # what of each module is for a model's author
-    "bamboo_trainer.task": ("Parts", "Build", "TrainingFacts", "Task", "Dataset"),
+    "bamboo_trainer.task": ("Parts", "Build", "TrainingFacts", "Task", "Dataset", "track_buffers", "contribute"),
     "bamboo_trainer.schedules": (
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),
@@ -57,7 +57,10 @@ def _found(module: ModuleType, tree: ast.Module, name: str) -> ast.stmt:
                 return node
             case ast.Assign(targets=[ast.Name(id=target)]) if target == name:
                 return node
-    raise LookupError(f"{module.__name__} has no {name}")
+    home = getattr(getattr(module, name, None), "__module__", module.__name__)  # of what the module only passes on
+    if home == module.__name__:
+        raise LookupError(f"{module.__name__} has no {name}")
+    return _found(importlib.import_module(home), ast.parse(inspect.getsource(importlib.import_module(home))), name)
 
 
 def _described(node: ast.stmt) -> Iterator[str]:

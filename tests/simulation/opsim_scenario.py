@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from sim_stage import Arithmetic
+from sim_arithmetic import Arithmetic
 
 
 class DisturbanceKind(StrEnum):

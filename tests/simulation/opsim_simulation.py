@@ -30,7 +30,7 @@ from opsim_scenario import JOB, MISSING, SPAN_SECONDS, ClusterScenario
 from opsim_server import Object, Server, Watch
 from opsim_user import User
 from opsim_workers import SimChannels, Workers
-from sim_stage import Oracle
+from sim_arithmetic import Oracle
 
 REST_SECONDS = 700.0  # from the last trouble until all must be as it should: longer than a silent worker is waited for
 END_SECONDS = 4000.0

@@ -19,10 +19,10 @@ from bamboo_operator.kube.objects import JobKey
 from bamboo_trainer.transport.frames import Frame
 from opsim_loop import LoopClock, VirtualLoop
 from opsim_server import Object, token_of
+from sim_arithmetic import Oracle
 from sim_checks import Checks
 from sim_control import Channel
 from sim_network import Network
-from sim_stage import Oracle
 from sim_store import SimStore
 from sim_worker import Node
 

@@ -9,8 +9,9 @@ from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Outcome, Takeover
 from bamboo.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
+from sim_arithmetic import Oracle
 from sim_holders import holders, usable
-from sim_stage import Oracle, Violation
+from sim_stage import Violation
 
 if TYPE_CHECKING:
     from sim_job import Simulation

@@ -20,6 +20,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
 from bamboo_trainer.transport.frames import Frame
+from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
 from sim_clock import Clock
 from sim_control import Channel
@@ -27,7 +28,7 @@ from sim_faults import ZONES, Scenario
 from sim_holders import newest_commit
 from sim_injector import FaultInjector
 from sim_network import Network
-from sim_stage import Oracle, Violation
+from sim_stage import Violation
 from sim_store import SimStore
 from sim_worker import Name, Node
 

@@ -1,168 +1,30 @@
-"""A stand-in for a stage of the model, of small exact integers, and an oracle that says what must come out.
+"""A stand-in for a stage of the model, which compares all that it is given with the oracle of `sim_arithmetic`."""
 
-Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
-microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
-(g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
-one group's sum is exact there, and those of several are rounded, so the order of the sum shows.
-"""
-
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from ctypes import c_float
-from dataclasses import dataclass, field
-from functools import reduce
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bamboo.control.digests import add_digests
-from bamboo.planning.gradient_groups import group_bounds
 from bamboo_trainer.memory.saved_tensors import ContextSize
+from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
+from bamboo_trainer.transport.payloads import Contribution
+from sim_arithmetic import Oracle
 
-FACTOR = 31
-PRIME = 16_777_213  # below 2**24
 STATE = "state"
 BACKWARD = 2.0  # times a forward
+RUNNING = "running"
 Parts = tuple[Tensor, ...]
 
 
 class Violation(AssertionError):
     """The product broke an invariant."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
-    """What a job computes. sizes: elements of each layer's gradient.
-
-    ties: layers that share their first element; then each layer is a stage.
-    groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
-    skipped: steps whose loss is not finite.
-    """
-
-    seed: int
-    stages: int
-    pipelines: int
-    microbatches: int
-    steps: int
-    sizes: tuple[int, ...]
-    ties: tuple[tuple[int, ...], ...] = ()
-    groups: int
-    reproducible: bool = True
-    skipped: frozenset[int] = frozenset()
-
-    @property
-    def layers(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def bounds(self) -> tuple[int, ...]:
-        """The first microbatch of each group, and their number."""
-        return group_bounds(self.microbatches, self.groups if self.reproducible else self.pipelines)
-
-    def training(self) -> dict[str, Any]:
-        """This, in a manifest."""
-        training: dict[str, Any] = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
-        if self.skipped:
-            training |= {"nonFinite": "Skip"}
-        return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
-
-    def initial(self, layer: int) -> int:
-        return hash((self.seed, 1, layer))
-
-    def forward(self, state: int, layer: int, step: int, microbatch: int, given: int) -> int:
-        return hash((state, 2, layer, step, microbatch, given))
-
-    def loss(self, output: int, step: int, microbatch: int) -> float:
-        """Of the last microbatch of a step that is skipped, it is not finite."""
-        if step in self.skipped and microbatch == self.microbatches - 1:
-            return math.inf
-        return float(output % 1_000_003)
-
-    def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
-        """The gradient of the inputs, and what is added to the accumulator. place: layer, step, microbatch."""
-        seed = hash((state, 3, *place, given, gradient))
-        return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
-
-    def accumulate(self, so_far: Sequence[int], new: Sequence[int]) -> list[int]:
-        return [(a * FACTOR + b) % PRIME for a, b in zip(so_far, new, strict=True)]
-
-    def squared_norms(self, layer: int, gradient: Sequence[int]) -> list[float]:
-        elsewhere = any(layer in tie and layer != min(tie) for tie in self.ties)
-        return [float(g * g) for g in (gradient[1:] if elsewhere else gradient)]
-
-    def applied(self, state: int, version: int, gradient: Sequence[float], norm: float) -> int:
-        return hash((state, 6, version, norm, *(int(g) for g in gradient)))
-
-    def digest(self, state: int, version: int) -> str:
-        return f"{state & (2**64 - 1):048x}{version:016x}"
-
-
-@dataclass
-class Oracle:
-    """The undisturbed run, computed without engines, plans or messages."""
-
-    arithmetic: Arithmetic
-    inputs: dict[tuple[int, int, int], int] = field(default_factory=dict)  # layer, step, microbatch
-    gradients: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of a layer's outputs
-    finals: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # layer, step
-    norms: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    states: list[list[int]] = field(default_factory=list)  # [version][layer]
-
-    def __post_init__(self) -> None:
-        self.states.append([self.arithmetic.initial(s) for s in range(self.arithmetic.layers)])
-        for step in range(self.arithmetic.steps):
-            self._step(step)
-
-    @property
-    def digests(self) -> list[str]:
-        return [self.arithmetic.digest(state, self.arithmetic.steps) for state in self.states[-1]]
-
-    def _step(self, step: int) -> None:
-        a, states = self.arithmetic, self.states[step]
-        sums = [[[0] * size for size in a.sizes] for _ in a.bounds[1:]]
-        losses = []
-        for group, (first, end) in enumerate(pairwise(a.bounds)):
-            losses += [self._microbatch(step, m, sums[group]) for m in range(first, end)]
-        totals = [self._rounded_sum([row[s] for row in sums]) for s in range(a.layers)]
-        for tie in a.ties:
-            shared = reduce(_rounded, (totals[s][0] for s in tie))
-            for s in tie:
-                totals[s][0] = shared
-        norm = math.sqrt(math.fsum(square for s in range(a.layers) for square in a.squared_norms(s, totals[s])))
-        self.norms.append(norm)
-        self.losses.append(math.fsum(losses) / len(losses))
-        self.finals.update({(s, step): totals[s] for s in range(a.layers)})
-        if step in a.skipped:
-            self.states.append(list(states))
-        else:
-            self.states.append([a.applied(states[s], step, totals[s], norm) for s in range(a.layers)])
-
-    def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
-        """Of each element: the middle first, as a binary tree."""
-        if len(groups) == 1:
-            return list(groups[0])
-        middle = len(groups) // 2
-        left, right = self._rounded_sum(groups[:middle]), self._rounded_sum(groups[middle:])
-        return list(map(_rounded, left, right))
-
-    def _microbatch(self, step: int, m: int, sums: list[list[int]]) -> float:
-        a, states, value = self.arithmetic, self.states[step], 0
-        for s in range(a.layers):
-            self.inputs[s, step, m] = value
-            value = a.forward(states[s], s, step, m, value)
-        loss, gradient = a.loss(value, step, m), 0
-        for s in reversed(range(a.layers)):
-            self.gradients[s, step, m] = gradient
-            gradient, new = a.backward(states[s], (s, step, m), self.inputs[s, step, m], gradient)
-            sums[s] = a.accumulate(sums[s], new)
-        return loss
 
 
 @dataclass(slots=True)
@@ -203,6 +65,7 @@ class StandIn:
         self._oracle, self._a, self._stages = oracle, oracle.arithmetic, tuple(stages)
         self._mine = range(*stages[stage])
         self._states = {layer: self._a.initial(layer) for layer in self._mine}
+        self._running = dict.fromkeys(self._mine, 0)
         self.version = 0
         self.size = sum(self._a.sizes[layer] for layer in self._mine)
         self.context = ContextSize()
@@ -261,10 +124,31 @@ class StandIn:
         self._require("layer", forwarding.layer, forwarding.end)
         *given, output = forwarding.given
         work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
+        work.contributions[forwarding.microbatch] = self._recorded(forwarding, given)
         if self.last:
             work.losses[forwarding.microbatch] = self._a.loss(output, forwarding.step, forwarding.microbatch)
             return ()
         return (torch.tensor([output]),)
+
+    def _recorded(self, forwarding: "Advancing", given: Sequence[int]) -> Recorded:
+        step, microbatch = forwarding.step, forwarding.microbatch
+        made = [self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self._mine, given, strict=True)]
+        forms = tuple(Contribution(module=number, tensors=[("i64", ())]) for number in range(len(made)))
+        return Recorded(forms, torch.tensor(made).view(torch.uint8))
+
+    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
+        self._require("microbatches contributed", sorted(contributions), list(range(self._a.microbatches)))
+        rows = [contributions[m].data.clone().view(torch.int64).tolist() for m in range(self._a.microbatches)]
+        by_layer = zip(self._mine, zip(*rows, strict=True), strict=True)
+        folded = [self._a.folded(self._running[layer], contributed) for layer, contributed in by_layer]
+        return (torch.tensor(folded).view(torch.uint8),)
+
+    @property
+    def running_size(self) -> int:
+        return 8 * len(self._mine)
+
+    def takes(self, final: Parts) -> bool:
+        return tuple(part.numel() for part in final) == (self.size, self.running_size)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         self.start(step, microbatch, inputs)
@@ -298,12 +182,16 @@ class StandIn:
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
 
-    def apply(self, gradient: Tensor, norm: float) -> None:
+    def apply(self, gradient: Tensor, norm: float, running: Tensor) -> None:
         self._require("skipped", self.version in self._a.skipped, False)
         self._require("norm", norm, self._oracle.norms[self.version])
+        self._running = dict(zip(self._mine, running.clone().view(torch.int64).tolist(), strict=True))
+        expected = {layer: self._oracle.running[self.version + 1][layer] for layer in self._mine}
+        self._require("running buffers", self._running, expected)
         for layer, given in self._by_layer(gradient.tolist()):
             self._require(f"final gradient of layer {layer}", given, self._oracle.finals[layer, self.version])
-            self._states[layer] = self._a.applied(self._states[layer], self.version, given, norm)
+            new = self._a.applied(self._states[layer], self.version, given, norm, self._running[layer])
+            self._states[layer] = new
         self.version += 1
 
     def skip(self) -> None:
@@ -311,17 +199,23 @@ class StandIn:
         self.version += 1
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        return (torch.tensor(list(self._states.values())),), {"version": self.version}
+        tensors = (torch.tensor(list(self._states.values())), torch.tensor(list(self._running.values())))
+        return tensors, {"version": self.version}
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
         if meta["version"] < self.version:
             raise Violation(f"layers {self._mine} go back from version {self.version} to {meta['version']}")
-        self._begin_with(dict(zip(self._mine, map(int, parts[0].tolist()), strict=True)), int(meta["version"]))
+        states, running = (dict(zip(self._mine, map(int, part.tolist()), strict=True)) for part in parts)
+        self._begin_with(states, running, int(meta["version"]))
 
     def layer_states(self, only: Collection[int] | None = None, *, shown: bool = True) -> dict[int, LayerState]:
         return {
             layer: LayerState(
-                layer=layer, version=self.version, tensors={STATE: torch.tensor([state])}, scalars={}, names={}
+                layer=layer,
+                version=self.version,
+                tensors={STATE: torch.tensor([state]), RUNNING: torch.tensor([self._running[layer]])},
+                scalars={},
+                names={},
             )
             for layer, state in self._states.items()
             if only is None or layer in only
@@ -334,12 +228,16 @@ class StandIn:
         versions = {states[layer].version for layer in self._mine}
         if len(versions) != 1:
             raise Violation(f"layers {self._mine} are to begin with the versions {versions}")
-        self._begin_with({layer: state_of(states[layer]) for layer in self._mine}, versions.pop())
+        running = {layer: int(states[layer].tensors[RUNNING].item()) for layer in self._mine}
+        self._begin_with({layer: state_of(states[layer]) for layer in self._mine}, running, versions.pop())
 
-    def _begin_with(self, states: dict[int, int], version: int) -> None:
-        self._states, self.version = states, version
+    def _begin_with(self, states: dict[int, int], running: dict[int, int], version: int) -> None:
+        self._states, self._running, self.version = states, running, version
         expected = {layer: self._oracle.states[version][layer] for layer in self._mine}
         self._require("restored state", states, expected)
+        self._require(
+            "restored buffers", running, {layer: self._oracle.running[version][layer] for layer in self._mine}
+        )
 
     def digest(self) -> str:
         return add_digests(self._a.digest(state, self.version) for state in self._states.values())
@@ -373,8 +271,3 @@ class StandIn:
 def state_of(kept: LayerState) -> int:
     """What a layer's state of ours holds."""
     return int(kept.tensors[STATE].item())
-
-
-def _rounded(a: int, b: int) -> int:
-    """A sum in float32."""
-    return int(c_float(float(a + b)).value)

@@ -16,8 +16,9 @@ from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import CheckpointId
 from bamboo_trainer.stage.layer_state import LayerState
+from sim_arithmetic import Oracle
 from sim_clock import Clock
-from sim_stage import Oracle, Violation, state_of
+from sim_stage import Violation, state_of
 
 SHA = "0" * 64
 FROZEN_SECONDS = 0.1

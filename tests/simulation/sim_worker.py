@@ -17,10 +17,11 @@ from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.transport.frames import Frame
+from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
-from sim_stage import Oracle, StandIn
+from sim_stage import StandIn
 from sim_store import SimStore, StoreRefuses
 
 SECONDS = {

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bamboo.planning.heirs import heirs_may_differ
+from sim_arithmetic import Arithmetic
 from sim_faults import Fault, FaultKind, Scenario, scenario
 from sim_job import Simulation, describe
-from sim_stage import Arithmetic
 from simulate import command, run_seed
 
 QUIET, BATCHES, BATCH, LONG = 25, 15, 20, 30

@@ -85,8 +85,8 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
         microbatch(stages, works, step, index)
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
     norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g)))
-    for stage, gradient in zip(stages, finals, strict=True):
-        stage.apply(gradient, norm)
+    for stage, gradient, work in zip(stages, finals, works, strict=True):
+        stage.apply(gradient, norm, *stage.folded(work.contributions))
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches
 

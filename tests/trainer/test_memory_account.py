@@ -181,7 +181,9 @@ def test_the_log_is_bounded_and_its_bytes_are_those_of_the_account(stages: int, 
             cells = engine.executor.cells.values()
             gradients = [tensor for run in cells if run.work for tensor in run.work.gradients.tensors()]
             gradients += [run.final for run in cells if run.final is not None]
-            gradients += [g for state in engine.states.by_stage.values() for g in state.final.values()]
+            gradients += [
+                g for state in engine.states.by_stage.values() for final in state.final.values() for g in final
+            ]
             elsewhere = storages(gradients)
             assert engine.memory().log == sum(size for at, size in held.items() if at not in elsewhere)
             most.append(engine.memory().log)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.running_buffers import Capture, apply_at_once, capturing
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
@@ -22,10 +23,14 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     losses = []
     for step in range(steps):
         model.zero_grad()
-        step_losses = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
+        capture = Capture()  # what is declared keeps its values during a step
+        with capturing(capture):
+            step_losses = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
         if config.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
         optimizer.step(step)
+        for module, given in capture.take():
+            apply_at_once(module, given)
         losses.append(sum(step_losses) / len(step_losses))
     state = {
         f"layers.{i}.{name}": tensor.detach().clone()

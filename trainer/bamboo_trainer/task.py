@@ -7,6 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
+
+__all__ = ["Build", "Dataset", "Parts", "Task", "contribute", "track_buffers"]
+
 Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor or several
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from torch import Tensor
-
 from bamboo.control.protocol import Message, ReplicaSynced
 from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
@@ -11,6 +9,7 @@ from bamboo_trainer.commit.replica_progress import Owed, ReplicaProgress
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Announce, RefusedFrame, StatePayload
 
@@ -42,12 +41,12 @@ class Replicator:
             for replica in self._plan.current.at(cell).replicas
         }
 
-    def finalize(self, stage: int, step: int, gradient: Tensor) -> None:
-        """The final gradients of a step are known: for the optimizer's step here, and for the replicas.
+    def finalize(self, stage: int, step: int, final: Parts) -> None:
+        """The final gradients of a step, with running buffers, are known: for the step here, and for the replicas.
 
         They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
-        if not self._states.keep_final(stage, step, gradient):
+        if not self._states.keep_final(stage, step, final):
             return
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage and progress.since is not None and progress.since <= step:
@@ -59,9 +58,9 @@ class Replicator:
         With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
         waits for it.
         """
-        gradient = self._states.final(cell.stage, step)
-        assert gradient is not None
-        return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), (gradient,), self._committer.log.latest())
+        final = self._states.final(cell.stage, step)
+        assert final is not None
+        return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest())
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
         """A replica says which version it holds. epoch: of the plan that it obeys."""
@@ -126,15 +125,19 @@ class Replicator:
                     self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
                 )
 
-    def received(self, address: Address, gradient: Tensor) -> None:
-        """The final gradients of a stage that is held here. Raises Refused."""
+    def received(self, address: Address, final: Parts) -> None:
+        """The final gradients of a stage that is held here, and its running buffers. Raises RefusedFrame."""
         stage = self._states.here(address.stage)
-        if stage and gradient.numel() != stage.size:
-            raise RefusedFrame(f"a gradient of {gradient.numel()} elements, expected {stage.size}")
-        self.finalize(address.stage, address.step, gradient)
+        if stage and not stage.takes(final):
+            running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
+            raise RefusedFrame(
+                f"a gradient of {final[0].numel()} elements{running}, expected {stage.size}"
+                + (f" and {stage.running_size} bytes" if stage.running_size else "")
+            )
+        self.finalize(address.stage, address.step, final)
         self.announce(address.stage)
 
-    def restore(self, address: Address, tensors: tuple[Tensor, ...], state: StatePayload) -> bool:
+    def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
         if self._states.version(address.stage) >= address.step:
             return False

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, program
+from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work
 from bamboo_trainer.task import Parts
@@ -58,6 +59,7 @@ class CellStep:
 
     ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell.
+    contributions: of other pipelines to the stage's running buffers, by microbatch.
     """
 
     cell: Cell
@@ -67,6 +69,7 @@ class CellStep:
     done: int = 0
     work: Work | None = None
     final: Tensor | None = None
+    contributions: dict[int, Recorded] = field(default_factory=dict)
     inbox: dict[Address, Frame] = field(default_factory=dict)
     consumed: set[Address] = field(default_factory=set)
     predecessor: WorkerId | None = None
@@ -83,6 +86,7 @@ class CellStep:
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
+        self.contributions = {}
 
     def accept(self, frame: Frame) -> None:
         """Keep what is new; the first copy wins."""

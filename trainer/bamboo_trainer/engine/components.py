@@ -196,7 +196,7 @@ class Components:
         if stage not in self.states:
             self._keep_early(sender, frame)
         elif address.kind is FrameKind.SYNC:
-            self.replicator.received(address, frame.tensors[0])
+            self.replicator.received(address, frame.tensors)
         elif self.replicator.restore(address, frame.tensors, frame.payload):
             self.shares.reached(stage)
             self.redundant.drop(stage)

@@ -26,6 +26,7 @@ from bamboo_trainer.engine.schedule import (
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.contributions import packed, unpacked
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
@@ -147,11 +148,14 @@ class Instructions:
         stage, work = self._parts(cell_step)
         assert cell_step.layout is not None
         d, s = cell_step.cell
+        payload, data = packed(work.contributions)
         for e in range(cell_step.layout.pipelines):
             if e != d:
                 piece = chunk(stage.gradient_size, cell_step.layout.pipelines, e)
                 shares = tuple(total[piece] for _, total in work.gradients.nodes())
-                self._outbox.emit(Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), shares)
+                self._outbox.emit(
+                    Address(FrameKind.CONTRIBUTION, e, s, cell_step.step, 0, d), (*shares, *data), payload
+                )
 
     def _reduce(self, cell_step: CellStep, _: ReduceGradients) -> None:
         stage, work = self._parts(cell_step)
@@ -165,7 +169,9 @@ class Instructions:
             if e != d:
                 frame = cell_step.take(Address(FrameKind.CONTRIBUTION, d, s, cell_step.step, 0, e))
                 nodes = nodes_of(share_of(layout.split[e], layout.bounds), groups)
-                shares |= zip(nodes, (tensor.to(device) for tensor in frame.tensors), strict=True)
+                theirs, data = frame.tensors[: len(nodes)], frame.tensors[len(nodes) :]
+                shares |= zip(nodes, (tensor.to(device) for tensor in theirs), strict=True)
+                cell_step.contributions |= unpacked(frame.payload, data)
         total = tree_sum(shares, groups)
         cell_step.final = torch.empty_like(own[0][1])
         cell_step.final[piece] = total
@@ -209,8 +215,10 @@ class Instructions:
             final[segment.offset : segment.offset + segment.size] = total
 
     def _sync(self, cell_step: CellStep, _: SyncReplicas) -> None:
-        stage, _work = self._parts(cell_step)
-        self._replicator.finalize(cell_step.cell.stage, cell_step.step, cell_step.final_gradient()[: stage.size])
+        stage, work = self._parts(cell_step)
+        running = stage.folded(work.contributions | cell_step.contributions)
+        final = (cell_step.final_gradient()[: stage.size], *running)
+        self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         stage, work = self._parts(cell_step)

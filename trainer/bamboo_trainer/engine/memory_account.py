@@ -74,7 +74,7 @@ def account(
     works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cells.values() if cell_step.work]
     adopted = [cell_step.ahead for cell_step in executor.cells.values() if cell_step.ahead]
     shadows = [*redundant.shadows.values(), *adopted]
-    final = (gradient for state in states.by_stage.values() for gradient in state.final.values())
+    final = (t for state in states.by_stage.values() for parts in state.final.values() for t in parts)
     frames = [
         *(f for cell_step in executor.cells.values() for f in cell_step.inbox.values()),
         *early,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from bamboo.job.spec import RedundancyMode
@@ -12,6 +13,7 @@ from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from bamboo_trainer.transport.payloads import Contributed
 
 
 class Outbox:
@@ -61,5 +63,12 @@ class Outbox:
         """All that the log has for a cell, to its owner or to that worker; what it has already, it drops."""
         epoch = self._plan.current.epoch
         for frame in self.log.to(cell):
-            payload = Again() if frame.payload is None else frame.payload
+            payload = _said_again(frame.payload)
             self.send(worker or self._plan.owner(cell), replace(frame, epoch=epoch, payload=payload))
+
+
+def _said_again(payload: Any) -> Any:
+    """The payload of a frame that is sent once more."""
+    if isinstance(payload, Contributed):
+        return msgspec.structs.replace(payload, again=True)
+    return Again() if payload is None else payload

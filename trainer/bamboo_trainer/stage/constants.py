@@ -1,9 +1,9 @@
-"""What no step may change: values of buffers and frozen parameters, and which parameters there are.
+"""What no forward may change: values of buffers and frozen parameters, and which parameters there are.
 
 A forward that is repeated elsewhere would see other values, or parameters that nobody trains.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,7 +18,10 @@ _Place = tuple[int, str]  # layer and name
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """changes: how often torch has seen it written to. sum: of its bits; None for a frozen parameter: it is large."""
+    """changes: how often torch has seen it written to.
+
+    sum: of its bits; None for a frozen parameter, which is large, and for a running buffer, which changes every step.
+    """
 
     tensor: Tensor
     changes: int
@@ -29,15 +32,19 @@ class _Kind(StrEnum):
     """As the message calls it."""
 
     BUFFER = "buffer"
+    RUNNING = "running buffer"
     FROZEN = "frozen parameter"
     TRAINED = "trained parameter"
 
 
 class Constants:
-    """Of the layers of a stage, as they were when the stage was built or restored."""
+    """Of the layers of a stage, as they were when the stage was built or restored.
 
-    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
-        self._layers = layers
+    running: places of the buffers that a commit changes, and nothing else.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], running: Collection[_Place] = ()) -> None:
+        self._layers, self._running = layers, frozenset(running)
         self._known: dict[_Place, _Known] = {}
         self._trained: dict[_Place, Tensor] = {}
         self.renew()
@@ -51,6 +58,12 @@ class Constants:
             for place, tensor, kind in found
             if kind is not _Kind.TRAINED
         }
+
+    def renew_running(self) -> None:
+        """A commit has changed the running buffers."""
+        for place in self._running:
+            tensor = self._layers[place[0]].get_buffer(place[1])
+            self._known[place] = _Known(tensor, _changes(tensor), None)
 
     def check(self, bits: bool = False) -> None:
         """Raises TaskError if one was written to or exchanged since, unless it has the same bits again.
@@ -87,7 +100,8 @@ class Constants:
     def _all(self) -> Iterator[tuple[_Place, Tensor, _Kind]]:
         for index, layer in self._layers.items():
             for name, buffer in layer.named_buffers():
-                yield (index, name), buffer, _Kind.BUFFER
+                place = (index, name)
+                yield place, buffer, _Kind.RUNNING if place in self._running else _Kind.BUFFER
             for name, parameter in layer.named_parameters():
                 yield (index, name), parameter, _Kind.TRAINED if parameter.requires_grad else _Kind.FROZEN
 

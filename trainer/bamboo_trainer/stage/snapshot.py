@@ -16,8 +16,7 @@ from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import unsendable
-from bamboo_trainer.transport.wire import DTYPES
+from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 SNAPSHOT_FORMAT = 1
 

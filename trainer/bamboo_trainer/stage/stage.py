@@ -14,10 +14,12 @@ from torch import Tensor
 
 from bamboo_trainer.memory.placement import contexts_on_host, wait_for
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
-from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, is_cast, new_bytes, saved_for_backward
+from bamboo_trainer.memory.saved_tensors import ContextSize, is_cast, new_bytes
 from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
+from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
+from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
@@ -25,21 +27,19 @@ from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_se
 from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
-from bamboo_trainer.tasks.determinism import DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
+from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
-from bamboo_trainer.tasks.task_errors import TaskError, in_task
-from bamboo_trainer.tasks.ties import HAVE_IT, stranger, tie, tied_groups
+from bamboo_trainer.tasks.task_errors import in_task
+from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
     build_layer,
     call_layer,
     forward_seed,
     named_layer,
-    no_new_parameters,
     run_layer,
     seed_forward,
     task_loss,
-    unchanged_buffers,
 )
 from bamboo_trainer.training import TrainingConfig
 
@@ -71,7 +71,6 @@ class Stage:
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
-        self._shared = frozenset(shared)
         self._parameters = FlatParameters(self._layers, shared, self._device)
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
@@ -79,7 +78,9 @@ class Stage:
         self._optimizer_state = OptimizerState(self._parameters, self._optimizer)
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
-        self._constants = Constants(self._layers)
+        self._running = RunningBuffers(self._layers)
+        self._constants = Constants(self._layers, self._running.places())
+        self._first_look = FirstLook(task, config, self._layers, self._parameters, frozenset(shared))
         self._state_bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
@@ -109,57 +110,24 @@ class Stage:
         Repeating it for a microbatch gives the same bits and replaces the saved context.
         """
         if self.context is None and self.version == 0:
-            self._look(step, microbatch, inputs)
+            self.look(step, microbatch, inputs)
         return self._forward(work, step, microbatch, inputs)
 
-    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
-        run = self._run if self.context else self._run_first
-        return self.complete(work, run(step, microbatch, inputs))
-
-    def _look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
+    def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
-        loss = None
-        if inputs is None or self.last:
-            (given, targets), again = self._reader.twice(self._stage, step, microbatch)
-            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
-            inputs = given if inputs is None else inputs
-            there = tuple(p.to(self._device) for p in targets)
-            loss = (lambda outputs: task_loss(self._task, outputs, there)) if self.last else None
+        self._first_look.before(self._reader, (self._stage, step, microbatch), inputs, self._device, self._call)
 
-        def call(index: int, one: Any) -> Any:
-            return self._call(index, forward_seed(self._config.seed, step, microbatch, index), one)
-
-        with self._reader.quiet():
-            looked = DeterminismCheck(self._task, self._config.seed, self._layers, self._shared, call, loss)
-            looked.check(tuple(p.to(self._device) for p in inputs))
-        forget_casts()
+    def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
+        run = partial(self._run, step, microbatch, inputs)
+        if self.context:
+            return self.complete(work, run())
+        forwarding, self.context = self._first_look.during(run)
+        return self.complete(work, forwarding)
 
     def _run(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
         forwarding = self.start(step, microbatch, inputs)
         while not forwarding.done:
             self.advance(forwarding)
-        return forwarding
-
-    def _run_first(self, step: int, microbatch: int, inputs: Parts | None) -> Forwarding:
-        """The first one is looked at more closely: does it change buffers, how large is its context, whose are the
-        parameters that it uses?
-        """
-        kept_casts = self._config.precision == "bf16"
-        with no_new_parameters(self._layers), unchanged_buffers(self._layers):
-            try:
-                with saved_for_backward(self._parameters.holds) as saved:
-                    forwarding = self._run(step, microbatch, inputs)
-                self.context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
-            except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
-                forwarding = self._run(step, microbatch, inputs)
-                self.context = ContextSize()
-        foreign = stranger(forwarding.parts, self._parameters.trained())
-        if foreign is not None:
-            raise TaskError(
-                f"layers {self._first} to {self._end - 1}{' or the loss' if self.last else ''} use a parameter "
-                f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
-                f"trained with it: {HAVE_IT}"
-            )
         return forwarding
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
@@ -177,19 +145,21 @@ class Stage:
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
         index, f = forwarding.layer, forwarding
-        once = partial(self._call, index, forward_seed(self._config.seed, f.step, f.microbatch, index))
+        seed, capture = forward_seed(self._config.seed, f.step, f.microbatch, index), Capture()
+        once = partial(self._call, index, seed, capture=capture)
         call = recomputing(once) if index in self._checkpointed else once
         with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
             f.parts = run_layer(self._layers[index], index, f.parts, call)
+            f.contributed += capture.take()
             f.layer += 1
             if f.done and self.last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
                 f.parts = (task_loss(self._task, f.parts, targets),)
 
-    def _call(self, index: int, seed: int, given: Any) -> Any:
-        """A layer's forward, with all that its bits depend on."""
+    def _call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
+        """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
         seed_forward(self._device, seed)
-        with autocast_and_keep(self._device, self._config.precision):
+        with autocast_and_keep(self._device, self._config.precision), capturing(capture):
             return call_layer(self._layers[index], given)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
@@ -199,6 +169,7 @@ class Stage:
         """
         assert forwarding.done
         work.contexts[forwarding.microbatch] = (forwarding.leaves, forwarding.parts)
+        work.contributions[forwarding.microbatch] = self._running.record(forwarding.contributed)
         if self.last:
             work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
             return ()
@@ -286,8 +257,24 @@ class Stage:
         squares: list[float] = torch.stack([slot.of(gradient).double().square().sum() for slot in slots]).tolist()
         return squares
 
-    def apply(self, gradient: Tensor, norm: float) -> None:
+    @property
+    def running_size(self) -> int:
+        """Bytes of all buffers that forwards contribute to."""
+        return self._running.size
+
+    def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
+        """Of all microbatches of this step: the bytes of the running buffers after it; () if the stage has none."""
+        return self._running.folded(contributions, self._config.microbatches)
+
+    def takes(self, final: Parts) -> bool:
+        """Do these have the form of what `apply` takes: the gradient, and the running buffers if there are any?"""
+        sizes = (self.size, self.running_size) if self._running else (self.size,)
+        return tuple(part.numel() for part in final) == sizes
+
+    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None) -> None:
         """One optimizer step with the final gradient, which is not modified; `norm` is the global one.
+
+        running: the bytes of the running buffers after the step, as `folded` has made them.
 
         A parameter that no microbatch has used stays as it is, and so does what the optimizer remembers of it.
         """
@@ -304,6 +291,9 @@ class Stage:
             self._optimizer_state.park()
             self.wait()
         self._parameters.unbind()
+        if running is not None:
+            self._running.set(running)
+            self._constants.renew_running()
         forget_casts()
         if not self._optimizer_state.fixed:  # it begins for each parameter with the first step that uses it
             snapshot.check(self._parameters, self._optimizer_state)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts
@@ -19,14 +17,15 @@ class StageState:
     """stage: None while it is on its way. owned: it is run here, not only kept for another worker.
 
     staying: it is of a cell that goes on, not of a pipeline that the job is about to drop.
-    final: the final gradients of steps that are not applied yet, by step.
+    final: the final gradients of steps that are not applied yet, by step; behind them, if the stage has running
+    buffers, the bytes of their values after that step.
     """
 
     stage: Stage | None
     owned: bool = False
     staying: bool = True
     rehearsed: bool = False
-    final: dict[int, Tensor] = field(default_factory=dict)
+    final: dict[int, Parts] = field(default_factory=dict)
 
     @property
     def version(self) -> int:
@@ -105,15 +104,15 @@ class StageStates:
 
     # final gradients
 
-    def keep_final(self, index: int, step: int, gradient: Tensor) -> bool:
+    def keep_final(self, index: int, step: int, final: Parts) -> bool:
         """False if it is there already, or applied."""
         state = self.by_stage[index]
         if step < state.version or step in state.final:
             return False
-        state.final[step] = gradient
+        state.final[step] = final
         return True
 
-    def final(self, index: int, step: int) -> Tensor | None:
+    def final(self, index: int, step: int) -> Parts | None:
         return self.by_stage[index].final.get(step) if index in self.by_stage else None
 
     def has_final(self, index: int, step: int) -> bool:
@@ -148,11 +147,11 @@ class StageStates:
     def apply(self, index: int, commit: Commit) -> None:
         """Go to the next version, as the commit says: by the optimizer's step, or by skipping it."""
         state, stage = self.by_stage[index], self[index]
-        gradient = state.final.pop(state.version)
+        gradient, *running = state.final.pop(state.version)
         if commit.skipped:
             stage.skip()
         else:
-            stage.apply(gradient, commit.norm)
+            stage.apply(gradient, commit.norm, *running)
         stage.wait()
 
     # states of others
@@ -164,7 +163,7 @@ class StageStates:
         stage.restore(tensors, facts)
         state.stage = stage
         self._give(state, state.owned)
-        state.final = {k: g for k, g in state.final.items() if k >= stage.version and g.numel() == stage.size}
+        state.final = {k: f for k, f in state.final.items() if k >= stage.version and stage.takes(f)}
 
     def begin_rehearsal(self, index: int) -> None:
         self.by_stage[index].rehearsed = True

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.task import Parts
 
@@ -19,11 +20,12 @@ def is_gradient(part: Tensor) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One cell's work on one step: the gradient so far, what the backwards need, and the losses."""
+    """One cell's work on one step: the gradient so far, what the backwards need, and what the forwards came to."""
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
+    contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class Forwarding:
     end: int
     targets: Parts | None = None  # if they were read with the inputs
     on_host: bool = False  # what the backward will need waits in host memory
+    contributed: list[tuple[nn.Module, Parts]] = field(default_factory=list)  # to running buffers, in order
 
     @property
     def done(self) -> bool:

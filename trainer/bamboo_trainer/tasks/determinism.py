@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.mixed_precision import keep_casts
+from bamboo_trainer.tasks.running_buffers import Capture
 from bamboo_trainer.tasks.task_errors import TaskError, in_task, ran_out_of_memory
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import (
@@ -32,6 +33,8 @@ from bamboo_trainer.tasks.user_code import (
 )
 
 Batch = tuple[Parts, Parts]  # inputs and targets
+Call = Callable[..., Any]
+Contributed = Sequence[tuple[nn.Module, Parts]]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,8 @@ class NotDeterministic(TaskError):
 
 @dataclass(frozen=True, slots=True)
 class DeterminismCheck:
-    """What is looked at. call: (layer, inputs) -> its result, with all that its bits depend on but other calls.
+    """What is looked at. call: (layer, inputs, capture of what it contributes to running buffers) -> its result, with
+    all that its bits depend on but other calls.
 
     shared: ids of parameters that have another layer's value, and so are not as they were built.
     loss: of the last layer's outputs, on the last stage.
@@ -58,7 +62,7 @@ class DeterminismCheck:
     seed: int
     layers: dict[int, nn.Module]
     shared: frozenset[int]
-    call: Callable[[int, Any], Any]
+    call: Call
     loss: Callable[[Parts], Tensor] | None
 
     def check(self, inputs: Parts) -> None:
@@ -95,11 +99,16 @@ class DeterminismCheck:
                 )
 
     def _run_twice(self, index: int, layer: nn.Module, parts: Parts) -> Parts:
+        captures: list[Capture] = []
+
         def run(given: Parts) -> Parts:
-            return run_layer(layer, index, given, lambda one: self.call(index, one))
+            captures.append(Capture(momentum=0.5) if captures else Capture(fill=1.0))
+            return run_layer(layer, index, given, lambda one: self.call(index, one, captures[-1]))
 
         trained = [(name, p) for name, p in layer.named_parameters() if p.requires_grad]
-        return self._compare(named_layer(layer, index), parts, run, trained)
+        outputs = self._compare(named_layer(layer, index), parts, run, trained)
+        compare_contributions(layer, index, *(capture.take() for capture in captures[:2]))
+        return outputs
 
     def _compare(
         self, who: str, parts: Parts, run: Callable[[Parts], Parts], trained: Sequence[tuple[str, Tensor]]
@@ -123,6 +132,23 @@ class DeterminismCheck:
                     f"{who} is not deterministic: run twice on the same microbatch, {name} differs; {CAUSES}"
                 )
         return first
+
+
+def compare_contributions(layer: nn.Module, index: int, one: Contributed, other: Contributed) -> None:
+    """Of a layer's two equal runs, to its running buffers; TaskError if they differ."""
+    if [module for module, _ in one] == [module for module, _ in other] and all(
+        len(first) == len(second) and all(map(same_bits, first, second))
+        for (_, first), (_, second) in zip(one, other, strict=True)
+    ):
+        return
+    paths = {id(module): path for path, module in layer.named_modules()}
+    names = sorted({paths.get(id(module), "?") for module, _ in (*one, *other)})
+    raise NotDeterministic(
+        f"{named_layer(layer, index)} is not deterministic: run twice on the same microbatch, what it contributes to "
+        f"the buffers of {' or '.join(repr(name) for name in names)} differs. A module that is derived from BatchNorm "
+        "or InstanceNorm has to update its running statistics as these do, with its momentum, and must not read them "
+        "in training; otherwise declare them with bamboo_trainer.task.track_buffers"
+    )
 
 
 def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:

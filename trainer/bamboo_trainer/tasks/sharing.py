@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.no_values import NoValues
+from bamboo_trainer.tasks.running_buffers import running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import build_layer
@@ -38,13 +39,15 @@ _LAYER_DONE: Final = ""
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """groups: names of one and the same parameter, one of each layer. aliases: its further names in a layer, with that
     one. handed_out: layers whose factories do not make all their parameters anew at each call. overlaps: names of two
-    tensors that are not one, but lie in the same memory.
+    tensors that are not one, but lie in the same memory. running: names of one buffer that the forwards of two layers
+    update.
     """
 
     groups: tuple[Names, ...] = ()
     aliases: dict[str, str] = {}
     handed_out: tuple[int, ...] = ()
     overlaps: tuple[Names, ...] = ()
+    running: tuple[Names, ...] = ()
 
 
 def settled(task: Task, seed: int) -> Task:
@@ -59,6 +62,8 @@ def settled(task: Task, seed: int) -> Task:
             f"{one} and {other} lie in the same memory without being one parameter, which would hold on one worker "
             "only: use one nn.Parameter for both, or copies of its own for each"
         )
+    if shared.running:
+        raise shared_buffer(*shared.running[0])
     if not shared.handed_out:
         return task
     for group in shared.groups:
@@ -160,12 +165,13 @@ class Search:
     def __init__(self, task: Task, seed: int, within: Callable[[], AbstractContextManager[object]] = nullcontext):
         """within: makes what is entered around each factory."""
         self._task, self._seed, self._within = task, seed, within
-        self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a parameter, its layer and name
+        self._first: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: a tensor, its layer and name
         self._places: dict[int, list[_Place]] = {}  # by storage
         self._groups: dict[str, list[str]] = {}  # by first name
         self._aliases: dict[str, str] = {}
         self._handed_out: set[int] = set()
         self._overlaps: list[Names] = []
+        self._running: list[Names] = []
 
     def layers(self) -> Iterator[int]:
         """One layer after the other."""
@@ -175,6 +181,11 @@ class Search:
                 for name, parameter in module.named_parameters():
                     if parameter.requires_grad:
                         self._see(layer, f"{layer}.{name}", parameter, again)
+                for one in running_modules(module):
+                    if not one.contributes:
+                        continue
+                    for name, buffer in one.buffers.items():
+                        self._see_running(layer, f"{layer}.{one.place(name)}", buffer, again)
                 if not again:
                     self._name(layer, module)
                     self._lay(layer, module)
@@ -186,19 +197,30 @@ class Search:
             aliases=self._aliases,
             handed_out=tuple(sorted(self._handed_out)),
             overlaps=tuple(self._overlaps),
+            running=tuple(self._running),
         )
 
     def _see(self, layer: int, name: str, parameter: nn.Parameter, again: bool) -> None:
-        known = self._first.get(id(parameter))
-        if known is None or known[0]() is not parameter:
+        known = self._before(layer, name, parameter, again)
+        if known and not again and known[0] != layer:
+            self._groups.setdefault(known[1], [known[1]]).append(name)
+            self._handed_out |= {known[0], layer}
+
+    def _see_running(self, layer: int, name: str, buffer: Tensor, again: bool) -> None:
+        known = self._before(layer, name, buffer, again)
+        if known and not again and known[1] != name:
+            self._running.append((known[1], name))
+
+    def _before(self, layer: int, name: str, tensor: Tensor, again: bool) -> tuple[int, str] | None:
+        """The layer and name under which that very tensor was seen before, if it was."""
+        known = self._first.get(id(tensor))
+        if known is None or known[0]() is not tensor:
             if not again:
-                self._first[id(parameter)] = (weakref.ref(parameter), layer, name)
-            return
+                self._first[id(tensor)] = (weakref.ref(tensor), layer, name)
+            return None
         if again:
             self._handed_out.add(layer)
-        elif known[1] != layer:
-            self._groups.setdefault(known[2], [known[2]]).append(name)
-            self._handed_out |= {known[1], layer}
+        return known[1], known[2]
 
     def _name(self, layer: int, module: nn.Module) -> None:
         names = {id(parameter): name for name, parameter in module.named_parameters()}

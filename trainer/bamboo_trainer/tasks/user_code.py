@@ -4,7 +4,7 @@ Running out of memory is nobody's mistake, and a TaskOutOfMemory.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
-from bamboo_trainer.transport.wire import DTYPES, MAX_DIMENSIONS
+from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
 _AS_IT_IS: Final = nullcontext()
@@ -143,15 +143,6 @@ def dataset_length(task: Task) -> int:
     return length
 
 
-def unsendable(tensor: Tensor, dtypes: Collection[torch.dtype]) -> str:
-    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
-    if tensor.dtype not in dtypes:
-        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
-    if tensor.layout is not torch.strided:
-        return f"layout {tensor.layout}, expected torch.strided"
-    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
-
-
 def forward_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
     """What the global generator is seeded with right before a layer's forward (dropout)."""
     return pure_seed("forward", seed, step, microbatch, layer)
@@ -238,9 +229,14 @@ def changed_buffer(task_layer: nn.Module, layer: int, name: str, kind: str = "bu
     """The error to raise. kind: what it is, if not a buffer."""
     return TaskError(
         f"{named_layer(task_layer, layer)} changes its {kind} {name!r} in the forward, "
-        "so a repeated forward would differ "
-        "(instead of BatchNorm use LayerNorm, GroupNorm, or BatchNorm with track_running_stats=False)"
+        f"so a repeated forward would differ{_INSTEAD.get(kind, '')}"
     )
+
+
+_INSTEAD: Final = {
+    "buffer": " (declare it with bamboo_trainer.task.track_buffers, and call contribute instead of changing it)",
+    "running buffer": " (call bamboo_trainer.task.contribute instead of changing it)",
+}
 
 
 def _buffer_copies(layers: Mapping[int, nn.Module]) -> dict[str, Tensor]:

@@ -15,12 +15,12 @@ class FrameKind(IntEnum):
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
-    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline
+    CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline; payload: to its buffers
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
     TIED = 5  # gradients of tied parameters; part = source stage
     READY = 6  # a cell has finished the step; to the root; part = number of the cell; payload: cell, norm, losses
     COMMIT = 7  # the root's word: apply the optimizer step; payload: norm, loss, microbatches, generation, epoch
-    SYNC = 8  # a stage's final gradients, to its replicas; payload: the newest commits
+    SYNC = 8  # a stage's final gradients and running buffers, to its replicas; payload: the newest commits
     STATE = 9  # a stage's whole state, to a replica that has none; payload: what it is, the newest commits
     ANNOUNCE = 10  # a replica tells its owner which version it holds; payload: version, secured, digest
     HEARD = 11  # to the root: the newest commits that this worker knows; payload: a list of (step, commit)
@@ -84,4 +84,4 @@ class Frame:
     @property
     def again(self) -> bool:
         """Has it been sent before?"""
-        return isinstance(self.payload, Again)
+        return getattr(self.payload, "again", False) is True

@@ -4,6 +4,7 @@ What arrives is checked here, once, before anybody uses it. A peer knows the job
 says; that it says it in the right form is not.
 """
 
+import math
 from dataclasses import replace
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
+from bamboo_trainer.transport.wire import DTYPES
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
@@ -31,6 +33,32 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cell: Cell
     squared_norm: Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
     losses: dict[int, float]
+
+
+class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """What one call of a module with running buffers contributes. module: its number in the stage. tensors: their
+    dtypes and shapes.
+    """
+
+    module: Annotated[int, msgspec.Meta(ge=0)]
+    tensors: list[tuple[str, tuple[int, ...]]]
+
+    def sizes(self) -> list[int]:
+        """Bytes of each tensor."""
+        return [DTYPES[name].itemsize * math.prod(shape) for name, shape in self.tensors]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes())
+
+
+class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a pipeline's forwards contribute to the stage's running buffers, by microbatch; their tensors' bytes, one
+    after the other, are the frame's last tensor if there are any. again: the frame has been sent before.
+    """
+
+    microbatches: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
+    again: bool = False
 
 
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,23 +131,24 @@ class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PayloadForm(NamedTuple):
-    """payload: its type. flat: the tensors are pieces of a stage's gradient."""
+    """payload: its type. flat: the tensors are pieces of a stage's gradient. data: bytes may follow as a last one."""
 
     payload: Any
     fewest: int = 0
     most: float = 0
     flat: bool = False
+    data: bool = False
 
 
 _FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
-    FrameKind.CONTRIBUTION: PayloadForm(Again | None, 1, torch.inf, flat=True),
+    FrameKind.CONTRIBUTION: PayloadForm(Contributed, 1, torch.inf, flat=True, data=True),
     FrameKind.RESULT: PayloadForm(Again | None, 1, 1, flat=True),
     FrameKind.TIED: PayloadForm(Again | None, 1, torch.inf, flat=True),
     FrameKind.READY: PayloadForm(Ready),
     FrameKind.COMMIT: PayloadForm(Commit),
-    FrameKind.SYNC: PayloadForm(Commits, 1, 1, flat=True),
+    FrameKind.SYNC: PayloadForm(Commits, 1, 2, flat=True, data=True),
     FrameKind.STATE: PayloadForm(StatePayload, 0, torch.inf),
     FrameKind.ANNOUNCE: PayloadForm(Announce),
     FrameKind.HEARD: PayloadForm(Commits),
@@ -138,13 +167,16 @@ def read(frame: Frame) -> Frame:
     form, count = _FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")
-    for tensor in frame.tensors:
-        if form.flat and (tensor.dtype != torch.float32 or tensor.dim() != 1):
+    data = _data(frame) if form.data else ()
+    for tensor in frame.tensors[: count - len(data)] if form.flat else ():
+        if tensor.dtype != torch.float32 or tensor.dim() != 1:
             raise RefusedFrame(f"a gradient of {tensor.dtype} {list(tensor.shape)}")
     try:
         payload = msgspec.convert(frame.payload, form.payload)
     except msgspec.ValidationError as error:
         raise RefusedFrame(f"payload: {error}") from error
+    if isinstance(payload, Contributed):
+        _check_contributed(payload, data)
     if isinstance(payload, Check) and len(payload.sums) % 8:
         raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
     if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
@@ -152,3 +184,20 @@ def read(frame: Frame) -> Frame:
     if isinstance(payload, HeldLayer) and len(set(payload.tensors)) != count:
         raise RefusedFrame(f"{count} tensors and {len(set(payload.tensors))} names of them")
     return frame if payload is frame.payload else replace(frame, payload=payload)
+
+
+def _data(frame: Frame) -> tuple[torch.Tensor, ...]:
+    """The bytes that follow what is flat, if there are any."""
+    last = frame.tensors[-1]
+    return (last,) if len(frame.tensors) > 1 and last.dtype == torch.uint8 and last.dim() == 1 else ()
+
+
+def _check_contributed(payload: Contributed, data: tuple[torch.Tensor, ...]) -> None:
+    """Raises RefusedFrame if the bytes are not those of the tensors that the payload names."""
+    told = [one for contributions in payload.microbatches.values() for one in contributions]
+    for name, shape in (form for one in told for form in one.tensors):
+        if name not in DTYPES or min(shape, default=0) < 0:
+            raise RefusedFrame(f"a contribution of {name[:32]!r} {list(shape)[:16]}")
+    found, expected = sum(tensor.numel() for tensor in data), sum(one.size for one in told)
+    if found != expected:
+        raise RefusedFrame(f"contributions of {found} bytes, expected {expected}")

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -130,6 +130,15 @@ def encode_frame(frame: Frame) -> list[Buffer]:
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
     return [header + meta, *(byte_view(tensor) for tensor in tensors if tensor.nbytes)]
+
+
+def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:
+    """Why the tensor cannot travel; "" if it can. dtypes: those that may."""
+    if tensor.dtype not in dtypes:
+        return f"{tensor.dtype}, expected one of {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))}"
+    if tensor.layout is not torch.strided:
+        return f"layout {tensor.layout}, expected torch.strided"
+    return f"{tensor.dim()} dimensions, expected at most {MAX_DIMENSIONS}" if tensor.dim() > MAX_DIMENSIONS else ""
 
 
 def parse_header(raw: bytes | bytearray) -> Header:

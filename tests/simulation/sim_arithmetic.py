@@ -1,0 +1,172 @@
+"""What a simulated job computes, of small exact integers, and an oracle that says what must come out.
+
+Every value is a hash of all that went into it, so a contribution that is lost, doubled, stale or of another
+microbatch changes all that follows. Within a group of microbatches the gradient's accumulation depends on the order
+(g = g * FACTOR + h mod PRIME). Groups, and the stages of a tied parameter, are summed in float32 as in the product:
+one group's sum is exact there, and those of several are rounded, so the order of the sum shows. Each layer has a
+running buffer, too, to which every forward contributes; it is folded in the order of the microbatches.
+"""
+
+import math
+from collections.abc import Sequence
+from ctypes import c_float
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+from bamboo.planning.gradient_groups import group_bounds
+
+FACTOR = 31
+PRIME = 16_777_213  # below 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """What a job computes. sizes: elements of each layer's gradient.
+
+    ties: layers that share their first element; then each layer is a stage.
+    groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
+    skipped: steps whose loss is not finite.
+    """
+
+    seed: int
+    stages: int
+    pipelines: int
+    microbatches: int
+    steps: int
+    sizes: tuple[int, ...]
+    ties: tuple[tuple[int, ...], ...] = ()
+    groups: int
+    reproducible: bool = True
+    skipped: frozenset[int] = frozenset()
+
+    @property
+    def layers(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The first microbatch of each group, and their number."""
+        return group_bounds(self.microbatches, self.groups if self.reproducible else self.pipelines)
+
+    def training(self) -> dict[str, Any]:
+        """This, in a manifest."""
+        training: dict[str, Any] = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
+        if self.skipped:
+            training |= {"nonFinite": "Skip"}
+        return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
+
+    def initial(self, layer: int) -> int:
+        return hash((self.seed, 1, layer))
+
+    def forward(self, state: int, layer: int, step: int, microbatch: int, given: int) -> int:
+        return hash((state, 2, layer, step, microbatch, given))
+
+    def contribution(self, layer: int, step: int, microbatch: int, given: int) -> int:
+        return hash((7, layer, step, microbatch, given))
+
+    def folded(self, running: int, contributions: Sequence[int]) -> int:
+        for one in contributions:
+            running = hash((8, running, one))
+        return running
+
+    def loss(self, output: int, step: int, microbatch: int) -> float:
+        """Of the last microbatch of a step that is skipped, it is not finite."""
+        if step in self.skipped and microbatch == self.microbatches - 1:
+            return math.inf
+        return float(output % 1_000_003)
+
+    def backward(self, state: int, place: tuple[int, int, int], given: int, gradient: int) -> tuple[int, list[int]]:
+        """The gradient of the inputs, and what is added to the accumulator. place: layer, step, microbatch."""
+        seed = hash((state, 3, *place, given, gradient))
+        return hash((seed, 4)), [hash((seed, 5, i)) % PRIME for i in range(self.sizes[place[0]])]
+
+    def accumulate(self, so_far: Sequence[int], new: Sequence[int]) -> list[int]:
+        return [(a * FACTOR + b) % PRIME for a, b in zip(so_far, new, strict=True)]
+
+    def squared_norms(self, layer: int, gradient: Sequence[int]) -> list[float]:
+        elsewhere = any(layer in tie and layer != min(tie) for tie in self.ties)
+        return [float(g * g) for g in (gradient[1:] if elsewhere else gradient)]
+
+    def applied(self, state: int, version: int, gradient: Sequence[float], norm: float, running: int) -> int:
+        return hash((state, 6, version, norm, running, *(int(g) for g in gradient)))
+
+    def digest(self, state: int, version: int) -> str:
+        return f"{state & (2**64 - 1):048x}{version:016x}"
+
+
+@dataclass
+class Oracle:
+    """The undisturbed run, computed without engines, plans or messages."""
+
+    arithmetic: Arithmetic
+    inputs: dict[tuple[int, int, int], int] = field(default_factory=dict)  # layer, step, microbatch
+    gradients: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of a layer's outputs
+    finals: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # layer, step
+    norms: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)  # [version][layer]
+    running: list[list[int]] = field(default_factory=list)  # [version][layer]
+
+    def __post_init__(self) -> None:
+        self.states.append([self.arithmetic.initial(s) for s in range(self.arithmetic.layers)])
+        self.running.append([0] * self.arithmetic.layers)
+        for step in range(self.arithmetic.steps):
+            self._step(step)
+
+    @property
+    def digests(self) -> list[str]:
+        return [self.arithmetic.digest(state, self.arithmetic.steps) for state in self.states[-1]]
+
+    def _step(self, step: int) -> None:
+        a, states = self.arithmetic, self.states[step]
+        sums = [[[0] * size for size in a.sizes] for _ in a.bounds[1:]]
+        losses = []
+        for group, (first, end) in enumerate(pairwise(a.bounds)):
+            losses += [self._microbatch(step, m, sums[group]) for m in range(first, end)]
+        totals = [self._rounded_sum([row[s] for row in sums]) for s in range(a.layers)]
+        for tie in a.ties:
+            shared = reduce(_rounded, (totals[s][0] for s in tie))
+            for s in tie:
+                totals[s][0] = shared
+        norm = math.sqrt(math.fsum(square for s in range(a.layers) for square in a.squared_norms(s, totals[s])))
+        self.norms.append(norm)
+        self.losses.append(math.fsum(losses) / len(losses))
+        self.finals.update({(s, step): totals[s] for s in range(a.layers)})
+        if step in a.skipped:
+            self.running.append(list(self.running[step]))
+            self.states.append(list(states))
+            return
+        running = [a.folded(self.running[step][s], self._contributed(s, step)) for s in range(a.layers)]
+        self.running.append(running)
+        self.states.append([a.applied(states[s], step, totals[s], norm, running[s]) for s in range(a.layers)])
+
+    def _contributed(self, layer: int, step: int) -> list[int]:
+        microbatches = range(self.arithmetic.microbatches)
+        return [self.arithmetic.contribution(layer, step, m, self.inputs[layer, step, m]) for m in microbatches]
+
+    def _rounded_sum(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """Of each element: the middle first, as a binary tree."""
+        if len(groups) == 1:
+            return list(groups[0])
+        middle = len(groups) // 2
+        left, right = self._rounded_sum(groups[:middle]), self._rounded_sum(groups[middle:])
+        return list(map(_rounded, left, right))
+
+    def _microbatch(self, step: int, m: int, sums: list[list[int]]) -> float:
+        a, states, value = self.arithmetic, self.states[step], 0
+        for s in range(a.layers):
+            self.inputs[s, step, m] = value
+            value = a.forward(states[s], s, step, m, value)
+        loss, gradient = a.loss(value, step, m), 0
+        for s in reversed(range(a.layers)):
+            self.gradients[s, step, m] = gradient
+            gradient, new = a.backward(states[s], (s, step, m), self.inputs[s, step, m], gradient)
+            sums[s] = a.accumulate(sums[s], new)
+        return loss
+
+
+def _rounded(a: int, b: int) -> int:
+    """A sum in float32."""
+    return int(c_float(float(a + b)).value)

@@ -1,0 +1,108 @@
+"""A task whose forwards update buffers: BatchNorm in all its forms, InstanceNorm, and layers that declare their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Parts, Task, contribute, track_buffers
+
+WIDTH = 4
+SAMPLES = 24
+
+
+class Derived(nn.BatchNorm1d):
+    """Updates as torch's does."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        return super().forward(given.float()).to(given.dtype)
+
+
+class Enter(nn.Module):
+    """A norm that counts all batches alike, one without parameters, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, WIDTH, 3, padding=1)
+        self.even = nn.BatchNorm1d(WIDTH, momentum=None)
+        self.bare = nn.BatchNorm1d(WIDTH, affine=False, momentum=0.3)
+        self.frozen = nn.BatchNorm1d(WIDTH).eval()
+        self.own = nn.BatchNorm1d(WIDTH, track_running_stats=False)
+
+    def forward(self, given: Tensor) -> Tensor:
+        out = self.frozen(torch.relu(self.even(self.conv(given))))
+        return self.bare(out) + self.own(out)
+
+
+class Twice(nn.Module):
+    """One norm used twice, one of torch's that the layer checkpoints by itself, and dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = Derived(WIDTH), nn.BatchNorm1d(WIDTH, momentum=0.5)
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, given: Tensor) -> Tensor:
+        out = torch.dropout(self.norm(given), 0.1, self.training)
+        out = checkpoint(lambda x: torch.tanh(self.inner(self.conv(x))), out, use_reentrant=False)
+        return self.norm(given + out)
+
+
+class Sometimes(nn.Module):
+    """A norm that not all microbatches reach, and counts of its own that are no floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(WIDTH, affine=True, track_running_stats=True)
+        self.late = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("largest", torch.zeros((), dtype=torch.float64))
+        track_buffers(self, ("largest", "seen"), counted)
+
+    def forward(self, given: Tensor) -> Tensor:
+        positive = given.detach() > 0.2
+        contribute(self, positive.sum(), given.detach().double().max())
+        out = self.norm(given)
+        return self.late(out) if given.detach().mean() > 0 else out * 0.5
+
+
+def counted(buffers: Mapping[str, Tensor], positive: Tensor, largest: Tensor) -> Mapping[str, Tensor]:
+    """Depends on the order of the contributions."""
+    seen = torch.stack([positive, buffers["seen"].sum()])
+    return {"seen": seen, "largest": torch.maximum(buffers["largest"] * 0.5, largest)}
+
+
+class Leave(nn.Module):
+    """Reads what it has declared: the value of the step's beginning, for all microbatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, 1)
+        self.register_buffer("centre", torch.zeros(WIDTH))
+        track_buffers(self, ["centre"], lambda buffers, mean: {"centre": 0.9 * buffers["centre"] + 0.1 * mean})
+
+    def forward(self, given: Tensor) -> Tensor:
+        pooled = given.mean(2)
+        out = self.out(pooled - self.centre)
+        contribute(self, pooled.mean(0))
+        return out
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """config: checkpointed, numbers of layers."""
+    x = torch.linspace(-3, 9, SAMPLES * 6).sin().reshape(SAMPLES, 1, 6) * torch.linspace(-1, 2, SAMPLES)[:, None, None]
+
+    def loss(outputs: Parts, targets: Parts) -> Tensor:
+        return (outputs[0] - targets[0]).square().mean()
+
+    return Task(
+        layers=[Enter, Twice, Sometimes, Leave],
+        loss=loss,
+        dataset=TensorDataset((x,), (x.mean(2).cos(),)),
+        optimizer=lambda named: torch.optim.SGD(named, momentum=0.9),
+        learning_rate=lambda step: 0.05,
+        checkpointed=config.get("checkpointed", ()),
+    )

@@ -1,0 +1,346 @@
+"""Buffers that forwards update are as in plain PyTorch, and their bits depend on no grid, kill or repetition."""
+
+import functools
+import random
+import signal
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import running_tasks
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.task import Task, contribute, track_buffers
+from bamboo_trainer.tasks.running_buffers import evaluating
+from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, training
+from processes import run_with_faults
+from running_tasks import build
+from stage_kit import CONFIG as SMALL
+from stage_kit import begin, chain, microbatch, one_step, small_task, state_of
+from training_job import Fault, Job
+
+STEPS, MICROBATCHES = 5, 4
+CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=MICROBATCHES, micro_batch_size=3)
+SPLITS = ([(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 3), (3, 4)])
+BUFFERS = (
+    *(f"layers.0.{norm}.{name}" for norm in ("even", "bare", "frozen") for name in ("running_mean", "running_var")),
+    "layers.0.even.num_batches_tracked",
+    "layers.1.norm.running_var",
+    "layers.1.inner.running_mean",
+    "layers.2.late.running_mean",
+    "layers.2.norm.running_mean",
+    "layers.2.seen",
+    "layers.2.largest",
+    "layers.3.centre",
+)
+
+
+def plainly(config: TrainingConfig, steps: int) -> dict[str, Tensor]:
+    """In plain PyTorch: microbatches one after the other, layers as they come, but for what the last one reads."""
+    task = build({})
+    model = nn.Sequential(*(build_layer(task, config.seed, i) for i in range(len(task.layers))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        at_first, after = model[3].centre.clone(), model[3].centre.clone()
+        for number in range(config.microbatches):
+            torch.manual_seed(0)  # dropout is switched off: the seeds are Bamboo's own
+            (x,), targets = task.dataset.batch(config.samples(step, number, len(task.dataset)))
+            model[3].centre.copy_(at_first)
+            loss = task.loss((model(x),), targets)
+            after = after * 0.9 + (model[3].centre - 0.9 * at_first)
+            (loss / config.microbatches).backward()
+        model[3].centre.copy_(after)
+        optimizer.step()
+    return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture
+def without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "dropout", lambda given, p, train: given)
+
+
+@pytest.mark.usefixtures("without_dropout")
+@pytest.mark.parametrize("checkpointed", [(), range(4)])
+def test_buffers_are_those_of_plain_pytorch(checkpointed: Any) -> None:
+    task = build({"checkpointed": checkpointed})
+    with pytest.MonkeyPatch.context() as patch:  # in plain PyTorch what a layer checkpoints itself counts twice
+        patch.setattr(running_tasks, "checkpoint", lambda run, given, use_reentrant: run(given))
+        expected = plainly(CONFIG, STEPS)
+        torch.testing.assert_close(reference.train(task, CONFIG, STEPS)[1], expected, rtol=1e-5, atol=1e-5)
+    for split in SPLITS:
+        stages = chain(task, split, CONFIG)
+        for step in range(STEPS):
+            one_step(stages, step, CONFIG)
+        state = state_of(stages)
+        torch.testing.assert_close(state, expected, rtol=1e-5, atol=1e-5)
+        before = build_layer(task, 0, 0)
+        assert torch.equal(state["layers.0.frozen.running_mean"], before.frozen.running_mean)
+        assert state["layers.0.even.num_batches_tracked"] == STEPS * MICROBATCHES
+        assert state["layers.1.norm.num_batches_tracked"] == 2 * STEPS * MICROBATCHES
+        assert 0 < state["layers.2.late.num_batches_tracked"] < STEPS * MICROBATCHES
+        assert set(BUFFERS) <= state.keys()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_forward_leaves_buffers_as_they_are_however_often_it_is_run(precision: str) -> None:
+    """First look, rehearsal, repetition, backward of checkpointed layers, eval mode."""
+    task, config = build({"checkpointed": (1,)}), replace(CONFIG, precision=precision)
+    stages = chain(task, SPLITS[1], config)
+    digests = [stage.digest() for stage in stages]
+    works = [begin(stage, *range(MICROBATCHES)) for stage in stages]
+    for number in range(MICROBATCHES):
+        microbatch(stages, works, 0, number)
+    once = [stage.folded(work.contributions) for stage, work in zip(stages, works, strict=True)]
+    again = [begin(stage, *range(MICROBATCHES)) for stage in stages]
+    for number in (2, 0, 1, 3, 1):
+        stages[1].forward(again[1], 0, number, stages[0].forward(again[0], 0, number, None))
+    stages[0].rehearse(0, 1, None)
+    with evaluating([layer for stage in stages for layer in stage._layers.values()]):
+        works = [begin(stage, *range(MICROBATCHES)) for stage in stages]
+        stages[1].forward(works[1], 0, 0, stages[0].forward(works[0], 0, 0, None))
+        assert [work.contributions[0].contributions for work in works] == [(), ()]
+    assert not stages[0]._layers[0].frozen.training
+    assert stages[0]._layers[0].even.training
+    for stage, expected, work in zip(stages, once, again, strict=True):
+        assert torch.equal(stage.folded(work.contributions)[0], expected[0])
+        stage._digest = None
+        stage.checksums()
+    assert [stage.digest() for stage in stages] == digests
+
+
+# jobs
+
+
+def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **more: Any) -> dict[str, Any]:
+    return bamboojob(
+        task={"entrypoint": "running_tasks:build", "config": {"checkpointed": [1]}},
+        training=training(STEPS, 3 * MICROBATCHES, 3),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode},
+        **more,
+    )
+
+
+def buffers_of(job: Job) -> dict[str, Tensor]:
+    held = [held for node in job.nodes.values() if node.engine.components for held in node.states.values()]
+    state = state_of(one.stage for one in held if one.stage and one.version == STEPS)
+    return {name: state[name] for name in BUFFERS}
+
+
+@functools.cache
+def undisturbed() -> tuple[dict[int, float], str, dict[str, Tensor]]:
+    job = Job(manifest(1, 1)).run()
+    return dict(job.state.losses), add_digests(job.digests), buffers_of(job)
+
+
+def assert_same(job: Job) -> None:
+    losses, digest, buffers = undisturbed()
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.losses == losses
+    torch.testing.assert_close(buffers_of(job), buffers, rtol=0, atol=0)
+    assert add_digests(job.digests) == digest
+
+
+@pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (1, 2), (2, 2), (4, 1), (3, 4)])
+def test_the_grid_does_not_change_their_bits(stages: int, pipelines: int) -> None:
+    assert_same(Job(manifest(stages, pipelines)).run())
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "mode", "step"),
+    [
+        (4, 1, "EagerForward", 3),
+        (2, 2, "LazyForward", 2),
+        pytest.param(1, 2, "LazyForward", 2, marks=pytest.mark.slow),
+        pytest.param(2, 1, "EagerBackward", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_nor_does_a_kill_at_an_instruction_of_any_kind(stages: int, pipelines: int, mode: str, step: int) -> None:
+    undisturbed()
+    document = manifest(stages, pipelines, mode, standby={"workers": 1})
+    by_kind: dict[str, list[Fault]] = {}
+    for fault in dict.fromkeys(Job(document).run().executed):
+        if fault.step == step:
+            by_kind.setdefault(fault.name, []).append(fault)
+    chosen = {faults[number * 5 % len(faults)] for number, faults in enumerate(by_kind.values())}
+    killed = kill_at_each(document, chosen.__contains__, assert_same)
+    assert killed.keys() == chosen
+    assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= by_kind.keys()
+
+
+def test_a_standby_is_filled_and_a_job_goes_on_from_a_checkpoint_with_them() -> None:
+    """Of two neighbours that are lost at once nothing is left but the checkpoint."""
+
+    def decide(job: Job) -> None:
+        if job.state.step == 4 and job.store.committed and not job.state.preemptions and job.state.plan:
+            for stage in (1, 2):
+                job.kill(job.state.plan.at(Cell(0, stage)).owner)
+
+    document = manifest(4, 1, checkpoint={"storage": {"uri": "memory://x"}, "everySteps": 2}, standby={"workers": 2})
+    job = Job(document, decide=decide)
+    job.run()
+    assert sum(job.state.checkpoints.counts.restores.values()) == 1
+    assert_same(job)
+
+
+def test_processes_that_are_killed_leave_them_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its pipeline has sent what its forwards contribute, and before it has what the other one's do."""
+    fault = ("ReduceGradients", 1, 1, 3, 0, signal.SIGKILL)
+    job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, fault)
+    assert job.finish is not None
+    assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+    assert job.state.preemptions == 1
+    digests = [digest for cell, digest in sorted(job.state.finished) if cell.pipeline == 1]
+    assert add_digests(digests) == undisturbed()[1]
+
+
+# what cannot be
+
+
+class Own(nn.Module):
+    """act: what its forward does."""
+
+    def __init__(self, act: Callable[["Own", Tensor], object], names: Sequence[str] = ("mean",)) -> None:
+        super().__init__()
+        self.act = act
+        self.register_buffer("mean", torch.zeros(2))
+        if names:
+            track_buffers(self, names, lambda buffers, given: {"mean": given})
+
+    def forward(self, given: Tensor) -> Tensor:
+        self.act(self, given.detach())
+        return given
+
+
+class HardCoded(nn.BatchNorm1d):
+    """Does not use the momentum that it has."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.running_mean.mul_(0.5).add_(given.mean(0), alpha=0.5)
+        return given
+
+
+class Reading(nn.BatchNorm1d):
+    def forward(self, given: Tensor) -> Tensor:
+        return super().forward(given) + self.running_mean
+
+
+class ReadingFirst(nn.BatchNorm1d):
+    def forward(self, given: Tensor) -> Tensor:
+        return super().forward(given - self.running_var)[:, :1] * self.running_var
+
+
+def written(layer: Own, given: Tensor) -> None:
+    layer.mean.add_(given.mean(0))
+
+
+STRAY = Own(lambda layer, given: None)
+WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "undeclared": (
+        lambda: Own(written, ()),
+        r"layer 1 \(Own\) changes its buffer 'mean' in the forward, .*\(declare it with",
+    ),
+    "written": (
+        lambda: Own(written),
+        r"layer 1 \(Own\) changes its buffer 'mean' in the forward, .*declare it",
+    ),
+    "nothing declared": (
+        lambda: Own(lambda layer, given: contribute(layer, given.mean(0)), ()),
+        "Own has declared no buffers",
+    ),
+    "no tensor": (lambda: Own(lambda layer, given: contribute(layer, 1)), r"expected tensors, got \['int'\]"),
+    "of a stranger": (
+        lambda: Own(lambda layer, given: contribute(STRAY, given.mean(0))),
+        "Own contributes to buffers, and is none of the layer's modules",
+    ),
+    "of another form": (
+        lambda: Own(lambda layer, given: contribute(layer, given.mean())),
+        r"the update of the buffers of layer 1 \(Own\) returned torch.float32 \[\] for 'mean', expected .*32 \[2\]$",
+    ),
+    "sparse": (
+        lambda: Own(lambda layer, given: contribute(layer, given.mean(0).to_sparse())),
+        "Own contributes a tensor of layout torch.sparse_coo",
+    ),
+    "too few": (
+        lambda: Own(lambda layer, given: contribute(layer)),
+        r"the update of the buffers of layer 1 \(Own\) raised TypeError",
+    ),
+    "random": (
+        lambda: Own(lambda layer, given: contribute(layer, torch.tensor(random.sample(range(99), 2)).float())),
+        "draws from Python's random",
+    ),
+    "hard-coded": (
+        lambda: HardCoded(2),
+        r"layer 1 \(HardCoded\) is not deterministic: .* what it contributes to the buffers of ''",
+    ),
+    "reading": (lambda: Reading(2), r"layer 1 \(Reading\) is not deterministic: .* its output differs"),
+    "reading first": (lambda: ReadingFirst(2), r"layer 1 \(ReadingFirst\) is not deterministic: .* its output differs"),
+    "no names": (lambda: Own(written, "mean"), "names must be a list of buffers' names, got 'mean'"),
+    "no buffer": (lambda: Own(written, ["variance"]), "Own has no buffer 'variance' of its own"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_treated_so_is_refused_by_name(case: str) -> None:
+    make, message = WRONG[case]
+    task = small_task(layers=(lambda: nn.Linear(2, 2), make, lambda: nn.Linear(2, 2)))
+    with pytest.raises(TaskError, match=message):
+        one_step(chain(task, [(0, 3)]), 0)
+
+
+def shared_norm(training: bool) -> Task:
+    norm = nn.BatchNorm1d(2).train(training)
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = nn.Linear(2, 2), norm
+
+        def forward(self, given: Tensor) -> Tensor:
+            return self.norm(self.inner(given))
+
+    return small_task(layers=(Uses, nn.Tanh, Uses))
+
+
+def test_a_norm_that_layers_share_is_refused_unless_it_is_frozen() -> None:
+    with pytest.raises(
+        TaskError, match=r"0\.norm\.running_mean and 2\.norm\.running_mean are one buffer that a forward"
+    ):
+        settled(shared_norm(True), 0)
+    one_step(chain(settled(shared_norm(False), 0), [(0, 2), (2, 3)]), 0)
+
+
+def test_a_norm_that_a_factory_hands_out_again_is_copied_for_each_stage() -> None:
+    norm = nn.BatchNorm1d(2, affine=False)
+    task = settled(small_task(layers=(lambda: nn.Linear(2, 2), lambda: norm, lambda: nn.Linear(2, 2))), 0)
+    one, other = (chain(task, [(0, 3)])[0] for _ in range(2))
+    one_step([one], 0, SMALL)
+    assert one.digest() != other.digest()
+    one_step([other], 0, SMALL)
+    assert one.digest() == other.digest()
+    assert norm.num_batches_tracked == 0
+
+
+def test_a_layer_that_is_sent_declares_with_its_copies() -> None:
+    """In plain PyTorch, where nobody captures, the buffer is updated at once, and not in eval mode."""
+    copy = deepcopy(Own(lambda layer, given: contribute(layer, given.mean(0))))
+    copy(torch.ones(3, 2))
+    assert torch.equal(copy.mean, torch.ones(2))
+    copy.eval()(torch.zeros(3, 2))
+    assert torch.equal(copy.mean, torch.ones(2))

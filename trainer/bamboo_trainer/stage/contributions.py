@@ -1,0 +1,152 @@
+"""What microbatches contribute to a stage's running buffers, as it is kept, sent and folded.
+
+Contributions are many small tensors, so they are kept as the bytes of all of them, and a list of what these are.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.tasks.running_buffers import intercept, running_modules, shared_buffer
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import named_layer
+from bamboo_trainer.transport.payloads import Contributed, Contribution
+from bamboo_trainer.transport.wire import DTYPES
+
+Parts = tuple[Tensor, ...]
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """Of one microbatch: what was contributed, in order, and the bytes of all its tensors, in host memory."""
+
+    contributions: tuple[Contribution, ...]
+    data: Tensor
+
+
+def packed(recorded: Mapping[int, Recorded]) -> tuple[Contributed, Parts]:
+    """By microbatch: what a frame says of them, and its tensor; none if there is nothing to send."""
+    payload = Contributed(microbatches={m: list(one.contributions) for m, one in sorted(recorded.items())})
+    data = [one.data for _, one in sorted(recorded.items())]
+    return payload, (torch.cat(data),) if any(one.numel() for one in data) else ()
+
+
+def unpacked(payload: Contributed, tensors: Parts) -> dict[int, Recorded]:
+    """What `packed` has made a frame of."""
+    sizes = [sum(one.size for one in contributions) for contributions in payload.microbatches.values()]
+    data = tensors[0] if tensors else torch.empty(0, dtype=torch.uint8)
+    pieces = torch.split(data, sizes)
+    return {
+        m: Recorded(tuple(contributions), piece)
+        for (m, contributions), piece in zip(payload.microbatches.items(), pieces, strict=True)
+    }
+
+
+class RunningBuffers:
+    """The buffers of a stage's layers that forwards contribute to. Forwards leave them as they are from now on.
+
+    size: bytes of all of them.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module]) -> None:
+        """Raises TaskError if a buffer belongs to several modules: whose contributions come first would be open."""
+        self._layers = layers
+        self._found = [(index, one) for index, layer in layers.items() for one in running_modules(layer)]
+        self._numbers = {id(one.module): number for number, (_, one) in enumerate(self._found)}
+        owners: dict[int, str] = {}
+        for index, name, buffer in self._all(contributing=True):
+            place = f"{index}.{name}"
+            if owners.setdefault(id(buffer), place) != place:
+                raise shared_buffer(owners[id(buffer)], place)
+        for _, one in self._found:
+            intercept(one.module)
+        self.size = sum(buffer.nbytes for _, _, buffer in self._all())
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def places(self) -> frozenset[tuple[int, str]]:
+        """Layer and name of each."""
+        return frozenset((index, one.place(name)) for index, one in self._found for name in one.names)
+
+    def _all(self, *, contributing: bool = False) -> Iterator[tuple[int, str, Tensor]]:
+        for index, one in self._found:
+            if contributing and not one.contributes:
+                continue
+            for name, buffer in one.buffers.items():
+                yield index, one.place(name), buffer
+
+    def record(self, contributed: Iterable[tuple[nn.Module, Parts]]) -> Recorded:
+        """What one microbatch's forward has contributed. Raises TaskError if it is to buffers of a stranger."""
+        contributions, data = [], []
+        for module, tensors in contributed:
+            number = self._numbers.get(id(module))
+            if number is None:
+                raise TaskError(
+                    f"{type(module).__name__} contributes to buffers, and is none of the layer's modules "
+                    "(Module.named_modules): let the layer have it as an attribute"
+                )
+            forms = [(_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
+            contributions.append(Contribution(module=number, tensors=forms))
+            data += [_bytes(tensor) for tensor in tensors]
+        return Recorded(tuple(contributions), _joined(data))
+
+    def _named(self, number: int) -> str:
+        index, one = self._found[number]
+        within = f"{one.path!r} of " if one.path else ""
+        return f"{within}{named_layer(self._layers[index], index)}"
+
+    def folded(self, recorded: Mapping[int, Recorded], microbatches: int) -> Parts:
+        """The bytes of all values after a step, in host memory: one tensor, or none if the stage has no such buffers.
+
+        recorded: of all microbatches of the step. Raises TaskError.
+        """
+        if not self._found:
+            return ()
+        assert sorted(recorded) == list(range(microbatches)), f"contributions of {sorted(recorded)} of {microbatches}"
+        by_module: list[list[Parts]] = [[] for _ in self._found]
+        for m in range(microbatches):
+            for number, tensors in _tensors(recorded[m]):
+                by_module[number].append(tensors)
+        values = []
+        for number, contributed in enumerate(by_module):
+            _, one = self._found[number]
+            folded = one.folded(self._named(number), contributed)
+            values += [_bytes(folded[name]) for name in one.names]
+        return (_joined(values),)
+
+    def set(self, values: Tensor) -> None:
+        """What `folded` has made, of whoever holds this stage."""
+        start = 0
+        with torch.no_grad():
+            for _, _, buffer in self._all():
+                end = start + buffer.nbytes
+                buffer.copy_(_of_bytes(values[start:end], buffer.dtype, tuple(buffer.shape)))
+                start = end
+
+
+def _tensors(recorded: Recorded) -> Iterator[tuple[int, Parts]]:
+    start = 0
+    for contribution in recorded.contributions:
+        tensors = []
+        for (name, shape), size in zip(contribution.tensors, contribution.sizes(), strict=True):
+            tensors.append(_of_bytes(recorded.data[start : start + size], DTYPES[name], shape))
+            start += size
+        yield contribution.module, tuple(tensors)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _joined(data: Sequence[Tensor]) -> Tensor:
+    return torch.cat([d.to(data[0].device) for d in data]).cpu() if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _of_bytes(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A copy, since the bytes may begin anywhere."""
+    return data.clone().view(dtype).view(shape)

@@ -1,0 +1,83 @@
+"""What is looked at before and in a stage's first forward: whether it may be repeated elsewhere, and what it keeps."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, saved_for_backward
+from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.work import Forwarding
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.determinism import Call, DeterminismCheck, compare_batches
+from bamboo_trainer.tasks.mixed_precision import forget_casts
+from bamboo_trainer.tasks.running_buffers import Capture
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import HAVE_IT, stranger
+from bamboo_trainer.tasks.user_code import forward_seed, no_new_parameters, task_loss, unchanged_buffers
+from bamboo_trainer.training import TrainingConfig
+
+
+class FirstLook:
+    """At a stage. shared: ids of its tied parameters."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainingConfig,
+        layers: Mapping[int, nn.Module],
+        parameters: FlatParameters,
+        shared: frozenset[int],
+    ) -> None:
+        self._task, self._config = task, config
+        self._layers, self._parameters, self._shared = layers, parameters, shared
+
+    def before(
+        self, reader: BatchReader, place: tuple[int, int, int], inputs: Parts | None, device: torch.device, call: Call
+    ) -> None:
+        """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic.
+
+        place: stage, step and microbatch. inputs: None on the first stage. call: runs a layer, as its forward does.
+        """
+        stage, step, microbatch = place
+        loss, last = None, max(self._layers) == len(self._task.layers) - 1
+        if inputs is None or last:
+            (given, targets), again = reader.twice(stage, step, microbatch)
+            compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
+            inputs = given if inputs is None else inputs
+            there = tuple(p.to(device) for p in targets)
+            loss = (lambda outputs: task_loss(self._task, outputs, there)) if last else None
+
+        def run(index: int, one: Any, capture: Capture) -> Any:
+            return call(index, forward_seed(self._config.seed, step, microbatch, index), one, capture)
+
+        with reader.quiet():
+            looked = DeterminismCheck(self._task, self._config.seed, dict(self._layers), self._shared, run, loss)
+            looked.check(tuple(p.to(device) for p in inputs))
+        forget_casts()
+
+    def during(self, run: Callable[[], Forwarding]) -> tuple[Forwarding, ContextSize]:
+        """The first forward: does it change buffers, how large is its context, whose are the parameters that it uses?
+
+        Raises TaskError.
+        """
+        kept_casts = self._config.precision == "bf16"
+        with no_new_parameters(self._layers), unchanged_buffers(self._layers):
+            try:
+                with saved_for_backward(self._parameters.holds) as saved:
+                    forwarding = run()
+                context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
+            except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
+                forwarding, context = run(), ContextSize()
+        foreign = stranger(forwarding.parts, self._parameters.trained())
+        if foreign is not None:
+            first, end = min(self._layers), max(self._layers)
+            last = end == len(self._task.layers) - 1
+            raise TaskError(
+                f"layers {first} to {end}{' or the loss' if last else ''} use a parameter "
+                f"{list(foreign.shape)} that none of these layers has (Module.named_parameters), so it would not be "
+                f"trained with it: {HAVE_IT}"
+            )
+        return forwarding, context

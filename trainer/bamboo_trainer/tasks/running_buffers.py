@@ -1,0 +1,291 @@
+"""Buffers that a forward updates, such as BatchNorm's running statistics: what a microbatch contributes is captured.
+
+A stage's forward may be repeated, on another worker, too, so it changes nothing. It says what it would change: for
+BatchNorm the batch's mean and variance, for a layer of the user's what it gives to `contribute`. When the step commits
+all microbatches' contributions are applied in their order, as one process would that runs them one after the other.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from bamboo_trainer.tasks.task_errors import TaskError, in_task
+from bamboo_trainer.transport.wire import DTYPES, unsendable
+
+Parts = tuple[Tensor, ...]
+Update = Callable[..., Mapping[str, Tensor]]
+
+_DECLARED: Final = "_bamboo_running_buffers"  # a module's attribute, so that a copy of the module has it, too
+_STATISTICS: Final = ("running_mean", "running_var")
+_COUNT: Final = "num_batches_tracked"
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    names: tuple[str, ...]
+    update: Update
+
+
+def track_buffers(module: nn.Module, names: Sequence[str], update: Update) -> None:
+    """Declare that the module's forward updates these buffers of its own, by what it gives to `contribute`.
+
+    To be called in the constructor, after `register_buffer`; torch's BatchNorm and InstanceNorm need no declaration.
+    update: (the buffers by name, *what one call of `contribute` gave) -> their new values by name, of the same shapes
+      and types; a pure function. It gets tensors in host memory, and is called for each contribution, in the order of
+      the microbatches, when the step commits.
+    """
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise TaskError(f"track_buffers: names must be a list of buffers' names, got {names!r}")
+    for name in names:
+        if not isinstance(module._buffers.get(name), Tensor):
+            raise TaskError(
+                f"track_buffers: {type(module).__name__} has no buffer {name!r} of its own; call register_buffer first"
+            )
+    if not callable(update):
+        raise TaskError(f"track_buffers: update must be a function, got {type(update).__name__}")
+    object.__setattr__(module, _DECLARED, _Declared(tuple(names), update))
+
+
+def contribute(module: nn.Module, *tensors: Tensor) -> None:
+    """In a forward: what this microbatch contributes to the buffers that the module has declared (`track_buffers`).
+
+    They keep their values until the step commits, so all microbatches of a step see the same ones, as they see the same
+    parameters. Nothing happens in eval mode. Outside of Bamboo, in plain PyTorch, the buffers are updated at once.
+    """
+    declared = _declared(module)
+    if declared is None:
+        raise TaskError(f"contribute: {type(module).__name__} has declared no buffers (track_buffers)")
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise TaskError(f"contribute: expected tensors, got {[type(t).__name__ for t in tensors]}")
+    for tensor in tensors:
+        if wrong := unsendable(tensor, frozenset(DTYPES.values())):
+            raise TaskError(f"contribute: {type(module).__name__} contributes a tensor of {wrong}")
+    if not module.training:
+        return
+    given = tuple(tensor.detach().clone() for tensor in tensors)
+    capture = _CAPTURE.get()
+    if capture is not None:
+        capture.add(module, given)
+    elif module not in _INTERCEPTED:
+        apply_at_once(module, given)
+
+
+def apply_at_once(module: nn.Module, given: Parts) -> None:
+    """What a module that has declared its buffers has contributed."""
+    declared = _declared(module)
+    assert declared is not None
+    buffers = {name: module.get_buffer(name) for name in declared.names}
+    with torch.no_grad():
+        for name, value in _updated(type(module).__name__, declared, buffers, given).items():
+            buffers[name].copy_(value)
+
+
+def _declared(module: nn.Module) -> _Declared | None:
+    found = module.__dict__.get(_DECLARED)
+    return found if isinstance(found, _Declared) else None
+
+
+# what a forward contributes
+
+
+@dataclass(slots=True)
+class Capture:
+    """What the modules of a layer contribute in one forward, in order.
+
+    fill, momentum: what BatchNorm finds as its running statistics meanwhile, and its momentum: 1, or 0.5 with a fill of
+    0. What it contributes must not depend on these, nor its output.
+    """
+
+    fill: float = 0.0
+    momentum: float = 1.0
+    _contributed: list[tuple[nn.Module, Parts]] = field(default_factory=list)
+    _closed: bool = False
+
+    def add(self, module: nn.Module, given: Parts) -> None:
+        if not self._closed:
+            self._contributed.append((module, given))
+
+    def take(self) -> list[tuple[nn.Module, Parts]]:
+        """The forward is over; what a repetition of it in the backward contributes does not count."""
+        self._closed = True
+        contributed, self._contributed = self._contributed, []
+        return contributed
+
+
+_CAPTURE: Final[ContextVar[Capture | None]] = ContextVar("capture", default=None)
+_INTERCEPTED: Final[WeakSet[nn.Module]] = WeakSet()
+
+
+@contextmanager
+def capturing(capture: Capture) -> Iterator[None]:
+    """Around a forward."""
+    token = _CAPTURE.set(capture)
+    try:
+        yield
+    finally:
+        _CAPTURE.reset(token)
+
+
+def intercept(module: nn.Module) -> None:
+    """The forwards of a module with running buffers leave these as they are from now on, captured or not."""
+    if module in _INTERCEPTED:
+        return
+    _INTERCEPTED.add(module)
+    if _declared(module) is None:
+        lent = _LentStatistics()
+        module.register_forward_pre_hook(lent.lend)
+        module.register_forward_hook(lent.take_back, always_call=True)
+
+
+class _LentStatistics:
+    """Around the forward of a BatchNorm or InstanceNorm: statistics that are lent to it become the batch's."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[dict[str, Tensor | None], float | None] | None] = []
+
+    def lend(self, module: nn.Module, _args: object) -> None:
+        assert isinstance(module, _BatchNorm | _InstanceNorm)
+        if not module.training or not module.track_running_stats:
+            self._kept.append(None)
+            return
+        capture = _CAPTURE.get() or Capture()
+        buffers = module._buffers
+        self._kept.append(({name: buffers.get(name) for name in (*_STATISTICS, _COUNT)}, module.momentum))
+        for name in _STATISTICS:
+            own = buffers[name]
+            assert own is not None
+            buffers[name] = torch.full_like(own, capture.fill)
+        count = buffers.get(_COUNT)
+        if count is not None:
+            buffers[_COUNT] = torch.zeros_like(count)
+        module.momentum = capture.momentum
+
+    def take_back(self, module: nn.Module, _args: object, result: Any) -> None:
+        assert isinstance(module, _BatchNorm | _InstanceNorm)
+        kept = self._kept.pop() if self._kept else None
+        if kept is None:
+            return
+        given = [module._buffers[name] for name in _STATISTICS]  # momentum times the batch's
+        own, module.momentum = kept
+        module._buffers.update((name, own[name]) for name in own if name in module._buffers)
+        capture = _CAPTURE.get()
+        if capture is not None and result is not None:  # it is None if the forward has raised
+            capture.add(module, tuple(tensor.detach() / capture.momentum for tensor in given if tensor is not None))
+
+
+@contextmanager
+def evaluating(layers: Collection[nn.Module]) -> Iterator[None]:
+    """Layers in eval mode, in which nothing contributes; then each of their modules in the mode that it was in."""
+    modes = [(module, module.training) for layer in layers for module in layer.modules()]
+    try:
+        for layer in layers:
+            layer.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+# what becomes of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningModule:
+    """A module with buffers that its forward updates. path: its name in the layer, "" if it is the layer. names: of
+    these buffers, in order.
+    """
+
+    module: nn.Module
+    path: str
+    names: tuple[str, ...]
+
+    @property
+    def contributes(self) -> bool:
+        """A module that is in eval mode when a layer is made, such as a frozen BatchNorm, is taken to stay so."""
+        return self.module.training
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: self.module.get_buffer(name) for name in self.names}
+
+    def place(self, name: str) -> str:
+        """The buffer's name in the layer."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def folded(self, who: str, contributed: Sequence[Parts]) -> dict[str, Tensor]:
+        """The buffers, in host memory, after these contributions one after the other. who: names the layer in errors.
+
+        Raises TaskError.
+        """
+        buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
+        declared = _declared(self.module)
+        with torch.no_grad():
+            if declared is None:
+                return _averaged(self.module, buffers, contributed)
+            for given in contributed:
+                buffers = _updated(who, declared, buffers, given)
+        return buffers
+
+
+def running_modules(layer: nn.Module) -> list[RunningModule]:
+    """Those of a layer whose forward updates buffers, in the order of `named_modules`."""
+    found = []
+    for path, module in layer.named_modules():
+        declared = _declared(module)
+        if declared is not None:
+            found.append(RunningModule(module, path, declared.names))
+        elif isinstance(module, _BatchNorm | _InstanceNorm) and isinstance(module.running_mean, Tensor):
+            names = (*_STATISTICS, *((_COUNT,) if isinstance(module.num_batches_tracked, Tensor) else ()))
+            found.append(RunningModule(module, path, names))
+    return found
+
+
+def shared_buffer(one: str, other: str) -> TaskError:
+    """The error to raise. one, other: "<layer>.<name>"."""
+    return TaskError(
+        f"{one} and {other} are one buffer that a forward updates (BatchNorm's running statistics), and not of one "
+        "module in one layer: give each layer its own, or track_running_stats=False"
+    )
+
+
+def _updated(who: str, declared: _Declared, buffers: Mapping[str, Tensor], given: Parts) -> dict[str, Tensor]:
+    with in_task(f"the update of the buffers of {who}"):
+        result = declared.update(dict(buffers), *given)
+    if not isinstance(result, Mapping) or result.keys() != buffers.keys():
+        names = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
+        raise TaskError(f"the update of the buffers of {who} returned {names}, expected {sorted(buffers)}")
+    for name, buffer in buffers.items():
+        value = result[name]
+        if not isinstance(value, Tensor) or value.shape != buffer.shape or value.dtype != buffer.dtype:
+            got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise TaskError(
+                f"the update of the buffers of {who} returned {got} for {name!r}, expected {buffer.dtype} "
+                f"{list(buffer.shape)}"
+            )
+    return {name: result[name] for name in buffers}
+
+
+def _averaged(module: nn.Module, buffers: dict[str, Tensor], contributed: Sequence[Parts]) -> dict[str, Tensor]:
+    """As torch's own forwards do it one after the other, with each contribution's mean and variance."""
+    assert isinstance(module, _BatchNorm | _InstanceNorm)
+    running = torch.cat([buffers[name].reshape(-1) for name in _STATISTICS])
+    count = buffers.get(_COUNT)
+    counts = isinstance(module, _BatchNorm) and count is not None
+    for given in contributed:
+        if counts and count is not None:
+            count += 1
+        factor = module.momentum
+        if factor is None:  # BatchNorm: the mean over all batches; InstanceNorm: as they are
+            factor = 1.0 / float(count) if counts and count is not None else 0.0
+        batch = torch.cat([tensor.reshape(-1) for tensor in given])
+        running.mul_(1.0 - factor).add_(batch, alpha=factor)
+    values = torch.split(running, [buffers[name].numel() for name in _STATISTICS])
+    return buffers | {n: v.view(buffers[n].shape) for n, v in zip(_STATISTICS, values, strict=True)}
