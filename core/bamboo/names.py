@@ -8,7 +8,7 @@ KIND = "BambooJob"
 PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 DATA_PLANE_VERSION = 3  # of what workers say to each other
 NUMERICS_VERSION = 1  # raised with every change to Bamboo after which the same job ends with other bits
 

@@ -115,6 +115,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.CheckpointCommitted: st.builds(protocol.CheckpointCommitted, checkpoint=CHECKPOINTS),
     protocol.CheckpointFailed: st.builds(protocol.CheckpointFailed, checkpoint=CHECKPOINTS, message=st.text()),
     protocol.StateHeld: st.builds(protocol.StateHeld, checkpoint=CHECKPOINTS, layers=st.lists(NUMBERS).map(tuple)),
+    protocol.CopiesHeld: st.builds(protocol.CopiesHeld, checkpoint=CHECKPOINTS, layers=st.lists(NUMBERS).map(tuple)),
     protocol.RestoreFailed: st.builds(
         protocol.RestoreFailed, origin=NUMBERS, checkpoint=CHECKPOINTS, message=st.text(), damaged=st.booleans()
     ),

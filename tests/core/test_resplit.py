@@ -13,7 +13,16 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
-from bamboo.planning.resplit import Grid, desired_grid, grid_of, moved_plan, resplit_plan, sources_of
+from bamboo.planning.resplit import (
+    Beginning,
+    Grid,
+    desired_grid,
+    grid_of,
+    in_places,
+    moved_plan,
+    resplit_plan,
+    sources_of,
+)
 from bamboo.planning.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 from world import World
@@ -75,7 +84,7 @@ def test_the_plan_after_a_cut_is_sound_and_can_be_this_jobs(
     assert (sources is None) == (set().union(*held.values()) != set(range(LAYERS)))
     if sources is None:
         return
-    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), staying, live, CUT, sources)
+    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), staying, live, Beginning(CUT, sources))
     assert grid_of(plan) == desired_grid(len(staying), spec, grid_of(first))
     assert plan_problems(plan) == plan_misfits(plan, spec) == []
     assert (plan.origin, plan.first_step, plan.moved) == (first.epoch + 1, CUT.step, True)
@@ -92,8 +101,16 @@ def test_a_stage_stays_where_most_of_its_layers_are() -> None:
     first = initial_plan(everybody, layer_ranges(costs, spec.topology), 1, spec.training, spec.redundancy)
     live = [peer for peer in everybody if peer.worker != "w1"]
     sources = (("w0",),) * LAYERS
-    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), live[::-1], live, CUT, sources)
+    plan = resplit_plan(first, spec, WorkEstimate(tuple(costs)), live[::-1], live, Beginning(CUT, sources))
     assert [plan.at(cell).owner for cell in plan.cells()] == ["w0", "w2", "w3"]
+
+
+def test_who_is_left_stays_in_its_place_and_others_fill_the_gaps() -> None:
+    spec, everybody = job(4), [Peer(worker=f"w{i}", host="h", port=1) for i in range(6)]
+    plan = initial_plan(everybody[:4], layer_ranges([1.0] * LAYERS, spec.topology), 1, spec.training, spec.redundancy)
+    left = [everybody[i] for i in (3, 4, 5, 0)]
+    assert [peer.worker for peer in in_places(plan, left, 4)] == ["w0", "w4", "w5", "w3"]
+    assert [peer.worker for peer in in_places(plan, everybody[::-1], 4)] == ["w0", "w1", "w2", "w3", "w5", "w4"]
 
 
 # the coordinator

@@ -97,6 +97,7 @@ class Scenario:
     lookahead: int
     replicas: int = 1
     checkpoints: int = 0  # a checkpoint every so many steps; 0: none
+    in_memory: bool = True  # workers keep copies of the newest one
     trouble: float = 0.0  # of the store
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
@@ -112,7 +113,8 @@ class Scenario:
             "standby": {"workers": self.standby},
         }
         if self.checkpoints:
-            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, "everySteps": self.checkpoints}
+            kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
+            spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, **kept}
         elastic: dict[str, Any] = {"minStages": a.stages}
         if self.elastic:
             least, most, seconds = self.elastic
@@ -129,9 +131,9 @@ class Scenario:
             f"groups {a.bounds}, {a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
             f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
-            f"checkpoints {self.checkpoints}, trouble {self.trouble}, store {self.store_seconds:.3f} s, "
-            f"layers {a.layers}, resplit {self.resplit}, work {self.work}, removing {self.removing}, "
-            f"slowness {self.slowness:.2f}, capacity {self.capacity}"
+            f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
+            f"store {self.store_seconds:.3f} s, layers {a.layers}, resplit {self.resplit}, work {self.work}, "
+            f"removing {self.removing}, slowness {self.slowness:.2f}, capacity {self.capacity}"
         )
 
 
@@ -177,6 +179,7 @@ def scenario(
         faults=_faults(rng, a, restarts, checkpoints, resplit),
         lookahead=rng.choice((0, 1, 1, 2)),
         checkpoints=chance.choice((1, 1, 2, 3, 5)) if checkpoints else 0,
+        in_memory=random.Random(f"{seed} memory").random() < 0.8,
         trouble=chance.choice((0.0, 0.0, 0.1, 0.3)),
         store_seconds=10 ** chance.uniform(-3, -0.5),
         resplit=chance.choice((0, 0, 1)) if resplit else None,
@@ -292,17 +295,20 @@ def _faults(rng: random.Random, a: Arithmetic, restarts: bool, checkpoints: bool
     if checkpoints:
         weights |= {FaultKind.KILL_STAGE: 5, FaultKind.KILL_ALL: 3}
     count = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
+    if checkpoints:
+        chance = random.Random(f"{a.seed} layers travel")
+        return tuple(_while_layers_travel(chance, _fault(rng, a, weights, first=i == 0)) for i in range(count))
     if not resplit:
         return tuple(_fault(rng, a, weights, first=i == 0) for i in range(count))
     long = replace(a, steps=a.steps + 15)
     none = replace(_fault(rng, replace(a, steps=1), {FaultKind.CAPACITY: 1}, first=True), seconds=rng.choice((1, 3, 9)))
     lost = _fault(rng, replace(a, steps=3), {FaultKind.KILL: 3, FaultKind.VANISH: 1, FaultKind.TERM: 1}, first=True)
-    more = [_while_split_anew(rng, _fault(rng, long, weights, first=i == 0)) for i in range(count)]
+    more = [_while_layers_travel(rng, _fault(rng, long, weights, first=i == 0)) for i in range(count)]
     return (none, lost, *more)
 
 
-def _while_split_anew(rng: random.Random, fault: Fault) -> Fault:
-    """Some of the kills wait until layers travel."""
+def _while_layers_travel(rng: random.Random, fault: Fault) -> Fault:
+    """Some of the kills wait until layers travel: while they are split anew, or the job goes back to a checkpoint."""
     if fault.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) and rng.random() < 0.5:
         name = rng.choice(("LAYER", "LAYER", "LAYERS_WANTED"))
         return replace(fault, what=FaultKind.KILL_SENDING, name=name, step=0, chained=False)

@@ -48,6 +48,7 @@ class Simulation:
         self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
         self._say = say
         self.clock, self.lookahead, self.work = Clock(), scenario.lookahead, scenario.work
+        self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)
         self.oracle = Oracle(scenario.arithmetic)

@@ -63,6 +63,7 @@ class Surroundings(Protocol):
 
     lookahead: int
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
+    keep_copies: bool
 
     def struck(self, node: "Node", what: str, cell: Cell, step: int, microbatch: int) -> bool: ...
     def sending(self, node: "Node", peer: str, frame: Frame) -> bool: ...
@@ -183,7 +184,7 @@ class Node:
         """Obey or handle; the seconds that it takes."""
         if not isinstance(item, Message | Late):
             if self.engine:
-                self.engine.handle(item)
+                self._restoring(self.engine, self.engine.newest_plan, partial(self.engine.handle, item))
             return 0.0
         match item:
             case protocol.Welcome():
@@ -197,12 +198,15 @@ class Node:
                     self.engine.report()
             case protocol.SendPlan(plan=plan):
                 if self.engine:
-                    self._obey(self.engine, plan)
+                    self._restoring(self.engine, plan, partial(self.engine.obey, plan))
             case protocol.TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(item)
             case protocol.CommitCheckpoint():
                 self.around.store.commit(self, item)
+            case protocol.DropCopies(checkpoints=checkpoints):
+                if self.engine:
+                    self.engine.drop_copies(checkpoints)
             case protocol.FindCheckpoint():
                 self.around.store.find(self, item)
             case protocol.Save():
@@ -216,20 +220,26 @@ class Node:
                 self.exit_code = 4
         return 0.0
 
-    def _obey(self, engine: Engine, plan: Plan) -> None:
+    def _restoring(self, engine: Engine, plan: Plan | None, take_in: Callable[[], None]) -> None:
         try:
-            engine.obey(plan)
+            take_in()
         except StoreRefuses as error:
+            assert plan is not None
             engine.forget()
             told = {"checkpoint": error.checkpoint, "message": str(error), "damaged": error.damaged}
             self.channel.say(protocol.RestoreFailed(origin=plan.origin, **told))
 
-    def build(self, stage: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> StandIn:
+    def build(self, stage: int, stages: Sequence[tuple[int, int]]) -> StandIn:
         """The engine's stage in its first state."""
-        built = StandIn(self.around.oracle, stages, stage, self._spend)
-        if restore:
-            built.restore_layers(self.around.store.read(restore, built.layers_needed()))
-        return built
+        return StandIn(self.around.oracle, stages, stage, self._spend)
+
+    def restore(
+        self, stage: StandIn, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+    ) -> Mapping[int, LayerState]:
+        lacking = [layer for layer in stage.layers_needed() if layer not in here]
+        read = self.around.store.read(checkpoint, lacking) if lacking else {}
+        stage.restore_layers({**here, **read})
+        return read
 
     def _spend(self, layer: int, share: float) -> None:
         if self.around.work:
@@ -265,6 +275,7 @@ class Node:
                 worker=self.name,
                 steps=around.oracle.arithmetic.steps,
                 build=self.build,  # type: ignore[arg-type]
+                restore=self.restore,  # type: ignore[arg-type]
                 keep=self.keep,
                 new_id=around.store.new_id,
                 transport=self.transport,
@@ -273,6 +284,7 @@ class Node:
                 clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
                 skips=bool(around.oracle.arithmetic.skipped),
+                keep_copies=around.keep_copies,
             )
         )
 

@@ -86,6 +86,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
         self.committed: list[CheckpointId] = []
+        self.read: list[tuple[int, int]] = []  # steps and layers
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> protocol.PartsWritten:
         parts = []
@@ -106,8 +107,14 @@ class MemoryStore:
         usable = [one for one in self.committed if one not in request.bad]
         return protocol.CheckpointFound(number=request.number, checkpoint=max(usable, default=None))
 
-    def restore(self, stage: Stage, checkpoint: CheckpointId) -> None:
-        stage.restore_layers({layer: decode(self.files[checkpoint, layer]) for layer in stage.layers_needed()})
+    def restore(
+        self, stage: Stage, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+    ) -> Mapping[int, LayerState]:
+        lacking = [layer for layer in stage.layers_needed() if layer not in here]
+        read = {layer: decode(self.files[checkpoint, layer]) for layer in lacking}
+        self.read += [(checkpoint.step, layer) for layer in lacking]
+        stage.restore_layers({**here, **read})
+        return read
 
 
 class Watch:
@@ -237,6 +244,8 @@ class Job:
                     node.engine.obey(item.plan)
                 elif isinstance(item, protocol.TakeCheckpoint):
                     node.engine.take_checkpoint(item)
+                elif isinstance(item, protocol.DropCopies):
+                    node.engine.drop_copies(item.checkpoints)
                 elif isinstance(item, protocol.CommitCheckpoint):
                     self.inbox.append(Received(node.name, self.store.commit(item)))
                 elif isinstance(item, protocol.FindCheckpoint):
@@ -285,17 +294,12 @@ class Job:
         def tell(message: protocol.Message) -> None:
             self.inbox.append(Received(name, message))
 
-        def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
-            stage = self.stage(name, index, stages, config)
-            if restore:
-                self.store.restore(stage, restore)
-            return stage
-
         engine = Engine(
             Ports(
                 worker=name,
                 steps=training.steps,
-                build=build,
+                build=lambda index, stages: self.stage(name, index, stages, config),
+                restore=self.store.restore,
                 keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
@@ -305,6 +309,7 @@ class Job:
                 lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 skips=training.non_finite is NonFinite.SKIP,
+                keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
             )
         )
         self.nodes[name] = Node(name, engine, events)

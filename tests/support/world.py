@@ -121,7 +121,10 @@ class World:
                         self.pending.append(
                             Received(worker, msgspec.structs.replace(self.found, number=message.number))
                         )
-                case Send(worker, protocol.TakeCheckpoint() | protocol.CommitCheckpoint() as message):
+                case Send(
+                    worker,
+                    protocol.TakeCheckpoint() | protocol.CommitCheckpoint() | protocol.DropCopies() as message,
+                ):
                     self.sent.append((worker, message))
                 case Send(worker, protocol.Refused()):
                     self.lost.add(worker)

@@ -1,5 +1,6 @@
 """Real stages go on from a checkpoint: after a loss that redundancy does not cover, or in a new job of another grid."""
 
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -12,12 +13,14 @@ from bamboo.planning.plan import ROOT
 from bamboo_trainer.transport.base import Arrived
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
-from training_job import Job, MemoryStore
+from training_job import Job, MemoryStore, Node
 
 STEPS = 7
 
 
-def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | None = None) -> dict[str, Any]:
+def manifest(
+    stages: int, pipelines: int, *, steps: int = STEPS, every: int | None = None, in_memory: bool = True
+) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "task": {
             "entrypoint": "bamboo_trainer.models.mlp:build",
@@ -33,7 +36,8 @@ def manifest(stages: int, pipelines: int, *, steps: int = STEPS, every: int | No
         },
     }
     if every:
-        spec["checkpoint"] = {"storage": {"uri": "memory://x"}, "everySteps": every}
+        kept = {"everySteps": every, "keepInMemory": in_memory}
+        spec["checkpoint"] = {"storage": {"uri": "memory://x"}, **kept}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": {"name": "kept"}, "spec": spec}
 
 
@@ -49,11 +53,13 @@ def undisturbed() -> tuple[str, dict[int, float]]:
     return result(Job(manifest(3, 1)).run())
 
 
+@dataclass
 class Disaster:
     """Once, when so many steps are committed, these cells' holders die together. cells: None: all workers die."""
 
-    def __init__(self, step: int, stage: int | None) -> None:
-        self.step, self.stage, self.struck = step, stage, False
+    step: int
+    stage: int | None
+    struck: bool = False
 
     def __call__(self, job: Job) -> None:
         plan = job.state.plan
@@ -121,3 +127,95 @@ def test_what_belongs_to_given_up_states_is_dropped_and_what_comes_early_waits()
     job = Job(manifest(3, 1, every=3), decide=decide).run()
     assert said
     assert result(job) == undisturbed()
+
+
+# copies in host memory
+
+
+def alive(job: Job) -> list[Node]:
+    return [node for node in job.nodes.values() if node.alive]
+
+
+def held(job: Job, step: int) -> set[int]:
+    """The layers of that step's checkpoint that live workers have copies of."""
+    copies = [node.engine._copies._held for node in alive(job)]
+    return {layer for of in copies for one, layers in of.items() if one.step == step for layer in layers}
+
+
+@dataclass
+class Loss(Disaster):
+    """The same, and what the living have copies of then. more: so many turns after the plan that goes back, another
+    worker is lost. forgetful: they have dropped their copies, and not said so.
+    """
+
+    more: int | None = None
+    forgetful: bool = False
+    kept: set[int] = field(default_factory=set)
+    turns: int = 0
+    second: str = ""
+
+    def __call__(self, job: Job) -> None:
+        super().__call__(job)
+        if self.struck and not self.kept:
+            self.kept = held(job, 3)
+            for node in alive(job) if self.forgetful else ():
+                node.engine.drop_copies(job.store.committed)
+        plan = job.state.plan
+        if self.more is None or plan is None or plan.origin == 1:
+            return
+        if self.turns == self.more:
+            self.second = min(w for w in plan.holders() if job.nodes[w].alive)
+            job.kill(self.second)
+        self.turns += 1
+
+
+def test_who_lives_goes_back_with_copies_in_memory_and_reads_only_what_nobody_has() -> None:
+    loss = Loss(5, 1)
+    job = Job(manifest(3, 1, every=3), decide=loss).run()
+    assert result(job) == undisturbed()
+    layers = set(range(len(job.task.layers)))
+    assert 0 < len(loss.kept) < len(layers)
+    assert {layer for _, layer in job.store.read} == layers - loss.kept
+    told = next(one.message for one in job.emitted if one.reason == "RolledBack")
+    assert f"{len(loss.kept)} of {len(layers)} layers from memory" in told
+
+
+def test_without_copies_everything_is_read() -> None:
+    loss = Loss(5, 1)
+    job = Job(manifest(3, 1, every=3, in_memory=False), decide=loss).run()
+    assert result(job) == undisturbed()
+    assert loss.kept == set()
+    assert {layer for _, layer in job.store.read} == set(range(len(job.task.layers)))
+    assert "RolledBack" not in {one.reason for one in job.emitted}
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_another_loss_on_the_way_back(turns: int) -> None:
+    loss = Loss(5, 1, more=turns)
+    job = Job(manifest(3, 1, every=3), decide=loss).run()
+    assert result(job) == undisturbed()
+    assert loss.second
+    reasons = [one.reason for one in job.emitted]
+    assert ("RollingBack" in reasons) == (turns < 2), "as soon as all have begun a loss is an ordinary takeover"
+
+
+def test_who_has_dropped_its_copies_says_so_and_the_store_is_read() -> None:
+    job = Job(manifest(3, 1, every=3), decide=Loss(5, 1, forgetful=True)).run()
+    assert result(job) == undisturbed()
+    assert {layer for _, layer in job.store.read} == set(range(len(job.task.layers)))
+
+
+def test_copies_are_of_the_newest_checkpoint_only_and_each_layer_is_kept_once() -> None:
+    kept: dict[int, list[int]] = {}
+
+    def decide(job: Job) -> None:
+        copies = [node.engine._copies._held for node in alive(job)]
+        steps = {one.step for of in copies for one in of}
+        assert len(steps) <= 2, "the newest one, and the one that is being written"
+        if [one.step for one in job.state.checkpoints.kept] == [4] and not job.state.checkpoints.writers:
+            kept.update(
+                {s: [layer for of in copies for one in of if one.step == s for layer in of[one]] for s in steps}
+            )
+
+    job = Job(manifest(3, 2, every=4), decide=decide).run()
+    assert sorted(kept[4]) == list(range(len(job.task.layers)))

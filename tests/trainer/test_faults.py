@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bamboo.checkpoint.layout import part_name
 from bamboo.coordinator.events import Outcome
 from manifest_kit import bamboojob, gpt_task, training
 from processes import Processes, run, run_slowly, run_with_faults
@@ -173,6 +174,39 @@ def test_a_neighbour_pair_of_the_only_pipeline_is_the_end_and_says_so(run_and_ki
     assert "stage 2 of pipeline 0" in job.finish.message
     assert "not recoverable without a checkpoint" in job.finish.message
     assert not job.pool.alive
+
+
+def test_who_lives_goes_back_to_a_checkpoint_with_its_copies_and_does_not_read_their_files(
+    references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour pair is lost. The files of all layers that others have copies of are damaged before."""
+    store, document = tmp_path / "store", manifest()
+    document["spec"]["checkpoint"] = {"storage": {"uri": store.as_uri()}, "everySteps": 4}
+    in_memory: set[int] = set()
+
+    def decide(job: Processes) -> None:
+        kept = job.state.checkpoints.kept
+        if job.acted or job.state.step < 5 or not kept or is_tidying(job):
+            return
+        victims = {job.owner(0, 1), job.owner(0, 2)}
+        copies = job.state.checkpoints.copies[kept[0]]
+        in_memory.update(layer for worker, layers in copies.items() if worker not in victims for layer in layers)
+        folder = next(store.glob(f"step-*{kept[0].id}"))
+        for layer in in_memory:
+            file = folder / part_name(layer)
+            file.write_bytes(bytes(file.stat().st_size))
+        for worker in victims:
+            job.signal(worker)
+
+    job = run_slowly(document, tmp_path, monkeypatch, decide, since=5, until=lambda job: bool(job.acted))
+    assert_same(job, references[4, 1, False])
+    (told,) = [e.message for e in job.emitted if e.reason == "RolledBack"]
+    assert f"{len(in_memory)} of 5 layers from memory" in told
+    assert sum(job.state.checkpoints.counts.restores.values()) == 1
+
+
+def is_tidying(job: Processes) -> bool:
+    return job.state.checkpoints.tidying is not None or bool(job.state.checkpoints.writers)
 
 
 @pytest.mark.parametrize(

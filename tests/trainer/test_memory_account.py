@@ -19,6 +19,7 @@ from bamboo.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.memory_account import MemoryMeter
+from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
@@ -166,6 +167,24 @@ def test_a_worker_that_runs_nothing_tells_what_it_keeps() -> None:
     Job(manifest(pipelines=2, steps=12), decide=decide, capacity=4).run()
     assert {m.replica for m in told} >= {2 * (WEIGHTS + ADAM), 0}
     assert told[-1] == Memory()  # its replicas were dropped in the end
+
+
+@pytest.mark.parametrize(("in_memory", "most"), [(True, 2), (False, 0)])
+def test_copies_for_checkpoints_count_and_are_estimated(in_memory: bool, most: int) -> None:
+    """Each worker writes the layer that it owns. In this job's store it is written at once, so that nothing waits."""
+    document = manifest(steps=7)
+    kept = {"everySteps": 3, "keepInMemory": in_memory}
+    document["spec"]["checkpoint"] = {"storage": {"uri": "memory://x"}, **kept}
+    layer = 2 * MATRIX + ADAM
+    seen: set[int] = set()
+
+    def decide(job: Job) -> None:
+        seen.update(engine.memory().copies for engine in engines(job))
+
+    job = Job(document, decide=decide).run()
+    assert seen == {times * layer for times in range(most + 1)}
+    _, estimated = worker_memory(measure(job.task, job.spec), [(0, 1), (1, 2)], job.spec, taken_over=False)
+    assert estimated.copies == max(most, 1) * layer, "without memory one waits to be written"
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), [(2, 1), (2, 2)])

@@ -57,6 +57,7 @@ RIGHT = {
     FrameKind.CHECK: frame(FrameKind.CHECK, {"sums": b"12345678"}),
     FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
     FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
+    FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
 }
 MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(

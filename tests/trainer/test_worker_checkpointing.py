@@ -82,7 +82,7 @@ def test_what_one_split_keeps_another_goes_on_from(tmp_path: Path, folder: Path,
     assert reader.find() == protocol.CheckpointFound(number=1, checkpoint=at(2))
     others = chain(small_gpt(tmp_path), SPLITS[restored])
     for stage in others:
-        reader.part.restore(stage, at(2))
+        reader.part.restore(stage, at(2), {})
     assert [stage.version for stage in others] == [2] * restored
     losses = [(one_step(stages, step), one_step(others, step)) for step in (2, 3)]
     assert all(a == b for a, b in losses)
@@ -134,10 +134,10 @@ def test_a_damaged_part_is_told_as_such(tmp_path: Path, folder: Path) -> None:
     part.write_bytes(data)
     (fresh,) = chain(small_gpt(tmp_path), SPLITS[1])
     with pytest.raises(RestoreError) as caught:
-        worker.part.restore(fresh, at(1))
+        worker.part.restore(fresh, at(1), {})
     assert (caught.value.checkpoint, caught.value.damaged) == (at(1), True)
     with pytest.raises(RestoreError):
-        worker.part.restore(fresh, at(7))
+        worker.part.restore(fresh, at(7), {})
     worker.part.close()
 
 
@@ -146,7 +146,7 @@ def test_one_of_another_task_is_no_use_ever(tmp_path: Path, folder: Path) -> Non
     worker.save(trained(tmp_path, 1, 1), at(1))
     (other,) = chain(small_gpt(tmp_path, dModel=32), SPLITS[1])
     with pytest.raises(RestoreError, match="does not fit the task") as caught:
-        worker.part.restore(other, at(1))
+        worker.part.restore(other, at(1), {})
     assert caught.value.damaged
     worker.part.close()
 

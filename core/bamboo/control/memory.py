@@ -14,7 +14,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parameters, optimizer: of the stages that the worker owns, frozen values and buffers included.
     replica: the same of the stages that it keeps for others. gradients: sums so far, and final ones not yet applied.
     log: what may have to be sent again. activations: what the backwards of the microbatches in flight need.
-    redundant: what has been computed in advance for others. received: frames that wait for their turn.
+    redundant: what has been computed in advance for others. received: frames that wait for their turn. copies: of
+    layers, in host memory, for checkpoints and while layers are split anew.
     """
 
     parameters: Bytes = 0
@@ -25,6 +26,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     activations: Bytes = 0
     redundant: Bytes = 0
     received: Bytes = 0
+    copies: Bytes = 0
 
     @property
     def total(self) -> int:

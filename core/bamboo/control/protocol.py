@@ -137,6 +137,13 @@ class StateHeld(Message, frozen=True):
     layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
+class CopiesHeld(Message, frozen=True):
+    """Of a checkpoint that is being written, or is the newest one, these layers are kept in host memory."""
+
+    checkpoint: CheckpointId
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+
+
 class RestoreFailed(Message, frozen=True):
     """This worker cannot begin with the state that the plan of that origin names. damaged: nobody ever can."""
 
@@ -226,7 +233,7 @@ class Bye(Message, frozen=True):
 ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
     | StepCommitted | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted | CheckpointFailed
-    | StateHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+    | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
 )  # fmt: skip
 
 
@@ -283,6 +290,12 @@ class CommitCheckpoint(Message, frozen=True):
     parts: tuple[CheckpointPart, ...]
 
 
+class DropCopies(Message, frozen=True):
+    """Copies of these checkpoints in host memory are of no use any more: there is a newer one, or it was given up."""
+
+    checkpoints: tuple[CheckpointId, ...]
+
+
 class Save(Message, frozen=True):
     """Write the stage's final weights to that folder."""
 
@@ -304,7 +317,7 @@ class Refused(Message, frozen=True):
 
 ToWorker = (
     Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | CommitCheckpoint
-    | Save | Stop | Refused
+    | DropCopies | Save | Stop | Refused
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

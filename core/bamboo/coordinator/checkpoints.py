@@ -11,6 +11,7 @@ from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
+from bamboo.coordinator import copies
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
@@ -214,6 +215,7 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
         turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step,
         counts=c.counts.abandoning(reason),
     )  # fmt: skip
+    copies.given_up(turn, c.writing)
 
 
 # what workers report
@@ -300,6 +302,7 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
         last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall),
         tidying=None if message.tidied else (message.checkpoint, worker),
     )  # fmt: skip
+    copies.committed(turn, message.checkpoint)
 
 
 def is_tidying(turn: Turn) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, resplit, restoring
+from bamboo.coordinator import checkpoints, copies, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.platforms import fitting, is_mixed, refuse_misfits
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
@@ -16,7 +16,7 @@ from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo.planning.resplit import Grid, desired_grid, grid_of
+from bamboo.planning.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
 from bamboo.text import count
 
@@ -249,7 +249,11 @@ def _start(turn: Turn) -> None:
     if grid is None or stages is None:
         return
     epoch = state.plan.epoch + 1 if state.plan else 1
+    if state.plan and len(state.plan.stages) == grid.stages:
+        ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
     plan = initial_plan(ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found)
+    sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
+    plan = msgspec.structs.replace(plan, sources=sources)
     restoring.begun(turn)
     turn.set(resplit=None)
     _forget_what_was(turn, plan.first_step)

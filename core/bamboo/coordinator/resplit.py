@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.control import protocol
+from bamboo.coordinator import copies
 from bamboo.coordinator.events import Emit, Send
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
-from bamboo.planning.resplit import moved_plan, resplit_plan, sources_of
+from bamboo.planning.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo.planning.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
@@ -199,8 +200,12 @@ def is_lost(turn: Turn) -> bool:
     return not plan.worker_ids() <= turn.state.workers.keys() and _sources(turn.state, plan) is None
 
 
-def _sources(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...], ...] | None:
+def _sources(state: CoordinatorState, plan: Plan) -> Sources | None:
+    """Who holds each layer of the cut, or of the checkpoint; None if one of the cut's is lost."""
     resplit = state.resplit
+    if plan.sources and not plan.moved:
+        live = {w: r.peer for w, r in state.workers.items()}
+        return copies.sources(state, plan.restore, len(plan.sources), live)
     held = {w: set(layers) for w, layers in resplit.held.items()} if resplit else {}
     for layer, workers in enumerate(plan.sources):
         for worker in workers:
@@ -222,7 +227,8 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # who is cut off comes back soon, or is declared lost
     live = tuple(state.live(plan).values())
-    return resplit_plan(plan, state.spec, work, staying, live, cut, sources)
+    beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources)
+    return resplit_plan(plan, state.spec, work, staying, live, beginning)
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from bamboo.control import protocol
+from bamboo.coordinator import copies
 from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
 from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
 from bamboo.coordinator.events import Emit, Outcome, Send
@@ -134,6 +135,7 @@ def begun(turn: Turn) -> None:
     if c.reason in list(RestoreCause):
         counts = counts.restoring(RestoreCause(c.reason))
     turn.set(counting=True, furthest=max(state.furthest, state.step, first), earlier=BEGINNING)
+    copies.begun(turn, c.found)
     change(
         turn, counts=counts, last_step=first, first=c.first if c.reason else first, reason="", message="", retry=False,
         pausing=False,

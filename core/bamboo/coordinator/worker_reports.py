@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, resplit, restoring
+from bamboo.coordinator import checkpoints, copies, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
@@ -313,6 +313,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CheckpointFailed: checkpoints.checkpoint_failed,
     protocol.RestoreFailed: restoring.restore_failed,
     protocol.StateHeld: resplit.state_held,
+    protocol.CopiesHeld: copies.copies_held,
     protocol.TakenOver: _taken_over,
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,

@@ -223,6 +223,7 @@ def _checkpoint(f: Fields) -> s.CheckpointSpec:
             storage=_storage(f.child("storage")),
             every_steps=f.integer("everySteps", 200),
             keep_latest=f.integer("keepLatest", 3, high=10_000),
+            keep_in_memory=f.flag("keepInMemory", default=True),
             resume=f.choice("resume", s.Resume.LATEST),
         )
     )

@@ -284,9 +284,12 @@ def storage_place(uri: str | None, claim_name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
+    """keep_in_memory: workers keep what they have written of the newest one, and go back with that."""
+
     storage: StorageSpec
     every_steps: int = 200
     keep_latest: int = 3
+    keep_in_memory: bool = True
     resume: Resume = Resume.LATEST
 
 

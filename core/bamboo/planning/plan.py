@@ -97,8 +97,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
     origin is of no use any more. mixed: workers of different platforms have held states since then, so that the copies
     of a stage may differ in their last bits. moved: `restore` names no checkpoint of the store but a state that the
-    workers held in memory while the layers were split anew. sources: of each layer, who holds it; as long as there are
-    any, nobody gives up what it holds.
+    workers held in memory while the layers were split anew. sources: of each layer, who has a copy in memory of the
+    state that `restore` names, until all have begun with it; of a checkpoint's layers some may have nobody, and are
+    read from the store.
     """
 
     epoch: int
@@ -171,13 +172,14 @@ def _source_problems(plan: Plan) -> list[str]:
     if not plan.sources:
         return []
     problems = []
-    if not plan.moved or plan.restore is None or plan.epoch != plan.origin:
+    if plan.restore is None or plan.epoch != plan.origin:
         problems.append("it names who holds a state's layers, and does not begin with that state")
     if len(plan.sources) != plan.stages[-1][1]:
         problems.append("it does not name who holds each layer")
-    known = plan.worker_ids()
-    if any(not holders or not known.issuperset(holders) for holders in plan.sources):
-        problems.append("a layer is held by nobody, or by somebody who is not a live worker")
+    if plan.moved and not all(plan.sources):
+        problems.append("a layer is held by nobody")
+    if not plan.worker_ids().issuperset(w for holders in plan.sources for w in holders):
+        problems.append("a layer is held by somebody who is not a live worker")
     return problems
 
 

@@ -48,9 +48,22 @@ def grid_of(plan: Plan) -> Grid:
     return Grid(len(plan.stages), plan.target.pipelines)
 
 
+class Beginning(NamedTuple):
+    """The state that a plan begins with. moved: it is one that workers hold, not a checkpoint of the store."""
+
+    state: CheckpointId
+    sources: Sources
+    moved: bool = True
+
+
+def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
+    """Who of the live workers holds each layer."""
+    return tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
+
+
 def sources_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources | None:
     """Who of the live workers holds each layer; None if nobody holds one of them."""
-    sources = tuple(tuple(w for w in live if layer in held.get(w, ()))[:MOST_SOURCES] for layer in range(layers))
+    sources = holders_of(held, layers, live)
     return sources if all(sources) else None
 
 
@@ -60,10 +73,9 @@ def resplit_plan(
     work: WorkEstimate,
     staying: Sequence[Peer],
     live: Sequence[Peer],
-    cut: CheckpointId,
-    sources: Sources,
+    beginning: Beginning,
 ) -> Plan:
-    """The plan that goes on from a cut with the grid that suits the staying workers; fewer than it takes run several
+    """The plan that goes on from a state with the grid that suits the staying workers; fewer than it takes run several
     stages each.
 
     If the grid stays, everybody runs the stage that it ran. plan: the one in force. live: all who may be asked for
@@ -74,15 +86,16 @@ def resplit_plan(
     seats = _seats(_in_order(plan, staying), grid.stages * grid.pipelines)
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
-        spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=cut,
+        spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
     if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
         begun = msgspec.structs.replace(begun, pipelines=plan.pipelines)
+    step, moved = beginning.state.step, beginning.moved
+    told = f"the layers are split anew before step {step}" if moved else f"going back again to the state of step {step}"
     return _changed(
-        begun, stages=balanced(begun, spec, work), moved=True, mixed=plan.mixed, sources=sources, workers=tuple(live),
-        reason="Resplitting",
-        message=f"the layers are split anew before step {cut.step}, for {grid.told}",
+        begun, stages=balanced(begun, spec, work), moved=moved, mixed=plan.mixed and moved, sources=beginning.sources,
+        workers=tuple(live), reason="Resplitting" if moved else "RollingBack", message=f"{told}, for {grid.told}",
     )  # fmt: skip
 
 
@@ -135,16 +148,32 @@ def _in_order(plan: Plan, peers: Sequence[Peer]) -> list[Peer]:
     return sorted(peers, key=lambda peer: place.get(peer.worker, last))
 
 
+def in_places(plan: Plan, peers: Sequence[Peer], cells: int) -> list[Peer]:
+    """Those that own one of that many cells in its place, where they have its layers, and others in the gaps."""
+    order = {cell: i for i, cell in enumerate(plan.cells()[:cells])}
+    found: dict[int, Peer] = {}
+    for peer in peers:
+        place = next((order[cell] for cell in plan.owned_by(peer.worker) if cell in order), None)
+        if place is not None:
+            found[place] = peer
+    others = [peer for peer in peers if peer not in found.values()]
+    seated = [found.get(i) or (others.pop(0) if others else None) for i in range(cells)]
+    return [*(peer for peer in seated if peer), *others]
+
+
 def moved_plan(plan: Plan, live: Sequence[Peer], stopped: float | None) -> Plan:
     """All have begun with the layers that they need: what was kept for the others is not needed any more.
 
     stopped: seconds for which no step could begin, if that is known.
     """
-    told = grid_of(plan).told
+    told = f"the job runs {grid_of(plan).told}"
+    if not plan.moved:
+        here, layers = sum(1 for holders in plan.sources if holders), len(plan.sources)
+        told += f" with the checkpoint of step {plan.first_step}: {here} of {count(layers, 'layer')} from memory"
     told += "" if stopped is None else f", after {stopped:.2f} s in which layers moved"
     return _changed(
-        plan, epoch=plan.epoch + 1, sources=(), workers=tuple(live), boundary=False, reason="Resplit",
-        message=f"the job runs {told}",
+        plan, epoch=plan.epoch + 1, sources=(), workers=tuple(live), boundary=False,
+        reason="Resplit" if plan.moved else "RolledBack", message=told,
     )  # fmt: skip
 
 

@@ -5,24 +5,27 @@ on a frame, on a link.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId
+from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.engine.executor import Executor
-from bamboo_trainer.engine.memory_account import MemoryMeter, account
+from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, StageStates
 from bamboo_trainer.transport.base import Transport
@@ -32,18 +35,24 @@ from bamboo_trainer.transport.payloads import Commit
 Received = tuple[WorkerId, Frame]  # sender, frame
 
 
+Restore = Callable[[Stage, CheckpointId, Mapping[int, LayerState]], Mapping[int, LayerState]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What an engine is given. build: makes a stage in its first state. tell: to the coordinator.
+    """What an engine is given. build: makes a stage, in the state before the first step. tell: to the coordinator.
 
-    keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to write one.
-    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory. skips: steps
-    whose loss or gradient is not finite.
+    restore: takes a checkpoint's state over; it is given the layers that are here, reads the others from the store, and
+    returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
+    write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
+    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
+    skips: steps whose loss or gradient is not finite.
     """
 
     worker: WorkerId
     steps: int
-    build: Build
+    build: Callable[[int, Sequence[tuple[int, int]]], Stage]
+    restore: Restore
     transport: Transport
     tell: Callable[[Message], None]
     keep: Keep
@@ -53,6 +62,23 @@ class Ports:
     lookahead: int
     on_host: bool = False
     skips: bool = False
+    keep_copies: bool = False
+    unwritten: Callable[[], Iterable[Tensor]] = tuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePorts:
+    """Where the states of stages come from and what is kept of them. build: makes a stage in its first state.
+
+    begun: stages whose first state is there. hold: takes copies of layers before they are split anew. keep: takes those
+    that a checkpoint is written from. copies: all that are held.
+    """
+
+    build: Build
+    begun: Mapping[int, Stage]
+    hold: Hold
+    keep: Keep
+    copies: Callable[[], Iterable[Tensor]]
 
 
 class Components:
@@ -65,23 +91,22 @@ class Components:
         meter: MemoryMeter,
         timer: StageTimer,
         queue: deque[Received],
-        hold: Hold,
-        begun: Mapping[int, Stage],
+        states: StatePorts,
     ) -> None:
-        """queue: frames that wait to be taken in; those of this worker to itself are added. hold: takes copies of
-        layers before they are split anew. begun: stages whose first state is there.
-        """
+        """queue: frames that wait to be taken in; those of this worker to itself are added."""
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
-        self._meter, self._timer = meter, timer
+        self._meter, self._timer, self._copies = meter, timer, states.copies
         timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
-        self.states = StageStates(ports.build, ports.on_host, begun)
+        self.states = StageStates(states.build, ports.on_host, states.begun)
         self.committer = Committer(
             self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, skips=ports.skips
         )
-        self.shares = CheckpointShares(self.plan, self.states, self.committer.log, ports.keep, hold, ports.clock)
+        self.shares = CheckpointShares(
+            self.plan, self.states, self.committer.log, states.keep, states.hold, ports.clock
+        )
         self.replicator = Replicator(self.plan, self.outbox, self.states, self.committer, ports.tell)
         self.repeated = RepeatedSteps(
             self.plan, self.outbox, self.states, self.replicator, self.committer.log, ports.tell
@@ -304,7 +329,7 @@ class Components:
     def memory(self) -> Memory:
         """What is used for what."""
         frames = (frame for _, frame in self.early_frames)
-        return account(self.states, self.executor, self.redundant, self.outbox.log, frames)
+        return account(self.states, self.executor, self.redundant, self.outbox.log, Beside(frames, self._copies()))
 
     def _memory_changed(self, step: int) -> None:
         if not any(cell_step.program for cell_step in self.executor.cells.values()):

@@ -8,13 +8,17 @@ raises because of a peer: the protocol simulator drives the very same class.
 import gc
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from bamboo.control.protocol import PeerDown, PeerUp, Report, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
-from bamboo_trainer.engine.components import Components, Ports, Received
+from bamboo.planning.shares import kept_share
+from bamboo_trainer.engine.components import Components, Ports, Received, StatePorts
+from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.stage_times import StageTimer
@@ -35,13 +39,14 @@ EMPTY: Mapping[int, Stage] = {}
 class Beginning:
     """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet.
 
-    owned: those of them that are run here.
+    owned: those of them that are run here. kept: layers of which copies stay here, if the state is a checkpoint's.
     """
 
     plan: Plan
     when: float
     stages: Mapping[int, Stage]
     owned: frozenset[int]
+    kept: frozenset[int]
 
 
 class Engine:
@@ -53,7 +58,8 @@ class Engine:
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
-        self._exchange = LayerExchange(ports.worker, ports.transport, ports.tell)
+        self._copies = LayerCopies(ports.tell)
+        self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
         self._beginning: Beginning | None = None  # until all layers for it are here
 
     # what happened
@@ -84,8 +90,9 @@ class Engine:
         if plan.origin < before:
             return
         if not (self._beginning and plan.origin == before and plan.owned_by(self._ports.worker)):
-            self._exchange.obeyed(plan)
+            self._copies.obeyed(plan)
         if newest is None or plan.origin > before:
+            self._copies.goes_back(plan)
             self.forget()  # before the new states are made: there may not be memory for both
             if plan.sources:
                 self._gather(plan, when)
@@ -102,6 +109,7 @@ class Engine:
         """All states and what belongs to them: others will begin, and may need the memory."""
         had = self.components or self._beginning
         self.components = self._beginning = None
+        self._exchange.stop()
         if had:
             gc.collect()  # its parts refer to each other
             release_cached()
@@ -109,25 +117,52 @@ class Engine:
     def _begin(self, plan: Plan, when: float, begun: Mapping[int, Stage] = EMPTY) -> None:
         """With the states that the plan names. begun: stages that have them already."""
 
-        def hold(checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-            self._exchange.hold(plan.origin, checkpoint, states)
+        def build(index: int, stages: Sequence[tuple[int, int]], checkpoint: CheckpointId | None) -> Stage:
+            stage = self._ports.build(index, stages)
+            if checkpoint:
+                self._restore(stage, checkpoint, kept_share(plan, self._ports.worker))
+            return stage
 
-        components = Components(self._ports, plan, self.meter, self.timer, self._received, hold, begun)
+        def hold(cut: CheckpointId, states: Mapping[int, LayerState]) -> None:
+            self._copies.hold(plan.origin, cut, states)
+
+        states = StatePorts(build=build, begun=begun, hold=hold, keep=self._keep, copies=self._all_copies)
+        components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
         components.on_plan(plan, None, when)
         self.components = components
         self._received.extend(self._early)
         self._early.clear()
 
+    def _all_copies(self) -> Iterator[Tensor]:
+        yield from self._copies.tensors()
+        yield from self._ports.unwritten()
+
+    def _keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState], seconds: float) -> None:
+        """Copies that a checkpoint is written from."""
+        if self._ports.keep_copies:
+            self._copies.keep(checkpoint, states)
+        self._ports.keep(checkpoint, states, seconds)
+
+    def _restore(self, stage: Stage, checkpoint: CheckpointId, share: Collection[int]) -> None:
+        """Take a checkpoint's state over, from copies where they are here. share: layers to keep copies of."""
+        read = self._ports.restore(stage, checkpoint, self._copies.of(checkpoint))
+        for layer in sorted(read.keys() & share) if self._ports.keep_copies else ():
+            self._copies.add(checkpoint, read[layer])
+
     def _gather(self, plan: Plan, when: float) -> None:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""
+        assert plan.restore is not None
         worker = self._ports.worker
         mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
         owned = {c.stage for c in plan.owned_by(worker)}
         stages = {}
         for index in sorted(mine):
-            stages[index] = self._ports.build(index, plan.stages, None)
+            stages[index] = self._ports.build(index, plan.stages)
             stages[index].park(self._ports.on_host and index not in owned)
-        self._beginning = Beginning(plan, when, stages, frozenset(owned))
+        if plan.moved:
+            self._copies.begins_with(plan.restore)
+        kept = kept_share(plan, worker) | self._copies.of(plan.restore).keys()
+        self._beginning = Beginning(plan, when, stages, frozenset(owned), frozenset(kept))
         self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
         self._exchange.gather(plan, sorted({layer for stage in stages.values() for layer in stage.layers_needed()}))
         self._begin_if_gathered()
@@ -143,13 +178,25 @@ class Engine:
         beginning = self._beginning
         if beginning is None or self._exchange.missing:
             return
-        self._exchange.report()  # whoever had them may be lost before all have begun
+        plan = beginning.plan
+        assert plan.restore is not None
+        if plan.moved:
+            self._copies.report()  # whoever had them may be lost before all have begun
         for index, stage in beginning.stages.items():
-            stage.restore_layers(self._exchange.layers)
+            if plan.moved:
+                stage.restore_layers(self._copies.of(plan.restore))
+            else:
+                self._restore(stage, plan.restore, beginning.kept)
             stage.park(False)  # what has been restored may be elsewhere than what was parked
             stage.park(self._ports.on_host and index not in beginning.owned)
+        if not plan.moved:
+            self._copies.keep_only(plan.restore, beginning.kept)
         self._beginning = None
         self._begin(beginning.plan, beginning.when, beginning.stages)
+
+    def drop_copies(self, checkpoints: Sequence[CheckpointId]) -> None:
+        """The coordinator says that copies of these checkpoints are of no use any more."""
+        self._copies.drop(checkpoints)
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """The coordinator wishes that the next state is kept."""
@@ -190,7 +237,7 @@ class Engine:
             self._ports.tell(Report(committed=-1, held={}))  # who asks waits for every answer
         else:
             self.components.report()
-        self._exchange.report()
+        self._copies.report()
 
     def trained(self, index: int) -> Stage | None:
         """The stage in its final state, if it is here."""

@@ -1,79 +1,56 @@
-"""Layers of a state that all workers hold while they are split anew: copies of one's own, and those that others give.
+"""Layers of a state that all workers begin anew with: asked of those who have copies, and given to those who ask.
 
-They are the states after one commit (a cut), in host memory. Whoever begins anew takes what it needs from its own, asks
-the others for the rest, and answers those who ask.
+The state is that of a cut, or of a checkpoint. Of a cut each layer is somewhere; of a checkpoint those that nobody has
+are read from the store, also if whoever was asked has no copy any more.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
-from bamboo.control.protocol import Message, StateHeld
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted
 
-KINDS = (FrameKind.LAYERS_WANTED, FrameKind.LAYER)
+KINDS = (FrameKind.LAYERS_WANTED, FrameKind.LAYER, FrameKind.LAYERS_LACKED)
 
 
 class LayerExchange:
-    """checkpoint: the cut whose layers are held, if any."""
+    """copies: those of this worker; what comes is added to them."""
 
-    def __init__(self, worker: WorkerId, transport: Transport, tell: Callable[[Message], None]) -> None:
-        self._worker, self._transport, self._tell = worker, transport, tell
-        self.checkpoint: CheckpointId | None = None
-        self._origin = 0  # of the plan in which they were copied
-        self._layers: dict[int, LayerState] = {}
+    def __init__(self, worker: WorkerId, transport: Transport, copies: LayerCopies) -> None:
+        self._worker, self._transport, self._copies = worker, transport, copies
         self._wanted: dict[int, WorkerId] = {}  # whom it was asked of
+        self._plan: Plan | None = None  # whose state's layers are wanted
 
     @property
     def missing(self) -> bool:
         """Are layers on their way?"""
         return bool(self._wanted)
 
-    @property
-    def layers(self) -> Mapping[int, LayerState]:
-        return self._layers
-
     def asked(self) -> list[WorkerId]:
         """Whose layers are on their way."""
         return sorted(set(self._wanted.values()))
 
-    def hold(self, origin: int, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Keep copies of what this worker has of a cut's state, and tell the coordinator."""
-        self._of(checkpoint)
-        self._origin = origin
-        self._layers.update(states)
-        self._tell(StateHeld(checkpoint=checkpoint, layers=tuple(sorted(states))))
-
-    def report(self) -> None:
-        """To the coordinator, which may have missed it."""
-        if self.checkpoint and self._layers:
-            self._tell(StateHeld(checkpoint=self.checkpoint, layers=tuple(sorted(self._layers))))
-
-    def obeyed(self, plan: Plan) -> None:
-        """Others have begun as well, or begin with another state: what is held here is of no use any more."""
-        if plan.origin > self._origin and not plan.sources:
-            self.checkpoint, self._layers, self._wanted = None, {}, {}
-
     def gather(self, plan: Plan, layers: Iterable[int]) -> None:
-        """Ask for those of these layers that are not here. plan: names who holds them."""
+        """Ask for those of these layers that are not here, and that the plan says are with others."""
         assert plan.restore is not None
-        self._of(plan.restore)
         mine = sorted(plan.worker_ids()).index(self._worker)  # so that not all ask the same one
-        self._wanted = {}
+        here = self._copies.of(plan.restore)
+        self._plan, self._wanted = plan, {}
         for layer in layers:
-            if layer not in self._layers:
-                holders = [w for w in plan.sources[layer] if w != self._worker]
-                assert holders, f"the plan says that layer {layer} is here"
+            holders = [w for w in plan.sources[layer] if w != self._worker]
+            assert layer in here or holders or not plan.moved, f"the plan says that layer {layer} is here"
+            if layer not in here and holders:
                 self._wanted[layer] = holders[mine % len(holders)]
         for worker in self.asked():
             self._ask(worker)
 
-    def _of(self, checkpoint: CheckpointId) -> None:
-        if self.checkpoint != checkpoint:
-            self.checkpoint, self._origin, self._layers, self._wanted = checkpoint, 0, {}, {}
+    def stop(self) -> None:
+        """What is on its way is not needed any more."""
+        self._plan, self._wanted = None, {}
 
     def relinked(self, peer: WorkerId) -> None:
         """What was on its way from that peer may be lost, or the question."""
@@ -81,41 +58,51 @@ class LayerExchange:
             self._ask(peer)
 
     def _ask(self, worker: WorkerId) -> None:
-        assert self.checkpoint is not None
+        assert self._plan is not None
+        assert self._plan.restore is not None
         layers = tuple(sorted(layer for layer, of in self._wanted.items() if of == worker))
-        self._send(worker, FrameKind.LAYERS_WANTED, 0, LayersWanted(checkpoint=self.checkpoint, layers=layers))
+        wanted = LayersWanted(checkpoint=self._plan.restore, layers=layers)
+        self._send(worker, FrameKind.LAYERS_WANTED, 0, wanted)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
-        """A question, or a layer."""
-        payload = frame.payload
-        if payload.checkpoint != self.checkpoint:
-            return
+        """A question, or an answer."""
+        payload, layer = frame.payload, frame.address.part
         if frame.address.kind is FrameKind.LAYERS_WANTED:
-            for layer in payload.layers:
-                if layer in self._layers:
-                    self._give(sender, self._layers[layer])
-        elif self._wanted.get(frame.address.part) == sender:
-            layer = frame.address.part
+            self._answer(sender, payload)
+        elif self._plan is None or payload.checkpoint != self._plan.restore:
+            return
+        elif frame.address.kind is FrameKind.LAYERS_LACKED:
+            if not self._plan.moved:  # else another plan comes, or nobody has them
+                self._wanted = {k: w for k, w in self._wanted.items() if (w, k in payload.layers) != (sender, True)}
+        elif self._wanted.get(layer) == sender:
             del self._wanted[layer]
-            self._layers[layer] = LayerState(
-                layer=layer,
-                version=payload.checkpoint.step,
-                tensors=dict(zip(payload.tensors, frame.tensors, strict=True)),
-                scalars=payload.scalars,
+            tensors = dict(zip(payload.tensors, frame.tensors, strict=True))
+            state = LayerState(
+                layer=layer, version=payload.checkpoint.step, tensors=tensors, scalars=payload.scalars,
                 names=payload.names,
-            )
+            )  # fmt: skip
+            self._copies.add(payload.checkpoint, state)
 
-    def _give(self, worker: WorkerId, state: LayerState) -> None:
-        assert self.checkpoint is not None
+    def _answer(self, worker: WorkerId, wanted: LayersWanted) -> None:
+        here = self._copies.of(wanted.checkpoint)
+        for layer in wanted.layers:
+            if layer in here:
+                self._give(worker, wanted.checkpoint, here[layer])
+        if lacked := tuple(layer for layer in wanted.layers if layer not in here):
+            told = LayersWanted(checkpoint=wanted.checkpoint, layers=lacked)
+            self._send(worker, FrameKind.LAYERS_LACKED, 0, told)
+
+    def _give(self, worker: WorkerId, checkpoint: CheckpointId, state: LayerState) -> None:
         held = HeldLayer(
-            checkpoint=self.checkpoint,
+            checkpoint=checkpoint,
             tensors=tuple(state.tensors),
             scalars=dict(state.scalars),
             names=dict(state.names),
         )
         self._send(worker, FrameKind.LAYER, state.layer, held, tuple(state.tensors.values()))
 
-    def _send(self, worker: WorkerId, kind: FrameKind, layer: int, payload: object, tensors: Parts = ()) -> None:
-        assert self.checkpoint is not None
-        address = Address(kind, 0, 0, self.checkpoint.step, part=layer)
+    def _send(
+        self, worker: WorkerId, kind: FrameKind, layer: int, payload: HeldLayer | LayersWanted, tensors: Parts = ()
+    ) -> None:
+        address = Address(kind, 0, 0, payload.checkpoint.step, part=layer)
         self._transport.send(worker, Frame(address=address, epoch=0, tensors=tensors, payload=payload))

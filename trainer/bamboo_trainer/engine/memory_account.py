@@ -1,6 +1,7 @@
 """What this worker's memory is used for: the account, and when it is taken."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -62,13 +63,17 @@ class MemoryMeter:
         self._step = step
 
 
-def account(
-    states: StageStates, executor: Executor, redundant: RedundantWork, log: MessageLog, early: Iterable[Frame]
-) -> Memory:
-    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward.
+class Beside(NamedTuple):
+    """What is beside the parts. early: frames for parts that this worker does not have yet. copies: of layers."""
 
-    early: frames for parts that this worker does not have yet.
-    """
+    early: Iterable[Frame]
+    copies: Iterable[Tensor]
+
+
+def account(
+    states: StageStates, executor: Executor, redundant: RedundantWork, log: MessageLog, beside: Beside
+) -> Memory:
+    """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
     works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cells.values() if cell_step.work]
@@ -77,7 +82,7 @@ def account(
     final = (t for state in states.by_stage.values() for parts in state.final.values() for t in parts)
     frames = [
         *(f for cell_step in executor.cells.values() for f in cell_step.inbox.values()),
-        *early,
+        *beside.early,
         *redundant.mirrored.values(),
     ]
     return Memory(  # in this order, as what has been seen does not count again
@@ -91,6 +96,7 @@ def account(
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
         + sum(_redundant_contexts(shadow, states, works, on_host=redundant.on_host) for shadow in shadows),
         received=new_bytes((t for frame in frames for t in frame.tensors), seen),
+        copies=new_bytes(beside.copies, seen),
     )
 
 

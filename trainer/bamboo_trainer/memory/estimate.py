@@ -208,4 +208,27 @@ def _account(
         log=sum(map(logged, owned)),
         activations=sum(map(contexts, owned)),
         redundant=sum(contexts(s) + total(lambda size: size.gradients, s) for s in eager),
+        copies=_copies(sizes, stages, spec, (owned, kept)),
     )
+
+
+def _copies(
+    sizes: Sequence[LayerSize],
+    stages: Sequence[tuple[int, int]],
+    spec: JobSpec,
+    held: tuple[Sequence[int], Sequence[int]],
+) -> int:
+    """Of layers that a worker writes of checkpoints, while one is being written. held: the stages it runs, and keeps.
+
+    A stage's layers are dealt in turn to its owners in all pipelines, then to those that keep its replicas.
+    """
+    if spec.checkpoint is None:
+        return 0
+    replicas, owners = min(spec.redundancy.kept, len(stages) - 1), spec.topology.pipelines
+
+    def share(stage: int, place: int) -> int:
+        dealt = sizes[slice(*stages[stage])][place :: owners * (1 + replicas)]
+        return sum(size.held + size.remembered for size in dealt)
+
+    once = sum(share(s, 0) for s in held[0]) + sum(share(s, owners) for s in held[1])
+    return once * (2 if spec.checkpoint.keep_in_memory else 1)

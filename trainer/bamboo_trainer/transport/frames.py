@@ -11,7 +11,7 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY and COMMIT carry no tensors."""
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and LAYERS_LACKED carry no tensors."""
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
@@ -29,8 +29,9 @@ class FrameKind(IntEnum):
     LOGGED_BULK = 14  # the same on the link of the large frames
     LOGGED_STATE = 15  # the same on the link of the states
     CHECK = 16  # a holder's sums of a stage's tensors at that version, to the stage's owner in pipeline 0
-    LAYERS_WANTED = 17  # to a holder of a cut's state; payload: which cut, which layers
-    LAYER = 18  # a layer of it; part = layer; payload: which cut, and what the layer's state has beside tensors
+    LAYERS_WANTED = 17  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
+    LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
+    LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
 
 
 BULK = frozenset(

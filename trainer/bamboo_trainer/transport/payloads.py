@@ -115,14 +115,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LayersWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers of a cut's state."""
+    """Layers of a cut's or a checkpoint's state."""
 
     checkpoint: CheckpointId
     layers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer of a cut's state, as `LayerState` has it. tensors: the names of the frame's."""
+    """A layer of such a state, as `LayerState` has it. tensors: the names of the frame's."""
 
     checkpoint: CheckpointId
     tensors: tuple[str, ...]
@@ -159,6 +159,7 @@ _FORMS: Final = {
     FrameKind.CHECK: PayloadForm(Check),
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
+    FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
 }
 
 

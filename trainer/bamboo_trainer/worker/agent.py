@@ -21,6 +21,7 @@ from bamboo.control.protocol import (
     MOST_TEXT,
     Bye,
     CommitCheckpoint,
+    DropCopies,
     FindCheckpoint,
     Heartbeat,
     Hello,
@@ -44,7 +45,7 @@ from bamboo.control.protocol import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, NonFinite, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
-from bamboo.planning.plan import CheckpointId, Plan
+from bamboo.planning.plan import Plan
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
@@ -177,7 +178,7 @@ class WorkerAgent:
             if isinstance(item, Message):
                 self._obey(item)
             elif self.engine:
-                self.engine.handle(item)
+                self._restoring(self.engine, self.engine.newest_plan, partial(self.engine.handle, item))
 
     def _heard(self, message: ToWorker) -> None:
         """In the control channel's thread."""
@@ -198,7 +199,8 @@ class WorkerAgent:
                     self.engine.report()
             case SendPlan(plan=plan):
                 if self.engine:
-                    self._obey_plan(self.engine, plan)
+                    arrived = self.plan_arrived.pop(plan.epoch, None)
+                    self._restoring(self.engine, plan, partial(self.engine.obey, plan, arrived))
             case TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(message)
@@ -208,6 +210,9 @@ class WorkerAgent:
             case FindCheckpoint():
                 if self.checkpoints:
                     self.checkpoints.find(message)
+            case DropCopies(checkpoints=checkpoints):
+                if self.engine:
+                    self.engine.drop_copies(checkpoints)
             case Save():
                 self.to_save.append(message)
             case NoticeReceived(seconds=seconds):
@@ -220,11 +225,13 @@ class WorkerAgent:
                 logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
                 self.exit_code = EXIT_FENCED
 
-    def _obey_plan(self, engine: Engine, plan: Plan) -> None:
+    def _restoring(self, engine: Engine, plan: Plan | None, take_in: Callable[[], None]) -> None:
+        """Take something in with which a worker may begin with the plan's checkpoint; say so if it cannot be read."""
         try:
-            engine.obey(plan, self.plan_arrived.pop(plan.epoch, None))
+            take_in()
         except RestoreError as error:
             logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
+            assert plan is not None
             engine.forget()
             self.control.send(
                 RestoreFailed(
@@ -256,18 +263,17 @@ class WorkerAgent:
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
-        def build(index: int, stages: Sequence[tuple[int, int]], restore: CheckpointId | None) -> Stage:
-            stage = Stage(task, index, stages, config, device, reader)
-            if restore:
-                kept.restore(stage, restore)
-            return stage
+        def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+            return Stage(task, index, stages, config, device, reader)
 
         self.engine = Engine(
             Ports(
                 worker=self.worker,
                 steps=training.steps,
                 build=build,
+                restore=kept.restore,
                 keep=kept.keep,
+                unwritten=kept.unwritten,
                 new_id=lambda: secrets.token_hex(6),
                 transport=self.transport,
                 tell=self.control.send,
@@ -276,6 +282,7 @@ class WorkerAgent:
                 lookahead=spec.topology.lookahead,
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
                 skips=training.non_finite is NonFinite.SKIP,
+                keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
             )
         )
         self.control.send(WorkerReady())

@@ -7,11 +7,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
+
+from torch import Tensor
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
 from bamboo.checkpoint.found import State
@@ -86,9 +88,11 @@ class Checkpointing:
         self._opening = threading.Lock()
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
+        self._unwritten: list[_Layers] = []
         self._stall = 0.0  # seconds that copying them took
         self.stalled = 0.0  # the same of all checkpoints
         self.written = 0  # bytes
+        self.read = 0  # layers, from the store
 
     # in the worker's thread
 
@@ -97,7 +101,15 @@ class Checkpointing:
         self._stall = seconds + (self._stall if self._newest == checkpoint else 0.0)
         self.stalled += seconds
         self._newest = checkpoint
-        self._do(_Layers(checkpoint, dict(states)))
+        layers = _Layers(checkpoint, dict(states))
+        self._unwritten = [earlier for earlier in self._unwritten if earlier.states] + [layers]
+        self._do(layers)
+
+    def unwritten(self) -> Iterator[Tensor]:
+        """Copies that wait until they are written."""
+        for layers in self._unwritten:
+            for state in tuple(layers.states.values()):
+                yield from state.tensors.values()
 
     def commit(self, request: CommitCheckpoint) -> None:
         self._do(request)
@@ -105,18 +117,27 @@ class Checkpointing:
     def find(self, request: FindCheckpoint) -> None:
         self._do(request)
 
-    def restore(self, stage: Stage, checkpoint: CheckpointId) -> None:
-        """Take over a checkpoint's state, whatever grid has written it. Raises RestoreError."""
+    def restore(
+        self, stage: Stage, checkpoint: CheckpointId, here: Mapping[int, LayerState]
+    ) -> Mapping[int, LayerState]:
+        """Take over a checkpoint's state, whatever grid has written it; what has been read. Raises RestoreError.
+
+        here: layers that need not be read.
+        """
+        read: dict[int, LayerState] = {}
         try:
-            manifest = self._manifest(checkpoint)
-            states = {layer: decode(self._open().read_part(manifest, layer)) for layer in stage.layers_needed()}
-            stage.restore_layers(states)
+            for layer in stage.layers_needed():
+                if layer not in here:
+                    read[layer] = decode(self._open().read_part(self._manifest(checkpoint), layer))
+            self.read += len(read)
+            stage.restore_layers({**here, **read})
         except StorageError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
         except (ValueError, IndexError) as error:
             raise RestoreError(checkpoint, f"it does not fit the task: {error}", True) from error
         if stage.version != checkpoint.step:
             raise RestoreError(checkpoint, f"its files are of step {stage.version}", True)
+        return read
 
     def report(self) -> None:
         """What was said last may be lost: say it again."""
@@ -147,6 +168,8 @@ class Checkpointing:
         try:
             self._work.put_nowait(work)
         except queue.Full:
+            if isinstance(work, _Layers):
+                work.states.clear()
             if not isinstance(work, FindCheckpoint):
                 self._tell(
                     CheckpointFailed(checkpoint=work.checkpoint, message="the store is too slow for this worker")
@@ -170,6 +193,9 @@ class Checkpointing:
         except Exception as error:  # a thread that ends in silence would leave the coordinator waiting
             logger.exception("a checkpoint was not written")
             self._failed(work, f"{type(error).__name__}: {error}")
+        finally:
+            if isinstance(work, _Layers):
+                work.states.clear()
         return True
 
     def _failed(self, work: Work, message: str) -> None:

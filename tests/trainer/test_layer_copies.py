@@ -1,0 +1,139 @@
+"""Copies of layers in host memory: which are held, which are given up, and what is said of them."""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from bamboo.control.protocol import CopiesHeld, Message, StateHeld
+from bamboo.planning.plan import CheckpointId, Peer, Plan
+from bamboo_trainer.engine.layer_copies import LayerCopies
+from bamboo_trainer.engine.layer_exchange import LayerExchange
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted, read
+
+CUT = CheckpointId(step=7, id="c")
+ONE, TWO, THREE = (CheckpointId(step=step, id="a") for step in (2, 4, 6))
+
+
+def states(step: int, *layers: int) -> dict[int, LayerState]:
+    return {
+        layer: LayerState(layer=layer, version=step, tensors={"x": torch.full((3,), 1.0)}, scalars={}, names={})
+        for layer in layers
+    }
+
+
+def plan(epoch: int, restore: CheckpointId | None, *, moved: bool = False, sources: Any = ()) -> Plan:
+    return Plan(
+        epoch=epoch, origin=epoch, restore=restore, moved=moved, sources=sources, stages=((0, 2),), pipelines=(),
+        layouts=(), workers=(),
+    )  # fmt: skip
+
+
+def made() -> tuple[LayerCopies, list[Message]]:
+    said: list[Message] = []
+    return LayerCopies(said.append), said
+
+
+def test_of_checkpoints_at_most_two_are_held() -> None:
+    copies, said = made()
+    for one in (ONE, TWO, THREE):
+        copies.keep(one, states(one.step, 0))
+        copies.keep(one, states(one.step, 3))
+    assert [set(copies.of(one)) for one in (ONE, TWO, THREE)] == [set(), {0, 3}, {0, 3}]
+    assert said[-1] == CopiesHeld(checkpoint=THREE, layers=(0, 3))
+    assert sum(t.nbytes for t in copies.tensors()) == 4 * 12
+    copies.drop([TWO])
+    assert copies.of(TWO) == {}
+    said.clear()
+    copies.report()
+    assert said == [CopiesHeld(checkpoint=THREE, layers=(0, 3))]
+
+
+def test_who_goes_back_to_a_checkpoint_keeps_copies_of_no_other() -> None:
+    copies, said = made()
+    copies.keep(ONE, states(2, 0))
+    copies.keep(TWO, states(4, 0))
+    back = plan(5, ONE)
+    copies.obeyed(back)
+    copies.goes_back(back)
+    assert (set(copies.of(ONE)), set(copies.of(TWO))) == ({0}, set())
+    copies.add(ONE, states(2, 1)[1])
+    copies.add(ONE, states(2, 2)[2])
+    copies.keep_only(ONE, {0, 2, 5})
+    assert said[-1] == CopiesHeld(checkpoint=ONE, layers=(0, 2))
+
+
+def test_a_cuts_copies_end_when_all_have_begun_and_those_of_a_checkpoint_stay() -> None:
+    copies, said = made()
+    copies.keep(ONE, states(2, 0))
+    copies.hold(1, CUT, states(7, 0, 1))
+    assert said[-1] == StateHeld(checkpoint=CUT, layers=(0, 1))
+    for obeyed in (plan(1, None), plan(5, CUT, moved=True, sources=(("w",), ("w",)))):
+        copies.obeyed(obeyed)
+        copies.goes_back(obeyed) if obeyed.origin > 1 else None
+        assert (set(copies.of(CUT)), set(copies.of(ONE))) == ({0, 1}, {0})
+    copies.obeyed(plan(5, CUT, moved=True))
+    assert (set(copies.of(CUT)), set(copies.of(ONE))) == (set(), {0})
+
+
+def test_a_cuts_copies_are_of_no_use_if_the_job_goes_back_to_a_checkpoint() -> None:
+    copies, _ = made()
+    copies.hold(1, CUT, states(7, 0, 1))
+    copies.obeyed(plan(5, ONE, sources=(("w",), ())))
+    assert copies.of(CUT) == {}
+
+
+class Sent:
+    """A transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[str, Frame]] = []
+
+    def send(self, peer: str, frame: Frame) -> None:
+        self.frames.append((peer, frame))
+
+
+def test_who_is_asked_gives_what_it_has_and_says_what_it_has_not() -> None:
+    copies, _ = made()
+    sent: Any = Sent()
+    exchange = LayerExchange("w", sent, copies)
+    copies.keep(ONE, states(2, 0, 1))
+    wanted = LayersWanted(checkpoint=ONE, layers=(0, 2))
+    exchange.take("peer", Frame(address=Address(FrameKind.LAYERS_WANTED, 0, 0, 2), epoch=0, payload=wanted))
+    (_, layer), (_, lacked) = sent.frames
+    assert (layer.address.kind, layer.address.part) == (FrameKind.LAYER, 0)
+    assert read(lacked).payload == LayersWanted(checkpoint=ONE, layers=(2,))
+    assert lacked.address.kind is FrameKind.LAYERS_LACKED
+
+
+def test_only_who_was_asked_can_say_that_it_has_nothing_and_only_of_what_is_wanted() -> None:
+    copies, _ = made()
+    sent: Any = Sent()
+    exchange = LayerExchange("w", sent, copies)
+    peers = tuple({"worker": w, "host": "h", "port": 1} for w in ("a", "b", "w"))
+    back = Plan(
+        epoch=5, origin=5, restore=ONE, stages=((0, 3),), pipelines=(), layouts=(), workers=(),
+        sources=(("a",), ("b",), ()),
+    )  # fmt: skip
+    back = msgspec.structs.replace(back, workers=msgspec.convert(peers, tuple[Peer, ...]))
+    exchange.gather(back, (0, 1, 2))
+    assert exchange.asked() == ["a", "b"], "what nobody has is not asked for"
+
+    def lacks(sender: str, checkpoint: CheckpointId, *layers: int) -> None:
+        payload = LayersWanted(checkpoint=checkpoint, layers=layers)
+        exchange.take(sender, Frame(address=Address(FrameKind.LAYERS_LACKED, 0, 0, 2), epoch=0, payload=payload))
+
+    lacks("b", ONE, 0)
+    lacks("a", TWO, 0)
+    assert exchange.asked() == ["a", "b"]
+    lacks("a", ONE, 0)
+    assert exchange.asked() == ["b"]
+    held = HeldLayer(checkpoint=ONE, tensors=("x",), scalars={}, names={})
+    frame = Frame(address=Address(FrameKind.LAYER, 0, 0, 2, part=1), epoch=0, tensors=(torch.ones(1),), payload=held)
+    exchange.take("a", frame)
+    assert exchange.missing
+    exchange.take("b", frame)
+    assert not exchange.missing
+    assert set(copies.of(ONE)) == {1}

@@ -1,0 +1,79 @@
+"""What travels between two processes does not change its form under the same version number."""
+
+import hashlib
+import json
+from typing import Any
+
+import msgspec
+
+from bamboo.control import protocol
+from bamboo.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
+from bamboo_trainer.transport import payloads, wire
+from bamboo_trainer.transport.frames import FrameKind
+
+# Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
+CONTROL = {3: "84c67281ce60af47"}
+DATA_PLANE = {3: "4cb587a5b6314fb4"}
+
+
+def bare(schema: Any) -> Any:
+    """A schema without what is for people."""
+    if isinstance(schema, dict):
+        return {key: bare(value) for key, value in schema.items() if key not in ("description", "title")}
+    return [bare(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def digest(forms: Any) -> str:
+    return hashlib.sha256(json.dumps(bare(forms), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def schemas(*types: Any) -> Any:
+    return msgspec.json.schema_components(types)
+
+
+def control() -> str:
+    forms = schemas(protocol.ToCoordinator, protocol.ToWorker)
+    del forms[1]["Hello"]["properties"]["version"]["default"]
+    return digest(forms)
+
+
+def data_plane() -> str:
+    forms = [
+        (kind.value, kind.name, schemas(form.payload), form.fewest, str(form.most), form.flat, wire.lane_of(kind).name)
+        for kind, form in sorted(payloads._FORMS.items())
+    ]
+    assert [kind.name for kind in FrameKind] == [form[1] for form in forms]
+    return digest([forms, wire.HEADER.format, schemas(wire.LinkHello)])
+
+
+MESSAGE = (
+    "the form of what travels has changed: raise {} in bamboo/names.py (and in docs/upgrade.md and the changelog) if "
+    "that version has been released, and record the digest here"
+)
+
+
+def test_control_messages_have_the_form_of_their_version() -> None:
+    assert control() == CONTROL.get(PROTOCOL_VERSION), MESSAGE.format("PROTOCOL_VERSION")
+
+
+def test_frames_have_the_form_of_their_version() -> None:
+    assert data_plane() == DATA_PLANE.get(DATA_PLANE_VERSION), MESSAGE.format("DATA_PLANE_VERSION")
+
+
+def test_another_form_has_another_digest() -> None:
+    class One(msgspec.Struct):
+        """Something."""
+
+        number: int
+
+    class Other(msgspec.Struct, rename={"number": "count"}):
+        number: int
+
+    class Described(msgspec.Struct):
+        """Something else."""
+
+        number: int
+
+    named = [schemas(kind)[1] for kind in (One, Other, Described)]
+    one, other, described = (digest(next(iter(components.values()))) for components in named)
+    assert (one == other, one == described) == (False, True)
