@@ -99,6 +99,13 @@ def _progress() -> list[object]:
     return [
         graph("Loss", "Of the last committed step.", "none", Query(f"bamboo_job_loss{{{J}}}", "loss")),
         graph(
+            "Evaluation",
+            "What was measured of the model on other data, by metric.",
+            "none",
+            Query(f"bamboo_job_evaluation{{{J}}}", "{{metric}}"),
+            Query(f"bamboo_job_evaluated_step{{{J}}}", "after step"),
+        ),
+        graph(
             "Skipped steps",
             "In an hour: steps that left the model as it was, because their loss or gradient was not finite.",
             "none",

@@ -9,7 +9,9 @@ from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
 SHOWN = {  # what of each module is for a model's author
-    "bamboo_trainer.task": ("Parts", "Build", "TrainingFacts", "Task", "Dataset", "track_buffers", "contribute"),
+    "bamboo_trainer.task": (
+        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "track_buffers", "contribute"),
+    ),
     "bamboo_trainer.schedules": (
         *("constant", "linear", "cosine", "polynomial", "inverse_sqrt", "milestones", "one_cycle", "cycled"),
     ),

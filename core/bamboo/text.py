@@ -1,6 +1,7 @@
 """Numbers and words in sentences that a person reads."""
 
 import re
+from collections.abc import Mapping
 
 MOST_CHARACTERS = 2000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -21,6 +22,14 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 def count(number: int, thing: str) -> str:
     """1 worker, 2 workers."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def metrics(values: Mapping[str, float | None]) -> str:
+    """loss 2.3104, accuracy 0.25. None: not finite."""
+    return ", ".join(
+        f"{one_line(name, 40)} {'not finite' if value is None else format(value, '.5g')}"
+        for name, value in sorted(values.items(), key=lambda item: (item[0] != "loss", item[0]))
+    )
 
 
 def duration(seconds: float) -> str:

@@ -142,7 +142,7 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         return numbers_digest(parse_manifest({**document, "spec": {**spec, section: {**spec[section], **values}}}))
 
     assert changed("topology", pipelines=1, lookahead=1) == changed("training", steps=200) == digest
-    assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7) == digest
+    assert changed("training", nonFinite="Fail", maxConsecutiveSkips=7, evaluation={"everySteps": 3}) == digest
     assert changed("training", gradientGroups=None) == digest  # as many as there are by default
     others = [
         changed("task", config={"rate": 0.5}),

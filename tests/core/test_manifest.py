@@ -72,6 +72,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             max_gradient_norm=1.0,
             non_finite=s.NonFinite.SKIP,
             max_consecutive_skips=4,
+            evaluation=s.EvaluationSpec(every_steps=20, batches=5),
             reproducible=True,
             gradient_groups=16,
         ),

@@ -143,11 +143,14 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
         trained_samples=20, trained_without=4, checkpoint=kept(),
+        evaluations=((2, {"loss": 3.0}), (4, {"loss": 2.5, "accuracy": 0.5, "other": None})),
     )  # fmt: skip
     page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
     check_page(Exporter.RUN, exposed(page), complete=True)
     assert values(page, table.JOB_SAMPLES) == {(): 20}
+    assert values(page, table.JOB_EVALUATION) == {("loss",): 2.5, ("accuracy",): 0.5}
+    assert values(page, table.JOB_EVALUATED_STEP) == {(): 4}
     assert values(page, table.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from bamboo.planning.gradient_groups import group_bounds
+from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 
 FACTOR = 31
 PRIME = 16_777_213  # below 2**24
@@ -27,7 +28,7 @@ class Arithmetic:
 
     ties: layers that share their first element; then each layer is a stage.
     groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
-    skipped: steps whose loss is not finite.
+    skipped: steps whose loss is not finite. evaluated: (every so many steps, batches); (0, 0): never.
     """
 
     seed: int
@@ -40,6 +41,7 @@ class Arithmetic:
     groups: int
     reproducible: bool = True
     skipped: frozenset[int] = frozenset()
+    evaluated: tuple[int, int] = (0, 0)
 
     @property
     def layers(self) -> int:
@@ -55,7 +57,17 @@ class Arithmetic:
         training: dict[str, Any] = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
         if self.skipped:
             training |= {"nonFinite": "Skip"}
+        if self.evaluations:
+            training |= {"evaluation": {"everySteps": self.evaluated[0]}}
         return {**training, **({"gradientGroups": self.groups} if self.reproducible else {"reproducible": False})}
+
+    @property
+    def evaluations(self) -> EvaluationSchedule | None:
+        every, batches = self.evaluated
+        return EvaluationSchedule(every_steps=every, batches=batches, steps=self.steps) if every else None
+
+    def evaluate(self, state: int, layer: int, batch: int, given: int) -> int:
+        return hash((state, 9, layer, batch, given))
 
     def initial(self, layer: int) -> int:
         return hash((self.seed, 1, layer))
@@ -96,6 +108,11 @@ class Arithmetic:
         return f"{state & (2**64 - 1):048x}{version:016x}"
 
 
+def measured(value: int, batch: int) -> tuple[float, float]:
+    """What the last layer's output for a batch of an evaluation comes to: a sum and its weight."""
+    return value % 1_000_003 / 7, batch + 1.0
+
+
 @dataclass
 class Oracle:
     """The undisturbed run, computed without engines, plans or messages."""
@@ -114,6 +131,17 @@ class Oracle:
         self.running.append([0] * self.arithmetic.layers)
         for step in range(self.arithmetic.steps):
             self._step(step)
+
+    def evaluation(self, version: int) -> dict[str, float | None] | None:
+        """What is measured of a state; None if it is not evaluated."""
+        schedule, values = self.arithmetic.evaluations, []
+        for batch in range(schedule.batches_of(version) if schedule else 0):
+            value = 0
+            for layer in range(self.arithmetic.layers):
+                value = self.arithmetic.evaluate(self.states[version][layer], layer, batch, value)
+            values.append(measured(value, batch))
+        total, weight = (math.fsum(part) for part in zip(*values, strict=True)) if values else (0.0, 0.0)
+        return {"loss": total / weight} if values else None
 
     @property
     def digests(self) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bamboo.control.digests import add_digests
-from bamboo.control.protocol import StepCommitted
+from bamboo.control.protocol import Evaluated, StepCommitted
 from bamboo.coordinator.events import Outcome, Takeover
 from bamboo.planning.plan import Cell, Plan, plan_problems
 from bamboo_trainer.commit.commit_log import KEPT_STEPS
@@ -96,6 +96,11 @@ class Checks:
         if said.microbatches != self.oracle.arithmetic.microbatches:
             raise Violation(f"the loss of step {said.step} is of {said.microbatches} microbatches only")
 
+    def evaluated(self, said: Evaluated) -> None:
+        if said.metrics != self.oracle.evaluation(said.step):
+            expected = self.oracle.evaluation(said.step)
+            raise Violation(f"the state after step {said.step} has the metrics {said.metrics}, not {expected}")
+
     def told(self, node: "Node") -> None:
         """A takeover is reported at the latest when the step's last instruction is done: the cell may then move on."""
         parts = node.engine.components if node.engine else None
@@ -173,6 +178,11 @@ def _wrong_result(job: "Simulation") -> str | None:
     losses = [job.state.losses.get(step) for step in range(job.scenario.arithmetic.steps)]
     if any(got not in (want, None) for got, want in zip(losses, job.oracle.losses, strict=True)):
         return f"the losses are {losses}, not {job.oracle.losses}"
+    wanted = {v: job.oracle.evaluation(v) for v in range(job.scenario.arithmetic.steps + 1)}
+    due = {v: metrics for v, metrics in wanted.items() if metrics}
+    known = dict(job.state.evaluations)
+    if known != due and (not job.injector.restarted or any(known.get(v) != due[v] for v in list(due)[-1:])):
+        return f"evaluated were {known}, not {due}"
     if job.scenario.saving:
         saved = {stage: d for node in job.nodes.values() for stage, d in node.saved.items()}
         if saved != dict(enumerate(digests)):

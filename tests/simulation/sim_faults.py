@@ -128,7 +128,8 @@ class Scenario:
         a = self.arithmetic
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
-            f"groups {a.bounds}, {a.steps} steps, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
+            f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
+            f" lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
             f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
@@ -252,6 +253,7 @@ def _arithmetic(rng: random.Random, seed: int, grow: bool, resplit: bool) -> Ari
         groups=rng.randint(pipelines, microbatches),
         reproducible=grow or rng.random() < 0.8 or resplit,
         skipped=_skipped(random.Random(f"{seed} skipped"), steps),
+        evaluated=_evaluated(random.Random(f"{seed} evaluated")),
     )
 
 
@@ -261,6 +263,11 @@ def _skipped(chance: random.Random, steps: int) -> frozenset[int]:
         return frozenset()
     first = chance.randrange(steps)
     return frozenset({*range(first, first + chance.randint(1, 3)), chance.randrange(steps)})
+
+
+def _evaluated(chance: random.Random) -> tuple[int, int]:
+    """In two jobs of five: every so many steps, on how many batches."""
+    return (chance.choice((1, 2, 3, 50)), chance.randint(1, 5)) if chance.random() < 0.4 else (0, 0)
 
 
 WEIGHTS = {
@@ -279,8 +286,8 @@ WEIGHTS = {
 }
 ROLES = {"owner": 6, "replica": 3, "any": 3, "root": 3, "newest": 2, "heir": 3}
 NAMES = (
-    "Forward", "Backward", "ScatterGradients", "ReduceGradients", "GatherGradients", "ExchangeTied", "SumTied",
-    "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate", "RedundantForward", "RedundantBackward",
+    "Evaluate", "Forward", "Backward", "ScatterGradients", "ReduceGradients", "GatherGradients", "ExchangeTied",
+    "SumTied", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate", "RedundantForward", "RedundantBackward",
 )  # fmt: skip
 
 

@@ -165,6 +165,9 @@ class Simulation:
                 self.active()
                 self.checked(self.checks.committed, worker, said)
                 self.injector.look()
+            case Received(_, protocol.Evaluated() as found):
+                self.active()
+                self.checked(self.checks.evaluated, found)
             case WorkerJoined() | Received(_, protocol.RestoreFailed() | protocol.CheckpointFound()):
                 self.active()
         if self.logging and not isinstance(event, Tick):

@@ -15,7 +15,7 @@ from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.transport.payloads import Contribution
-from sim_arithmetic import Oracle
+from sim_arithmetic import Oracle, measured
 
 STATE = "state"
 BACKWARD = 2.0  # times a forward
@@ -152,6 +152,15 @@ class StandIn:
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         self.start(step, microbatch, inputs)
+
+    def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
+        value = int(inputs[0].item()) if inputs is not None else 0
+        for layer in self._mine:
+            value = self._a.evaluate(self._states[layer], layer, batch, value)
+        if not self.last:
+            return (torch.tensor([value]),)
+        work.evaluated[batch] = {"loss": measured(value, batch)}
+        return ()
 
     def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]

@@ -25,7 +25,7 @@ from sim_stage import StandIn
 from sim_store import SimStore, StoreRefuses
 
 SECONDS = {
-    "Forward": 1e-3, "Backward": 2e-3, "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
+    "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
     "RedundantForward": 3e-4, "RedundantBackward": 2e-3,
 }  # fmt: skip
 OTHER_SECONDS = 2e-4
@@ -285,6 +285,7 @@ class Node:
                 lookahead=around.lookahead,
                 skips=bool(around.oracle.arithmetic.skipped),
                 keep_copies=around.keep_copies,
+                evaluations=around.oracle.arithmetic.evaluations,
             )
         )
 

@@ -30,6 +30,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 from memory_transport import MemoryNetwork
@@ -310,6 +311,7 @@ class Job:
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 skips=training.non_finite is NonFinite.SKIP,
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
+                evaluations=evaluation_schedule(self.task, training),
             )
         )
         self.nodes[name] = Node(name, engine, events)

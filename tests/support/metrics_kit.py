@@ -9,6 +9,7 @@ STANDARD = "process_"  # prometheus-client's own
 SOMETIMES = {
     "bamboo_operator_api_requests_total", "bamboo_operator_api_request_duration_seconds", "bamboo_job_signals_total",
     "bamboo_operator_refusals_total", "bamboo_job_largest_memory_bytes",
+    "bamboo_job_evaluation", "bamboo_job_evaluated_step",
 }  # fmt: skip
 
 

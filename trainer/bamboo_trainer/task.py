@@ -28,6 +28,22 @@ class Dataset(Protocol):
         ...
 
 
+Metric = Callable[[Parts, Parts], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What `training.evaluation` measures, beside the loss.
+
+    dataset: its samples are taken in their order, in batches of `training.microBatchSize`.
+    metrics: by name, functions of (outputs of the last layer, targets). Each returns a number, the mean over the
+      samples of the batch, or two, a sum and its weight, such as the number of right answers and that of tokens.
+    """
+
+    dataset: Dataset
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A model as a list of layer factories, with its data, loss and optimizer.
@@ -52,6 +68,7 @@ class Task:
       memory for activations, more computing, the same bits.
     costs: what each layer costs, in any unit, if that is known better than it can be counted
       (`bamboo_trainer.tasks.costs`); the split into stages balances it.
+    evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -64,6 +81,7 @@ class Task:
     tied: Sequence[tuple[str, ...]] = ()
     checkpointed: Collection[int] = ()
     costs: Sequence[float] | None = None
+    evaluation: Evaluation | None = None
     sample: Callable[[Sequence[nn.Module]], str] | None = None
 
 

@@ -23,6 +23,7 @@ Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 T = TypeVar("T")
 
+MOST_METRICS = 64  # of an evaluation
 MOST_PASSED = 100  # checkpoints that are told of
 
 
@@ -186,6 +187,13 @@ class StepCommitted(Message, frozen=True):
     skipped: bool = False
 
 
+class Evaluated(Message, frozen=True):
+    """Said by the root's owner: the metrics of the state that has seen so many steps; None: not finite."""
+
+    step: Count
+    metrics: Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
+
+
 class TakenOver(Message, frozen=True):
     """Said by a cell's new owner once it has caught up: milliseconds from the plan's arrival.
 
@@ -232,8 +240,9 @@ class Bye(Message, frozen=True):
 
 ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
-    | StepCommitted | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted | CheckpointFailed
-    | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved | WorkerFailed | Bye
+    | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
+    | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
+    | WorkerFailed | Bye
 )  # fmt: skip
 
 

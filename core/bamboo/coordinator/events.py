@@ -1,5 +1,6 @@
 """What the coordinator is told and what it decides. The shells (local runner, operator, simulator) speak only this."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -237,6 +238,7 @@ class Status:
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
+    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
     skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them

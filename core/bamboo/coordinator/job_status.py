@@ -42,6 +42,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         checkpoint=_checkpoint(state, now),
         trained_samples=trained_samples(state),
         skipped_steps=state.skipped_steps,
+        evaluations=tuple(state.evaluations.items()),
         trained_without=state.lost_microbatches * state.spec.training.micro_batch_size,
     )
 

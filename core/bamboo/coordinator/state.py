@@ -266,6 +266,7 @@ class CoordinatorState:
     generation: int = -1  # the newest layout that a step was committed with
     first_loss: float | None = None
     losses: dict[int, float] = field(default_factory=dict)  # of the newest steps
+    evaluations: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)  # the newest, by state
     skips: tuple[int, ...] = ()  # the newest steps that were skipped, in order
     skipped_steps: int = 0  # since the coordinator counts; a step that is repeated counts once
     gradient_norm: float | None = None  # of the newest step

@@ -11,7 +11,7 @@ from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo.text import count, one_line
+from bamboo.text import count, metrics, one_line
 
 MOST_SECONDS = 1e9
 DIVERGED = (
@@ -144,6 +144,16 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 
 
+def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
+    """A new root repeats what the old one may not have been able to tell."""
+    state, step = turn.state, message.step
+    if state.spec.training.evaluation is None or step > state.spec.training.steps or step in state.evaluations:
+        return
+    known = dict(sorted({**state.evaluations, step: message.metrics}.items())[-KEPT_LOSSES:])
+    turn.set(evaluations=known, last_progress=turn.now)
+    turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}"))
+
+
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
     said = f"of step {message.step} is not a finite number"
     if message.loss is None:
@@ -232,6 +242,8 @@ def finish_if_done(turn: Turn) -> None:
     state = turn.state
     if state.plan is None or not state.finished or state.checkpoints.writers or checkpoints.is_tidying(turn):
         return  # the last state is still being kept
+    if state.spec.training.evaluation and state.spec.training.steps not in state.evaluations:
+        return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
@@ -293,6 +305,7 @@ _OF_STATES = (
     protocol.Report,
     protocol.LeftBehind,
     protocol.StepCommitted,
+    protocol.Evaluated,
     protocol.TakenOver,
     protocol.CellFinished,
 )
@@ -306,6 +319,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.Report: _report,
     protocol.LeftBehind: _left_behind,
     protocol.StepCommitted: _step_committed,
+    protocol.Evaluated: _evaluated,
     protocol.CheckpointFound: restoring.checkpoint_found,
     protocol.CheckpointBegun: _checkpoint_begun,
     protocol.PartsWritten: checkpoints.parts_written,

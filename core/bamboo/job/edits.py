@@ -15,8 +15,9 @@ CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.repl
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
-# For how long; what becomes of steps that would otherwise end the job; and two by what follows from them, `groups`.
-_NO_NUMBERS = ("steps", "non_finite", "max_consecutive_skips", "reproducible", "gradient_groups")
+# For how long; what becomes of steps that would otherwise end the job; what is only measured; and two by what follows
+# from them, `groups`.
+_NO_NUMBERS = ("steps", "non_finite", "max_consecutive_skips", "evaluation", "reproducible", "gradient_groups")
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
 

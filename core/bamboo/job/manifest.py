@@ -75,6 +75,7 @@ def _levels() -> dict[str, tuple[str, ...]]:
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
+    document["training"] = {probe: 0, "evaluation": {probe: 0}}
     document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
     problems: list[Problem] = []
     _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
@@ -150,10 +151,15 @@ def _training(f: Fields) -> s.TrainingSpec:
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
             non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
             max_consecutive_skips=f.integer("maxConsecutiveSkips", 10),
+            evaluation=_evaluation(f.child("evaluation")) if f.has("evaluation") else None,
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
         )
     )
+
+
+def _evaluation(f: Fields) -> s.EvaluationSpec:
+    return f.closed(s.EvaluationSpec(every_steps=f.integer("everySteps"), batches=f.optional_integer("batches")))
 
 
 def _topology(f: Fields) -> s.TopologySpec:

@@ -158,6 +158,14 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data."""
+
+    every_steps: int
+    batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """Batch sizes are in samples; the global batch is a multiple of the microbatch.
 
@@ -175,6 +183,7 @@ class TrainingSpec:
     max_gradient_norm: float | None = None
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10
+    evaluation: EvaluationSpec | None = None
     reproducible: bool = True
     gradient_groups: int | None = None
 

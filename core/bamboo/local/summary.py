@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bamboo.control.digests import add_digests
@@ -13,7 +13,7 @@ from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.planning.plan import WorkerId
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
-from bamboo.text import count, duration, size
+from bamboo.text import count, duration, metrics, size
 
 EXIT_CODES = {
     Outcome.COMPLETE: EXIT_OK,
@@ -36,7 +36,8 @@ class Summary:
     kept_step: of the newest checkpoint, 0 if there is none. first_step: with which this run began.
     restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
     repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
-    skipped_steps: those that left the model as it was, because their loss or gradient was not finite.
+    evaluations: after which step, and the metrics. skipped_steps: those that left the model as it was, because their
+    loss or gradient was not finite.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
 
@@ -69,6 +70,7 @@ class Summary:
     repeated_seconds: float = 0.0
     kept_in: str | None = None
     skipped_steps: int = 0
+    evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -120,6 +122,7 @@ def summarize(
         repeated_seconds=status.checkpoint.repeated_seconds if status.checkpoint else 0.0,
         kept_in=status.checkpoint.place if status.checkpoint else None,
         skipped_steps=status.skipped_steps,
+        evaluations=tuple((step, dict(found)) for step, found in status.evaluations),
         crashes=crashes,
         output=output,
         sample=sample,
@@ -158,6 +161,9 @@ def to_text(summary: Summary) -> str:
         f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
         + ("" if complete or not summary.committed else f" ({_loss(summary)})")
     )
+    if summary.evaluations:
+        step, found = summary.evaluations[-1]
+        lines.append(f"  evaluation after step {step}: {metrics(found)}")
     if summary.skipped_steps:
         lines.append(f"  skipped, as their loss or gradient was not finite: {count(summary.skipped_steps, 'step')}")
     lines += [f"    {_takeover(summary, takeover)}" for takeover in summary.takeovers]

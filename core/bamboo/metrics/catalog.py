@@ -60,6 +60,13 @@ JOB_SKIPPED_STEPS = _job(
     "Steps that left the model as it was, because their loss or gradient was not finite.",
 )
 JOB_LOSS = _job("loss", MetricKind.GAUGE, "Loss of the last committed step.")
+JOB_EVALUATION = _job(
+    "evaluation",
+    MetricKind.GAUGE,
+    "What the newest evaluation measured: the loss, and the task's metrics.",
+    "metric",
+)
+JOB_EVALUATED_STEP = _job("evaluated_step", MetricKind.GAUGE, "After which step the newest evaluation was made.")
 JOB_STEP_DURATION = _job(
     "step_duration_seconds", MetricKind.GAUGE, "Usual duration of a step: the median of the last 20.", unit="seconds"
 )

@@ -22,6 +22,11 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
     page.add(table.JOB_STEP, status.step, *job)
     page.add(table.JOB_DESIRED_STEPS, status.steps, *job)
     page.add_known(table.JOB_LOSS, status.loss, *job)
+    if status.evaluations:
+        step, metrics = status.evaluations[-1]
+        page.add(table.JOB_EVALUATED_STEP, step, *job)
+        for name, value in metrics.items():
+            page.add_known(table.JOB_EVALUATION, value, *job, name)
     page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
     page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
     page.add_known(table.JOB_ETA, status.eta_seconds, *job)

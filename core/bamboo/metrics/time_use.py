@@ -20,6 +20,7 @@ class TimeUse(StrEnum):
 
 TIME_USE_OF_SPAN = {
     "Forward": TimeUse.FORWARD,
+    "Evaluate": TimeUse.FORWARD,
     "Backward": TimeUse.BACKWARD,
     "RedundantForward": TimeUse.REDUNDANT_FORWARD,
     "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,

@@ -174,6 +174,12 @@ def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json
         now["loss"] = round(float(status.loss or 0), 6)
     if _finite(status.eta_seconds):
         now["etaSeconds"] = max(0, round(status.eta_seconds or 0))
+    if status.evaluations:
+        step, metrics = status.evaluations[-1]
+        known = {name: float(f"{value:.6g}") for name, value in metrics.items() if value is not None}
+        now["evaluation"] = {"step": step, "metrics": known}
+    elif before and "evaluation" in before:
+        now["evaluation"] = before["evaluation"]
     reported = (before or {}).get("lastReportedTime")
     same = {**now, "lastReportedTime": reported} == before
     return {**now, "lastReportedTime": reported if same and reported else facts.time}

@@ -1,18 +1,31 @@
 """Which steps are committed, and what the root has heard of the step in progress."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 from bamboo.planning.plan import Cell, Layout
+from bamboo_trainer.commit.exact_sum import quotient
 from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 
 KEPT_STEPS = 3
+
+
+def _evaluation(reports: Sequence[Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> dict[str, float]:
+    """By metric, of all who have evaluated batches."""
+    return {
+        name: quotient(
+            [term for one in reports if name in one for term in one[name][0]],
+            [term for one in reports if name in one for term in one[name][1]],
+        )
+        for name in sorted({name for one in reports for name in one})
+    }
 
 
 def _mean(losses: list[float]) -> float:
     """Exactly rounded, so their order does not matter; NaN if one of them is no finite number."""
     if not all(map(math.isfinite, losses)):
         return math.nan  # fsum raises if infinities of both signs are among them
-    return math.fsum(losses) / len(losses)
+    return math.fsum(losses) / max(1, len(losses))
 
 
 class CommitLog:
@@ -64,6 +77,10 @@ class CommitLog:
         if any(cell not in reports for cell in cells):
             return None
         norm = math.sqrt(math.fsum(term for s in range(stages) for term in reports[Cell(0, s)].squared_norm))
+        last = [reports[cell].evaluation for cell in cells if cell.stage == stages - 1]
         losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
         loss = _mean(list(losses.values()))
-        return Commit(norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch)
+        return Commit(
+            norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch,
+            evaluation=_evaluation(last),
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bamboo.control.protocol import CheckpointBegun, Message, StepCommitted, TakeCheckpoint
+from bamboo.control.protocol import CheckpointBegun, Evaluated, Message, StepCommitted, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
@@ -20,6 +20,8 @@ from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import CheckpointMark, Commit
 
 logger = logging.getLogger(__name__)
+
+KEPT = 64  # evaluations, for a coordinator that may have missed them
 
 
 class Committer:
@@ -46,6 +48,7 @@ class Committer:
         self._root_since = 0  # epoch
         self._marked: tuple[int, CheckpointId] | None = None  # the newest wish that a commit has fulfilled
         self._committed_at: float | None = None
+        self._evaluated: dict[int, Evaluated] = {}  # the newest, by state: the root before may not have told them
         self._wanted: TakeCheckpoint | None = None
 
     # the root
@@ -62,7 +65,7 @@ class Committer:
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
         if commit and self._skips and not (math.isfinite(commit.loss) and math.isfinite(commit.norm)):
             commit = msgspec.structs.replace(commit, skipped=True)
-        if commit is None or self._wanted is None or step + 1 < self._wanted.at:
+        if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if newest.epoch != self._plan.current.epoch:
             return commit  # with this commit stages change hands, and a writer may not have the state after it
@@ -92,6 +95,9 @@ class Committer:
                 self._wanted = None
             if mark.hold:
                 self.ends_before = step + 1
+        if commit.evaluation:
+            found = {name: value if math.isfinite(value) else None for name, value in commit.evaluation.items()}
+            self._evaluated = dict([*self._evaluated.items(), (step, Evaluated(step=step, metrics=found))][-KEPT:])
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True
@@ -100,7 +106,7 @@ class Committer:
         """As the root, to everybody: a commit of the root before may have reached only some."""
         now, before = self._clock(), self._committed_at
         self._committed_at = now
-        if before is not None:
+        if before is not None and commit.microbatches:
             self.step_seconds.observe(now - before)
         workers = self._plan.current.worker_ids() | self._plan.newest.worker_ids()
         self._send(step, commit, sorted(workers - {self._plan.worker}))
@@ -121,8 +127,8 @@ class Committer:
             newcomers = others
         for step, commit in self.log.latest():
             self._send(step, commit, sorted(newcomers))
-            if newcomers == others:
-                self._tell_coordinator(step, commit)
+        if newcomers == others:
+            self.report()
 
     def report_received(self, worker: WorkerId, epoch: int) -> None:
         """A worker has told this root, under the plan of that epoch, all that it knows of the roots before."""
@@ -140,6 +146,8 @@ class Committer:
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
         if self.is_root:
+            for evaluated in self._evaluated.values():
+                self._tell(evaluated)
             for step, commit in self.log.latest():
                 self._tell_coordinator(step, commit)
 
@@ -154,6 +162,12 @@ class Committer:
             self._outbox.send(worker, frame)
 
     def _tell_coordinator(self, step: int, commit: Commit, seconds: float = 0.0) -> None:
+        if commit.evaluation:
+            self._tell(self._evaluated[step])
+        if commit.microbatches:
+            self._tell_step(step, commit, seconds)
+
+    def _tell_step(self, step: int, commit: Commit, seconds: float) -> None:
         root, mark = self._states.here(ROOT.stage), commit.checkpoint
         rate = root.learning_rate(step) if root else math.nan  # a new root's state may be on its way
         self._tell(

@@ -5,7 +5,7 @@ how they were divided. After Shewchuk, Adaptive Precision Floating-Point Arithme
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def exact_terms(numbers: Iterable[float]) -> list[float]:
@@ -21,6 +21,28 @@ def exact_terms(numbers: Iterable[float]) -> list[float]:
                 kept.append(error)
         terms = [*kept, rest] if rest else kept
     return terms
+
+
+def exact_sums(
+    measured: Iterable[Mapping[str, tuple[float, float]]],
+) -> dict[str, tuple[list[float], list[float]]]:
+    """By name, of all sums and of all their weights."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in measured:
+        for name, pair in one.items():
+            found.setdefault(name, []).append(pair)
+    return {
+        name: (exact_terms(total for total, _ in pairs), exact_terms(weight for _, weight in pairs))
+        for name, pairs in sorted(found.items())
+    }
+
+
+def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
+    """Of the exactly rounded sums of these terms; NaN if one of them is no finite number, or the weight is 0."""
+    if not all(map(math.isfinite, (*total, *weight))):
+        return math.nan
+    over = math.fsum(weight)
+    return math.fsum(total) / over if over else math.nan
 
 
 def _two_sum(a: float, b: float) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from typing import Self
 from torch import Tensor
 
 from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, program
+from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, evaluation, last_program, program
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work
@@ -53,12 +53,21 @@ class TakeoverProgress:
             self.backwards += isinstance(instruction, Backward)
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluating:
+    """batches: of the evaluation with which a step begins; 0 if it has none. only: nothing is trained any more."""
+
+    batches: int = 0
+    only: bool = False
+
+
 @dataclass(slots=True)
 class CellStep:
     """predecessor: the live worker that ran the cell before and still owes its last gradients.
 
     ahead: what was computed in advance, before this worker had to run the cell.
-    since: the step with which this worker began to run the cell.
+    since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
+    that evaluate the state, before the step itself.
     contributions: of other pipelines to the stage's running buffers, by microbatch.
     """
 
@@ -77,16 +86,34 @@ class CellStep:
     finished: bool = False
     since: int = 0
     ahead: Shadow | None = None
+    evaluations: int = 0
 
-    def start(self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int) -> None:
+    def start(
+        self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int, evaluating: Evaluating
+    ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program = program(self.cell, stages, layout, tied, lookahead) if layout and active else []
+        self.program, self.evaluations = [], 0
+        if layout and active:
+            before = evaluation(self.cell, layout, evaluating.batches)
+            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, lookahead)
+            self.program, self.evaluations = [*before, *step], len(before)
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
         self.contributions = {}
+
+    def skip_evaluation(self) -> None:
+        """The step is committed, so everybody has done its part in the evaluation of the state before it."""
+        left = max(0, self.evaluations - self.done)
+        del self.program[self.done : self.done + left]
+        self.evaluations -= left
+
+    @property
+    def place(self) -> int:
+        """Of the next instruction in the step's program; below 0 in the evaluation before it."""
+        return self.done - self.evaluations
 
     def accept(self, frame: Frame) -> None:
         """Keep what is new; the first copy wins."""

@@ -28,6 +28,7 @@ from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, StageStates
+from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
@@ -46,7 +47,7 @@ class Ports:
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
-    skips: steps whose loss or gradient is not finite.
+    skips: steps whose loss or gradient is not finite. evaluations: of which states.
     """
 
     worker: WorkerId
@@ -62,6 +63,7 @@ class Ports:
     lookahead: int
     on_host: bool = False
     skips: bool = False
+    evaluations: EvaluationSchedule | None = None
     keep_copies: bool = False
     unwritten: Callable[[], Iterable[Tensor]] = tuple
 
@@ -119,7 +121,7 @@ class Components:
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
             observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
-            lookahead=ports.lookahead,
+            lookahead=ports.lookahead, evaluations=ports.evaluations,
         )  # fmt: skip
 
     @property

@@ -11,7 +11,7 @@ from bamboo.planning.plan import Cell, Plan, WorkerId
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.engine.cell_step import CellStep, TakeoverProgress
+from bamboo_trainer.engine.cell_step import CellStep, Evaluating, TakeoverProgress
 from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
@@ -20,6 +20,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.frames import Address, Frame
 
 
@@ -41,11 +42,13 @@ class Executor:
         tell: Callable[[Message], None],
         steps: int,
         lookahead: int,
+        evaluations: EvaluationSchedule | None = None,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
-        self._steps, self._lookahead = steps, lookahead
+        self._steps, self._lookahead, self._evaluations = steps, lookahead, evaluations
+        self._last = steps if evaluations else steps - 1  # after the last step the final state is evaluated
         self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
         self.handed_over: dict[Cell, Frame] = {}
@@ -107,6 +110,10 @@ class Executor:
 
     def committed(self, step: int) -> None:
         self.handed_over = {cell: frame for cell, frame in self.handed_over.items() if frame.address.step >= step}
+        for cell_step in self.cells.values():
+            if cell_step.step == step:
+                cell_step.skip_evaluation()
+                self._finish_if_over(cell_step)
 
     # steps
 
@@ -125,9 +132,23 @@ class Executor:
             cell_step.since = (
                 stage.version
             )  # others ran that step, or a state of after it came: our log does not have it
-        tied = bool(stage.tied_segments())
-        cell_step.start(stage, self._plan.stages, self._committer.layout(stage.version), tied, self._lookahead)
-        if stage.version >= self._steps and not cell_step.finished and cell_step.program:
+        tied, layout = bool(stage.tied_segments()), self._committer.layout(stage.version)
+        cell_step.start(stage, self._plan.stages, layout, tied, self._lookahead, self._evaluating(stage.version))
+        self._finish_if_over(cell_step)
+
+    def _evaluating(self, step: int) -> Evaluating:
+        """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
+        if self._evaluations is None:
+            return Evaluating()
+        over = step in self._committer.log.commits
+        return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self._steps)
+
+    def _finish_if_over(self, cell_step: CellStep) -> None:
+        """Nothing is left to do for the cell, but what others may ask."""
+        stage, step = self._states.here(cell_step.cell.stage), cell_step.step
+        if cell_step.finished or cell_step.work is None or stage is None or step < self._steps:
+            return
+        if self._evaluations is None or step in self._committer.log.commits:
             cell_step.finished = True
             self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
 
@@ -156,7 +177,7 @@ class Executor:
 
     def _is_ready(self, cell_step: CellStep) -> bool:
         instruction = cell_step.next
-        if instruction is None or cell_step.layout is None or cell_step.step >= self._steps:
+        if instruction is None or cell_step.layout is None or cell_step.finished or cell_step.step > self._last:
             return False
         if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
             return False
@@ -167,7 +188,7 @@ class Executor:
                 return False  # its last gradients are on the way; repeating the step would be waste
             cell_step.predecessor = None
         if isinstance(instruction, ReportReady):
-            strict = self._must_not_be_repeated(cell_step)
+            strict = cell_step.step < self._steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
         return all(address in cell_step.inbox for address in self._needed(cell_step, [instruction]))
 
@@ -272,7 +293,7 @@ class Executor:
     def repeated(self) -> Iterator[Repeated]:
         """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
         for cell_step in self.cells.values():
-            committed = cell_step.step in self._committer.log.commits
+            committed = cell_step.step in self._committer.log.commits and cell_step.step < self._steps
             if not cell_step.program or not committed or self._states.has_final(cell_step.cell.stage, cell_step.step):
                 continue
             if cell_step.predecessor is None:
@@ -300,9 +321,8 @@ class Executor:
             if cell_step.predecessor is not None:
                 return f"the last gradients of {cell_step.cell} from {cell_step.predecessor}"
             if cell_step.next is None or cell_step.layout is None:
-                return (
-                    f"the commit of step {cell_step.step}" if cell_step.step < self._steps else "the others to finish"
-                )
+                waits = not cell_step.finished and cell_step.step <= self._last
+                return f"the commit of step {cell_step.step}" if waits else "the others to finish"
             missing = [a for a in self._needed(cell_step, [cell_step.next]) if a not in cell_step.inbox]
             if missing:
                 kind, d, s, step, m, _ = missing[0]

@@ -8,11 +8,12 @@ import torch
 
 from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
 from bamboo.planning.plan import ROOT
-from bamboo_trainer.commit.exact_sum import exact_terms
+from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.schedule import (
     Backward,
+    Evaluate,
     ExchangeTied,
     Forward,
     GatherGradients,
@@ -31,7 +32,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
-from bamboo_trainer.transport.frames import Address, FrameKind
+from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
 from bamboo_trainer.transport.payloads import Ready
 
 
@@ -56,6 +57,7 @@ class Instructions:
         self._plan, self._outbox, self._states, self._replicator, self._steps = plan, outbox, states, replicator, steps
         self._clock = clock
         self._actions: dict[type, Callable[[CellStep, Any], None]] = {
+            Evaluate: self._evaluate,
             Forward: self._forward,
             Backward: self._backward,
             ScatterGradients: self._scatter,
@@ -115,6 +117,14 @@ class Instructions:
         d, s = cell_step.cell
         if s < self._plan.stages - 1:
             self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, cell_step.step, microbatch), outputs)
+
+    def _evaluate(self, cell_step: CellStep, instruction: Evaluate) -> None:
+        stage, work = self._parts(cell_step)
+        (d, s), step, m = cell_step.cell, cell_step.step, instruction.microbatch
+        given = cell_step.take(Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED)).tensors if s > 0 else None
+        outputs = stage.evaluate(work, m, given)
+        if s < self._plan.stages - 1:
+            self._outbox.emit(Address(FrameKind.ACTIVATION, d, s + 1, step, m, EVALUATED), outputs)
 
     def _expect_next(self, cell_step: CellStep, stage: Stage) -> None:
         """Have the data of the forwards after this one read while this one runs."""
@@ -222,7 +232,10 @@ class Instructions:
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         stage, work = self._parts(cell_step)
-        squares = exact_terms(stage.squared_norms(cell_step.final_gradient()[: stage.size]))
-        report = Ready(cell=cell_step.cell, squared_norm=squares, losses=dict(work.losses))
+        squares = []
+        if cell_step.step < self._steps:
+            squares = exact_terms(stage.squared_norms(cell_step.final_gradient()[: stage.size]))
+        sums = exact_sums(work.evaluated.values())
+        report = Ready(cell=cell_step.cell, squared_norm=squares, losses=dict(work.losses), evaluation=sums)
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)

@@ -83,7 +83,7 @@ class RedundantWork:
     def end_wait(self, waiting: CellStep, until: float) -> None:
         """The cell's next instruction, or the commit of its step, has come."""
         if self.budget.measures(waiting.step):
-            self.budget.waited((waiting.cell, waiting.done), self._idle(until))
+            self.budget.waited((waiting.cell, waiting.place), self._idle(until))
         self._idle_since = None
 
     def _idle(self, until: float) -> float:
@@ -139,7 +139,7 @@ class RedundantWork:
         forwarding = shadow.forwardings.get(microbatch)
         layer = forwarding.layer if forwarding else stage.first
         now = self._clock()
-        if not self.budget.fits((active.cell, active.done), self._idle(now), shadow.cell.stage, layer):
+        if not self.budget.fits((active.cell, active.place), self._idle(now), shadow.cell.stage, layer):
             return False
         self._advance(shadow, stage, microbatch)
         self.budget.ran_layer(shadow.cell.stage, layer, self._clock() - now)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bamboo.planning.plan import Cell, Layout
-from bamboo_trainer.transport.frames import Address, FrameKind
+from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,13 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A forward for evaluation only, of that batch of the evaluation's data."""
+
     microbatch: int
 
 
@@ -60,7 +67,7 @@ class ReportReady:
 
 
 Instruction = (
-    Forward | Backward | ScatterGradients | ReduceGradients | GatherGradients | ExchangeTied | SumTied
+    Evaluate | Forward | Backward | ScatterGradients | ReduceGradients | GatherGradients | ExchangeTied | SumTied
     | SyncReplicas | ReportReady
 )  # fmt: skip
 
@@ -80,8 +87,19 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead:
     return program
 
 
+def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
+    """A cell's part in an evaluation of so many batches: of a state that it has just come to, before the step."""
+    d, pipelines = cell.pipeline, layout.pipelines
+    return [Evaluate(m) for m in range(batches * d // pipelines, batches * (d + 1) // pipelines)]
+
+
+def last_program() -> list[Instruction]:
+    """After the last step a cell only says what its evaluation of the final state came to."""
+    return [ReportReady()]
+
+
 def program(cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int) -> list[Instruction]:
-    """The whole step of a cell."""
+    """The whole step of a cell, without an evaluation before it."""
     steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
     if layout.pipelines > 1:
         steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
@@ -98,6 +116,8 @@ def needs(
     match instruction:
         case Forward(m) if s > 0:
             return [Address(FrameKind.ACTIVATION, d, s, step, m)]
+        case Evaluate(m) if s > 0:
+            return [Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED)]
         case Backward(m) if s < stages - 1:
             return [Address(FrameKind.GRADIENT, d, s, step, m)]
         case ReduceGradients():

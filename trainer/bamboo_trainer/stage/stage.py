@@ -19,6 +19,7 @@ from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
+from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
@@ -81,6 +82,7 @@ class Stage:
         self._running = RunningBuffers(self._layers)
         self._constants = Constants(self._layers, self._running.places())
         self._first_look = FirstLook(task, config, self._layers, self._parameters, frozenset(shared))
+        self._evaluator = Evaluator(task, config, self._layers, self._device, self.last)
         self._state_bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
@@ -247,6 +249,13 @@ class Stage:
         if self._stage == 0:
             return ()
         return tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+
+    def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
+        """A forward of a batch of the evaluation's data, in eval mode: outputs, or () on the last stage."""
+        outputs, found = self._evaluator.run(self.version, batch, inputs, self._reader)
+        if self.last:
+            work.evaluated[batch] = found
+        return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
 
     def squared_norms(self, gradient: Tensor) -> list[float]:
         """Of each parameter's final gradient, in fp64. A tied parameter is told by its lowest stage only."""

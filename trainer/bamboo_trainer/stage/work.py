@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.evaluation import Weighted
 
 # What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
 NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
@@ -26,6 +27,7 @@ class Work:
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
+    evaluated: dict[int, dict[str, Weighted]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bamboo_trainer.data.order import pure_seed
-from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
 from bamboo_trainer.transport.wire import DTYPES, unsendable
 
@@ -134,10 +134,10 @@ def _would_write(call: Callable[[Any], Any], parts: Parts) -> bool:
     return _versions(copies) != before
 
 
-def dataset_length(task: Task) -> int:
-    """At least 1. Raises TaskError."""
+def dataset_length(task: Task, dataset: Dataset | None = None) -> int:
+    """At least 1. dataset: if not the one that is trained on. Raises TaskError."""
     with in_task("the dataset, asked for its length,"):
-        length = len(task.dataset)
+        length = len(task.dataset if dataset is None else dataset)
     if length < 1:
         raise TaskError("the dataset is empty")
     return length
@@ -170,10 +170,13 @@ def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
     return loss.reshape(())
 
 
-def load_batch(task: Task, indices: Sequence[int]) -> tuple[Parts, Parts]:
-    """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer."""
+def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:
+    """The dataset's answer for these samples; anything it raises becomes a TaskError, and so does another answer.
+
+    dataset: if not the one that is trained on.
+    """
     with in_task(f"the dataset, asked for samples {list(indices)[:8]},"):
-        batch = task.dataset.batch(indices)
+        batch = (task.dataset if dataset is None else dataset).batch(indices)
     if not isinstance(batch, tuple) or len(batch) != 2 or not all(_is_parts(parts) for parts in batch):
         raise TaskError(
             f"the dataset returned {_form(batch)} for samples {list(indices)[:8]}, "

@@ -13,7 +13,7 @@ from bamboo.planning.plan import Cell
 class FrameKind(IntEnum):
     """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and LAYERS_LACKED carry no tensors."""
 
-    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell
+    ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
     CONTRIBUTION = 3  # one pipeline's share of a stage's gradients; part = source pipeline; payload: to its buffers
     RESULT = 4  # a reduced chunk of a stage's gradients; part = chunk
@@ -33,6 +33,8 @@ class FrameKind(IntEnum):
     LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
     LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
 
+
+EVALUATED = 1  # the part of an activation
 
 BULK = frozenset(
     {

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
+from bamboo.control.protocol import MOST_METRICS
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
@@ -20,6 +21,9 @@ MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the small
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
 
 
+Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
+
+
 class RefusedFrame(ValueError):
     """A frame is not what its kind must be. It is dropped, and the link stays: what follows it can be read."""
 
@@ -27,12 +31,13 @@ class RefusedFrame(ValueError):
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cell has finished a step. squared_norm: of its gradient, as terms whose sum it is exactly (`exact_sum`).
 
-    losses: by microbatch, of a last stage.
+    losses: by microbatch, of a last stage. evaluation: by metric, the terms of a sum and of its weight.
     """
 
     cell: Cell
-    squared_norm: Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
+    squared_norm: Terms
     losses: dict[int, float]
+    evaluation: Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)] = {}
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -77,7 +82,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
 
     microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept. skipped: nobody
-    applies the step's gradients, as they or the loss are not finite.
+    applies the step's gradients, as they or the loss are not finite. evaluation: by metric, of the state before this
+    step, if it was evaluated; after the last step a commit says nothing else, and is of no microbatches.
     """
 
     norm: float
@@ -87,6 +93,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     epoch: int
     checkpoint: CheckpointMark | None = None
     skipped: bool = False
+    evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
 
 
 Commits = list[tuple[int, Commit]]  # by step

@@ -55,6 +55,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.costs import profile
+from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.telemetry import logs
@@ -255,6 +256,7 @@ class WorkerAgent:
         training = spec.training
         loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(training))
         task = self.task = settled(loaded, training.seed)
+        evaluations = evaluation_schedule(task, training)
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
@@ -283,6 +285,7 @@ class WorkerAgent:
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
                 skips=training.non_finite is NonFinite.SKIP,
                 keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
+                evaluations=evaluations,
             )
         )
         self.control.send(WorkerReady())

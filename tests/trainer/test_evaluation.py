@@ -1,0 +1,238 @@
+"""Evaluation: what plain PyTorch measures, on any grid, and whoever is lost in the middle of it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bamboo.control.digests import add_digests
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Cell
+from bamboo_trainer.commit.exact_sum import exact_sums, quotient
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Evaluation, Parts, Task
+from bamboo_trainer.tasks.evaluation import evaluation_schedule
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import build_layer
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, begin, small_task
+from training_job import Fault, Job
+
+STEPS = 5
+SAMPLES = 9  # five batches, the last of one sample
+
+
+class Block(nn.Module):
+    """Has a mode: dropout; and a part that its author keeps in eval mode."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.quiet = nn.Linear(2, width), nn.Dropout(0.5), nn.Dropout(0.5)
+        self.quiet.eval()
+        self.norm = nn.BatchNorm1d(width)  # with its running statistics, as they are after that step
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.quiet(self.dropout(torch.tanh(self.norm(self.linear(x)))))
+        return out
+
+
+def close(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
+    """A sum and its weight, which is not the number of samples."""
+    near = (outputs[0] - targets[0]).abs() < 0.3
+    return near.sum(), near.numel()
+
+
+def largest(outputs: Parts, targets: Parts) -> Tensor:
+    return outputs[0].max()
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    points = torch.linspace(-1, 1, 2 * SAMPLES).reshape(SAMPLES, 2)
+    return small_task(
+        layers=(lambda: Block(3), lambda: nn.Linear(3, 2), lambda: Block(2)),
+        learning_rate=lambda step: 0.5,
+        evaluation=Evaluation(
+            dataset=TensorDataset((points,), (points.flip(1),)), metrics={"close": close, "largest": largest}
+        ),
+    )
+
+
+def manifest(stages: int, pipelines: int, every: int = 2, **more: Any) -> dict[str, Any]:
+    training_more = {"precision": more.pop("precision", "fp32")}
+    return bamboojob(
+        task={"entrypoint": "test_evaluation:build"},
+        training=training(STEPS, 8, 2, evaluation={"everySteps": every, **more.pop("evaluation", {})}, **training_more),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": more.pop("mode", "LazyForward")},
+        elastic={"minStages": stages},
+        **more,
+    )
+
+
+def plainly(weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of a model with these weights, as one does it in plain PyTorch: `model.eval()`, `torch.no_grad()`."""
+    task = build({})
+    model = nn.Sequential(*(build_layer(task, 0, index) for index in range(3)))
+    model.load_state_dict({name.removeprefix("layers."): tensor for name, tensor in weights.items()})
+    model.eval()
+    assert task.evaluation is not None
+    inputs, targets = task.evaluation.dataset.batch(range(SAMPLES))
+    with torch.no_grad():
+        outputs = (model(inputs[0]),)
+        batches = [range(first, min(first + 2, SAMPLES)) for first in range(0, SAMPLES, 2)]
+        highest = sum(float(outputs[0][list(b)].max()) * len(b) for b in batches) / SAMPLES
+        right, of = close(outputs, targets)
+        return {"loss": float(task.loss(outputs, targets)), "close": float(right) / of, "largest": highest}
+
+
+def weights_of(job: Job) -> dict[str, Tensor]:
+    stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
+    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+
+
+def test_the_metrics_are_those_of_plain_pytorch_and_do_not_depend_on_the_grid() -> None:
+    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (3, 1), (2, 2), (1, 3))]
+    for job in jobs:
+        assert job.finish is not None
+        assert job.finish.reason == "Complete", job.finish
+        assert list(job.state.evaluations) == [2, 4, STEPS]
+        assert job.state.evaluations == jobs[0].state.evaluations, "bit-equal"
+        assert job.state.losses == jobs[0].state.losses
+        assert add_digests(job.digests) == add_digests(jobs[0].digests)
+    assert jobs[0].state.evaluations[STEPS] == pytest.approx(plainly(weights_of(jobs[0])), rel=1e-5)
+    told = [emit.message for emit in jobs[0].emitted if emit.reason == "Evaluated"]
+    assert [text.partition(":")[0] for text in told] == ["after step 2", "after step 4", f"after step {STEPS}"]
+
+
+def test_evaluation_changes_nothing_of_the_training() -> None:
+    with_it = Job(manifest(3, 1, every=1)).run()
+    document = manifest(3, 1)
+    del document["spec"]["training"]["evaluation"]
+    without = Job(document).run()
+    assert (with_it.state.losses, with_it.digests) == (without.state.losses, without.digests)
+
+
+def test_a_shorter_job_ends_with_what_a_longer_one_measures_on_its_way() -> None:
+    """The last state is evaluated after the last step; in a longer job the same state is, before the next one."""
+    longer = Job(manifest(2, 1, every=1)).run()
+    document = manifest(2, 1, every=100)
+    document["spec"]["training"]["steps"] = 3
+    shorter = Job(document).run()
+    assert shorter.state.evaluations == {3: longer.state.evaluations[3]}
+
+
+@pytest.mark.parametrize(
+    ("grid", "mode", "step", "names"),
+    [
+        ((2, 2), "LazyForward", 2, {"Evaluate", "ReportReady", "OptimizerStep"}),
+        ((3, 1), "EagerForward", 4, {"Evaluate"}),
+        ((2, 2), "LazyForward", STEPS, {"Evaluate", "ReportReady"}),
+    ],
+)
+def test_a_kill_in_an_evaluation_changes_nothing(grid: tuple[int, int], mode: str, step: int, names: set[str]) -> None:
+    document = manifest(*grid, mode=mode)
+    undisturbed = Job(document).run()
+
+    def judge(job: Job) -> None:
+        assert job.finish is not None
+        assert job.finish.reason == "Complete", (job.finish, job.emitted)
+        assert job.digests == undisturbed.digests
+        assert job.state.losses == undisturbed.state.losses
+        assert job.state.evaluations == undisturbed.state.evaluations
+
+    struck = kill_at_each(document, lambda fault: fault.step == step and fault.name in names, judge)
+    assert {fault.name for fault in struck} == names
+
+
+def test_two_losses_in_an_evaluation_change_nothing() -> None:
+    document = manifest(4, 1, standby={"workers": 1})
+    document["spec"]["task"]["entrypoint"] = "test_evaluation:build_four"
+    undisturbed = Job(document).run()
+    for step in (2, STEPS):
+        for second in (Fault("Evaluate", Cell(0, 3), step, 2), Fault("ReportReady", Cell(0, 3), step)):
+            job = Job(document, (Fault("Evaluate", Cell(0, 1), step, 1, after=True), second)).run()
+            assert job.state.preemptions >= 1
+            assert (job.digests, job.state.evaluations) == (undisturbed.digests, undisturbed.state.evaluations)
+
+
+def build_four(config: Mapping[str, Any]) -> Task:
+    return replace(build(config), layers=(*build(config).layers[:2], lambda: nn.Linear(2, 2), lambda: Block(2)))
+
+
+def test_bf16_evaluates_as_it_trains_and_leaves_no_casts_behind() -> None:
+    with_it = Job(manifest(2, 1, every=1, precision="bf16")).run()
+    document = manifest(2, 1, precision="bf16")
+    del document["spec"]["training"]["evaluation"]
+    without = Job(document).run()
+    assert with_it.digests == without.digests
+    assert with_it.state.evaluations == Job(manifest(1, 2, every=1, precision="bf16")).run().state.evaluations
+
+
+def test_modules_are_again_in_the_mode_in_which_they_were() -> None:
+    stage = Stage(build({}), 0, [(0, 3)], CONFIG)
+    before = [module.training for layer in stage._layers.values() for module in layer.modules()]
+    assert {True, False} == set(before)
+    work = begin(stage)
+    assert stage.evaluate(work, 4, None) == ()
+    assert work.evaluated[4]["loss"][1] == 1.0, "the last batch has one sample"
+    assert work.evaluated[4]["close"][1] == 2.0
+    assert [module.training for layer in stage._layers.values() for module in layer.modules()] == before
+    assert all(p.grad is None or not p.grad.any() for layer in stage._layers.values() for p in layer.parameters())
+
+
+def test_only_so_many_batches_as_wanted() -> None:
+    task, document = build({}), manifest(1, 1, evaluation={"batches": 3})
+    schedule = evaluation_schedule(task, parse_manifest(document).training)
+    assert schedule is not None
+    assert [schedule.batches_of(version) for version in range(STEPS + 1)] == [0, 0, 3, 0, 3, 3]
+    document["spec"]["training"]["evaluation"]["batches"] = 300
+    assert evaluation_schedule(task, parse_manifest(document).training).batches == 5  # type: ignore[union-attr]
+
+
+def evaluated(**changes: Any) -> Task:
+    task = build({})
+    assert task.evaluation is not None
+    return replace(task, evaluation=replace(task.evaluation, **changes))
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (small_task(), "training.evaluation is set, but the task has no `evaluation`"),
+        (evaluated(metrics=[close]), "evaluation.metrics must be a mapping"),
+        (evaluated(metrics={"loss": close}), 'none of them "loss"'),
+        (evaluated(dataset=TensorDataset((torch.ones(0, 2),), (torch.ones(0, 2),))), "the dataset is empty"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_when_the_task_is_loaded(task: Task, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        evaluation_schedule(task, parse_manifest(manifest(1, 1)).training)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda outputs, targets: outputs[0], r"metric 'it' returned a tensor \[2, 2\], expected one number"),
+        (lambda outputs, targets: "good", "metric 'it' returned str, expected one number"),
+        (lambda outputs, targets: outputs[7], r"evaluation.metrics\['it'\] raised IndexError"),
+    ],
+)
+def test_a_wrong_metric_is_told_by_name(metric: Any, message: str) -> None:
+    stage = Stage(evaluated(metrics={"it": metric}), 0, [(0, 3)], CONFIG)
+    with pytest.raises(TaskError, match=message):
+        stage.evaluate(begin(stage), 0, None)
+
+
+def test_sums_are_exact_however_the_batches_are_divided() -> None:
+    values = [1e16, 1.0, -1e16, 3e-5, 0.1]
+    measured = [{"m": (value, 2.0)} for value in values]
+    whole = exact_sums(measured)["m"]
+    parts = [exact_sums(measured[:2])["m"], exact_sums(measured[2:])["m"]]
+    both = quotient([t for p in parts for t in p[0]], [w for p in parts for w in p[1]])
+    assert both == quotient(*whole) == (1.0 + 3e-5 + 0.1) / 10
+    assert str(quotient([float("inf"), float("-inf")], [1.0])) == "nan" == str(quotient([1.0], [0.0]))

@@ -1,0 +1,74 @@
+"""A stage's forward for evaluation: nothing is drawn, kept or changed, and layers are in eval mode."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from bamboo_trainer.data.order import pure_seed
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.evaluation import Weighted, evaluated_samples, measured
+from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
+from bamboo_trainer.training import TrainingConfig
+
+
+class Evaluator:
+    """Of the layers of a stage, which are given to it by number. first, last: is it at that end of the pipeline?"""
+
+    def __init__(
+        self, task: Task, config: TrainingConfig, layers: Mapping[int, nn.Module], device: torch.device, last: bool
+    ) -> None:
+        self._task, self._config, self._layers, self._device, self._last = task, config, layers, device, last
+
+    def run(
+        self, version: int, batch: int, inputs: Parts | None, reader: BatchReader
+    ) -> tuple[Parts, dict[str, Weighted]]:
+        """The stage's outputs; or, on the last stage, (), and what was measured on the batch.
+
+        A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.
+        """
+        samples, targets = 0, Parts()
+        if inputs is None or self._last:
+            read, targets, samples = self._read(batch, reader)
+            inputs = read if inputs is None else inputs
+        parts = tuple(p.to(self._device) for p in inputs)
+        with torch.no_grad(), eval_mode(self._layers), _uncached(self._device, self._config.precision):
+            for index, layer in self._layers.items():
+                seed_forward(self._device, pure_seed("evaluation", self._config.seed, version, batch, index))
+                parts = run_layer(layer, index, parts)
+            if not self._last:
+                return parts, {}
+        with torch.no_grad():
+            assert self._task.evaluation is not None
+            there = tuple(p.to(self._device) for p in targets)
+            return (), measured(self._task, self._task.evaluation, parts, there, samples)
+
+    def _read(self, batch: int, reader: BatchReader) -> tuple[Parts, Parts, int]:
+        """Inputs, targets, and how many samples they are."""
+        assert self._task.evaluation is not None
+        samples = evaluated_samples(self._task.evaluation, batch, self._config.micro_batch_size)
+        with reader.quiet():
+            inputs, targets = load_batch(self._task, samples, self._task.evaluation.dataset)
+        return inputs, targets, len(samples)
+
+
+def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
+    """Casts made without a graph must not be found by a forward that needs one."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+@contextmanager
+def eval_mode(layers: Mapping[int, nn.Module]) -> Iterator[None]:
+    """Each module is then again in the mode in which it was: a task may keep some of them in eval mode all the time."""
+    modes = [(module, module.training) for layer in layers.values() for module in layer.modules()]
+    for layer in layers.values():
+        layer.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,87 @@
+"""What a task says of evaluation, checked: which samples a batch of it has, and what is measured on them.
+
+A metric is a sum and its weight, batch by batch; what is told of a state is the sum of all sums over that of all
+weights, exactly rounded, so it depends neither on the grid nor on who has computed which batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bamboo.control.protocol import MOST_METRICS
+from bamboo.job.spec import TrainingSpec
+from bamboo_trainer.task import Evaluation, Parts, Task
+from bamboo_trainer.tasks.task_errors import TaskError, in_task
+from bamboo_trainer.tasks.user_code import dataset_length
+
+LOSS = "loss"
+Weighted = tuple[float, float]  # a sum, and its weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSchedule:
+    """When states are evaluated, and on how many batches: after every so many steps, and after the last one."""
+
+    every_steps: int
+    batches: int
+    steps: int  # of the job
+
+    def batches_of(self, version: int) -> int:
+        """Of the state that has seen so many steps; 0 if it is not evaluated."""
+        due = version == self.steps or (version > 0 and version % self.every_steps == 0)
+        return self.batches if due else 0
+
+
+def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedule | None:
+    """None if the job does not ask for evaluation. Raises TaskError if the task has not what it takes."""
+    wanted = training.evaluation
+    if wanted is None:
+        return None
+    evaluation = task.evaluation
+    if evaluation is None:
+        raise TaskError("training.evaluation is set, but the task has no `evaluation`: no data, and no metrics")
+    metrics = evaluation.metrics
+    if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in metrics.items()):
+        raise TaskError("evaluation.metrics must be a mapping from names to functions of outputs and targets")
+    if LOSS in metrics or len(metrics) >= MOST_METRICS:
+        raise TaskError(f'evaluation.metrics must be fewer than {MOST_METRICS}, and none of them "{LOSS}"')
+    length, size = dataset_length(task, evaluation.dataset), training.micro_batch_size
+    most = -(-length // size)
+    batches = most if wanted.batches is None else min(most, wanted.batches)
+    return EvaluationSchedule(every_steps=wanted.every_steps, batches=batches, steps=training.steps)
+
+
+def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
+    """Those of a batch: in the order of the dataset; the last one may have fewer."""
+    return range(batch * size, min((batch + 1) * size, len(evaluation.dataset)))
+
+
+def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Weighted]:
+    """Of one batch: the loss, and each metric. A mean counts as often as the batch has samples. Raises TaskError."""
+    outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
+    with in_task("the loss, in an evaluation,"):
+        found: dict[str, object] = {LOSS: task.loss(outputs, targets)}
+    for name, metric in evaluation.metrics.items():
+        with in_task(f"evaluation.metrics[{name!r}]"):
+            found[name] = metric(outputs, targets)
+    return {name: _weighted(name, value, samples) for name, value in found.items()}
+
+
+def _weighted(name: str, value: object, samples: int) -> Weighted:
+    total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    number = _number(name, total)
+    return (number * samples, float(samples)) if weight is None else (number, _number(name, weight))
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
+        return float(value.detach())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    said = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TaskError(
+        f"the metric {name!r} returned {said}, expected one number (a mean over the batch's samples), "
+        "or two: a sum and its weight"
+    )
