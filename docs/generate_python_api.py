@@ -27,6 +27,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.loading": ("load_task",),
     "bamboo_trainer.models.gpt": ("build",),
     "bamboo_trainer.models.mlp": ("build",),
+    "bamboo_trainer.models.huggingface": ("build",),
 }
 HEAD = """\
 # The Python API

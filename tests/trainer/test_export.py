@@ -18,8 +18,10 @@ from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.storage.local_files import LocalFiles
-from bamboo_trainer.checkpoint.export import ExportError, Form, export
+from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.export import Form, export
 from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.stage import Stage
 from checkpoint_kit import make_manifest
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
@@ -39,6 +41,7 @@ class Mixed(nn.Linear):
 
 
 LAYERS = (lambda: nn.Linear(2, 3), Mixed, nn.Tanh, Mixed, lambda: nn.Linear(3, 2))
+PLAIN = [form for form in Form if form is not Form.HUGGINGFACE]  # its own tests are in test_huggingface.py
 TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))
 
 
@@ -79,11 +82,11 @@ def read(form: Form, path: Path, expected: dict[str, torch.Tensor]) -> dict[str,
     return state
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", PLAIN)
 def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
     store, manifest, expected = trained
     output, seen = tmp_path / "out", []
-    done = export(store, manifest, form, output, force=False, progress=lambda at, of: seen.append((at, of)))
+    done = export(Checkpoint(store, manifest), form, output, force=False, progress=lambda at, of: seen.append((at, of)))
     state = read(form, output, expected)
     assert list(state) == list(expected) or form is Form.SAFETENSORS
     assert state.keys() == expected.keys()
@@ -101,21 +104,21 @@ def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
             assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", PLAIN)
 def test_what_is_there_is_replaced_only_with_force(form, trained, tmp_path):
     store, manifest, expected = trained
     output = tmp_path / "out"
     output.write_text("precious")
     with pytest.raises(ExportError, match="out exists; --force replaces it"):
-        export(store, manifest, form, output, force=False, progress=quiet)
+        export(Checkpoint(store, manifest), form, output, force=False, progress=quiet)
     assert output.read_text() == "precious"
     for _ in range(2):
-        export(store, manifest, form, output, force=True, progress=quiet)
+        export(Checkpoint(store, manifest), form, output, force=True, progress=quiet)
         assert read(form, output, expected).keys() == expected.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("form", Form)
+@pytest.mark.parametrize("form", PLAIN)
 def test_a_damaged_checkpoint_is_not_exported(form, tmp_path):
     store = CheckpointStore(str(tmp_path / "run"))
     files = LocalFiles(str(tmp_path / "run"))
@@ -128,7 +131,7 @@ def test_a_damaged_checkpoint_is_not_exported(form, tmp_path):
     for damaged in (good[:-1] + bytes([good[-1] ^ 1]), good[:100], good[:4], b"\xff" * len(good)):
         files.write(path, [damaged])
         with pytest.raises(CheckpointError, match=r"layer-00003.safetensors"):
-            export(store, manifest, form, place / "out", force=False, progress=quiet)
+            export(Checkpoint(store, manifest), form, place / "out", force=False, progress=quiet)
         assert list(place.iterdir()) == []
 
 
@@ -139,10 +142,10 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
         (tmp_path / "no" / "out", "its folder does not exist"),
     ):
         with pytest.raises(ExportError, match=message):
-            export(store, manifest, Form.TORCH, output, force=True, progress=quiet)
+            export(Checkpoint(store, manifest), Form.TORCH, output, force=True, progress=quiet)
     monkeypatch.setattr("bamboo_trainer.checkpoint.export.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(ExportError, match=r"are needed for a while, and 10 B are free there"):
-        export(store, manifest, Form.TORCH, tmp_path / "out", force=True, progress=quiet)
+        export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=True, progress=quiet)
 
 
 def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
@@ -155,8 +158,8 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
     stage = Stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
     manifest = write(store, [stage], 0)
     with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, .*use --format torch"):
-        export(store, manifest, Form.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
-    export(store, manifest, Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), Form.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+    export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=False, progress=quiet)
     assert torch.load(tmp_path / "out")["layers.0.turns"].dtype is torch.complex128
 
 
@@ -167,7 +170,7 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     manifest = make_manifest(Attempt(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
-        export(store, manifest, Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=False, progress=quiet)
 
 
 @pytest.mark.slow
@@ -181,6 +184,7 @@ from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import Form, export
 from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.layer_state import LayerState
 from checkpoint_kit import make_manifest
 store = CheckpointStore(sys.argv[1])
@@ -192,7 +196,7 @@ for layer in range(24):
     parts.append(store.write_part(Attempt(1, "a"), layer, encode(state)))
 manifest = make_manifest(Attempt(1, "a"), parts)
 store.commit(manifest)
-export(store, manifest, Form.SAFETENSORS, Path(sys.argv[1], "warm"), force=False, progress=lambda *_: None)
+export(Checkpoint(store, manifest), Form.SAFETENSORS, Path(sys.argv[1], "warm"), force=False, progress=lambda *_: None)
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
@@ -200,7 +204,7 @@ before, most = anonymous(), 0
 def progress(done, of):
     global most
     most = max(most, anonymous())
-export(store, manifest, Form.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
+export(Checkpoint(store, manifest), Form.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
 print((most - before) // 1024)
 """
     environment = {**os.environ, "PYTHONPATH": "tests/support"}

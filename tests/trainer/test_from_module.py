@@ -118,6 +118,23 @@ def test_values_that_are_made_later_are_those_of_the_constructor() -> None:
     assert torch.equal(values.of([imagined.ramp])[0], expected.ramp)
 
 
+def test_a_value_that_comes_from_what_was_there_before_is_made_from_it() -> None:
+    def make() -> nn.Linear:
+        linear = nn.Linear(2, 2)
+        nn.init.constant_(linear.weight, 3)
+        nn.init.constant_(linear.bias, 5)
+        with torch.no_grad():
+            linear.weight.copy_(linear.weight * 2 + linear.bias)
+            nn.init.trunc_normal_(linear.bias[1:], mean=1, std=1e-9)
+        return linear
+
+    with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
+        imagined = make()
+    weight, bias = values.of([imagined.weight, imagined.bias])
+    assert torch.equal(weight, torch.full((2, 2), 11.0))
+    torch.testing.assert_close(bias, torch.tensor([5.0, 1.0]))
+
+
 def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others() -> None:
     one, other = (plain_models.build({"model": "dictionaries"}) for _ in range(2))
     third = build_layer(one, 5, 3).state_dict()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.split.layers import Call
 from bamboo_trainer.split.module import Read, SplitModule
 from bamboo_trainer.split.structures import Form, put_together
 from bamboo_trainer.task import Dataset, Parts, Task
@@ -21,6 +22,7 @@ def from_module(
     dataset: Dataset,
     blocks: str | Sequence[str] | None = None,
     inputs: Sequence[str] = (),
+    call: Call | None = None,
     read: Read | None = None,
     checkpoint: bool = False,
     **task: Any,
@@ -31,6 +33,7 @@ def from_module(
     blocks: the name of the ModuleList or Sequential whose modules become layers, or the names of several that the
       forward goes through one after the other. Not needed for a Sequential, or where there is one ModuleList.
     inputs: the names of the forward's arguments that get the dataset's inputs; without them they go by their place.
+    call: (model, inputs) -> what it returns, for a model that is to be called in another way than with its inputs.
     read: first values from elsewhere, for one layer at a time: names and forms -> those that there are.
     checkpoint: blocks keep only their inputs for the backward.
     task: the other fields of `Task`: optimizer, learning_rate (a function, or a number) and so on.
@@ -38,7 +41,14 @@ def from_module(
     The first values are drawn layer by layer, so they are others than those of a whole model with the same seed.
     Raises ValueError if the model cannot be split, in a sentence that says why.
     """
-    split = SplitModule(make, blocks, example_of(dataset), _call(inputs) if inputs else None, read)
+    split = SplitModule(make, blocks, example_of(dataset), call or (_call(inputs) if inputs else None), read)
+    return task_of(split, loss=loss, dataset=dataset, checkpoint=checkpoint, **task)
+
+
+def task_of(
+    split: SplitModule, *, loss: Callable[[Any, Any], Any], dataset: Dataset, checkpoint: bool = False, **task: Any
+) -> Task:
+    """Of a module that is split already; see `from_module`."""
     rate = task.pop("learning_rate", None)
     if isinstance(rate, int | float):
         task["learning_rate"] = partial(_constant, float(rate))
@@ -61,7 +71,7 @@ def example_of(dataset: Dataset) -> Parts:
     return given
 
 
-def _call(names: Sequence[str]) -> Callable[[nn.Module, Sequence[Tensor]], Any]:
+def _call(names: Sequence[str]) -> Call:
     return partial(_by_name, tuple(names))
 
 

@@ -40,6 +40,7 @@ class ExportFormat(StrEnum):
     SAFETENSORS = "safetensors"
     TORCH = "torch"
     DCP = "dcp"
+    HUGGINGFACE = "huggingface"
 
 
 Url = Annotated[
@@ -154,27 +155,46 @@ def export(
     url: Url,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="PATH", help="File to write; a folder for dcp.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="File to write; a folder for dcp and huggingface.",
+            show_default=False,
+        ),
     ],
     form: Annotated[
         ExportFormat,
         typer.Option(
             "--format",
             help="safetensors: one file for any of its readers; torch: one file for torch.load; dcp: a folder for"
-            " torch.distributed.checkpoint.",
+            " torch.distributed.checkpoint; huggingface: a folder for transformers.",
         ),
     ] = ExportFormat.SAFETENSORS,
     step: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="The checkpoint of this step.", show_default="the newest")
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="For huggingface: the job's manifest, which names the model.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For huggingface: where the model's folder is here.", show_default=False),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is at PATH.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")] = False,
 ) -> None:
-    """Write a checkpoint as one plain state dict, which needs no Bamboo to be read.
+    """Write a checkpoint, or a run's folder of weights, as one plain state dict, which needs no Bamboo to be read.
 
     Parameters and buffers are named "layers.NUMBER.NAME", with the layer's number in the task and the name in its
     state_dict(). The optimizer's state is left out. Files are read and checked one layer after the other, so memory for
     the largest layer is enough; torch and dcp need twice the disk space meanwhile.
+
+    With --format huggingface it is the folder that transformers' from_pretrained loads, of a model that
+    bamboo_trainer.models.huggingface has trained: under its published names, with config.json and tokenizer.
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
@@ -182,6 +202,7 @@ def export(
 
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]
+    arguments += [*(["--job", str(job)] if job else []), *(["--model", str(model)] if model else [])]
     with _told():
         _parse(url)
     raise typer.Exit(run_trainer(EXPORTER, [*arguments, "--", url], "an export"))

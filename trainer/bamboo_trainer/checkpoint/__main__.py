@@ -12,7 +12,10 @@ from bamboo.checkpoint.store import CheckpointStore
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
-from bamboo_trainer.checkpoint.export import ExportError, Form, export
+from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.published import task_config
+from bamboo_trainer.checkpoint.sources import Checkpoint, Source, WeightsFolder
 
 LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
 
@@ -23,26 +26,41 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--format", type=Form, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--step", type=int)
+    parser.add_argument("--job", type=Path)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
-        store = CheckpointStore(given.url)
-        manifest, passed = find(store.list(), store.shown, given.step)
-        for note in passed:
-            print(f"bamboo: {note}", file=sys.stderr)
+        config = task_config(given.job, given.model) if given.format is Form.HUGGINGFACE else None
+        source = _source(given.url, given.step)
         done = export(
-            store, manifest, given.format, given.output, force=given.force,
+            source, given.format, given.output, force=given.force, task_config=config,
             progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
         )  # fmt: skip
     except (StorageError, ExportError) as error:
         print(f"bamboo: {error}", file=sys.stderr)
         return EXIT_FAILED
-    layers = count(len(manifest.layers), "layer")
-    print(f"{given.output}: step {done.step}, {layers}, {count(done.tensors, 'tensor')}, {size(done.bytes)}")
+    step = "" if done.step is None else f"step {done.step}, "
+    print(f"{given.output}: {step}{_files(source)}{count(done.tensors, 'tensor')}, {size(done.bytes)}")
     return EXIT_OK
+
+
+def _source(url: str, step: int | None) -> Source:
+    """Raises StorageError."""
+    if step is None and WeightsFolder.is_one(Path(url)):
+        return WeightsFolder(Path(url))
+    store = CheckpointStore(url)
+    manifest, passed = find(store.list(), store.shown, step)
+    for note in passed:
+        print(f"bamboo: {note}", file=sys.stderr)
+    return Checkpoint(store, manifest)
+
+
+def _files(source: Source) -> str:
+    return f"{count(len(source.manifest.layers), 'layer')}, " if isinstance(source, Checkpoint) else ""
 
 
 class Shown:

@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,65 +20,82 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
-from bamboo.checkpoint.manifest import CheckpointManifest
-from bamboo.checkpoint.store import CheckpointStore
 from bamboo.text import size as bytes_in_words
-from bamboo_trainer.checkpoint.layer_file import decode, header_bytes
-from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file, read_entries
+from bamboo_trainer.checkpoint import published
+from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.layer_file import header_bytes
+from bamboo_trainer.checkpoint.sources import DTYPES, Source
+from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.transport.wire import byte_view
 
 Progress = Callable[[int, int], None]  # files that are done, of so many
-_DTYPES: Final = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 _ALIGNMENT: Final = 64
 
 
 class Form(StrEnum):
-    """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint."""
+    """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint.
+    huggingface: a folder for transformers' `from_pretrained`.
+    """
 
     SAFETENSORS = "safetensors"
     TORCH = "torch"
     DCP = "dcp"
+    HUGGINGFACE = "huggingface"
 
+    @property
+    def folder(self) -> bool:
+        return self in (Form.DCP, Form.HUGGINGFACE)
 
-class ExportError(Exception):
-    """The output cannot be written; the text is a sentence."""
+    @property
+    def streamed(self) -> bool:
+        """Is the file with the tensors written as it stays?"""
+        return self in (Form.SAFETENSORS, Form.HUGGINGFACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    step: int
+    step: int | None
     tensors: int
     bytes: int
 
 
 def export(
-    store: CheckpointStore, manifest: CheckpointManifest, form: Form, output: Path, *, force: bool, progress: Progress
+    source: Source,
+    form: Form,
+    output: Path,
+    *,
+    force: bool,
+    progress: Progress,
+    task_config: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Raises StorageError, ExportError; then there is no output, or still the one before.
 
-    force: replace what is there.
+    force: replace what is there. task_config: the job's, for the format huggingface.
     """
     _check_output(output, form, force)
-    entries = read_entries(store, manifest)
+    entries = source.entries()
+    if form is Form.HUGGINGFACE:
+        entries = published.published_entries(entries)
     layout = _Layout.of(entries, form)
-    _check_space(output, layout.size * (1 if form is Form.SAFETENSORS else 2))
+    _check_space(output, layout.size * (1 if form.streamed else 2))
     try:
         with _partial(output) as partial:
             if form is Form.SAFETENSORS:
-                _write(store, manifest, layout, partial, progress)
+                _write(source, layout, partial, progress)
+            elif form is Form.HUGGINGFACE:
+                partial.mkdir()
+                published.describe(task_config or {}, partial)
+                _write(source, layout, partial / published.WEIGHTS, progress)
+                _sync(partial / published.WEIGHTS)
             else:
                 with _partial(output) as raw:
-                    _write(store, manifest, layout, raw, progress)
+                    _write(source, layout, raw, progress)
                     _save_mapped(layout, raw, form, partial)
             _sync(partial)
             _publish(partial, output, force)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {error.strerror or error}") from None
-    return Exported(step=manifest.step, tensors=len(entries), bytes=layout.size)
+    return Exported(step=source.step, tensors=len(entries), bytes=layout.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +110,10 @@ class _Layout:
 
     @classmethod
     def of(cls, entries: Sequence[StateEntry], form: Form) -> "_Layout":
-        if form is not Form.SAFETENSORS:
+        if not form.streamed:
             return cls._aligned(entries)
         specs = []
-        ordered = sorted(entries, key=lambda entry: -_DTYPES[entry.dtype].itemsize)  # so that each one is aligned
+        ordered = sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize)  # so that each one is aligned
         for entry in ordered:
             if entry.complex == "c128":
                 raise ExportError(
@@ -122,10 +139,8 @@ class _Layout:
         return cls(header=b"", places=tuple(places), size=offset)
 
 
-def _write(
-    store: CheckpointStore, manifest: CheckpointManifest, layout: _Layout, path: Path, progress: Progress
-) -> None:
-    """Each file of the checkpoint is read once, checked, and its tensors put where they belong."""
+def _write(source: Source, layout: _Layout, path: Path, progress: Progress) -> None:
+    """Each file of the source is read once, checked, and its tensors put where they belong."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
     with path.open("xb") as out:
@@ -133,27 +148,11 @@ def _write(
         out.truncate(layout.size)
         for number, (layer, entries) in enumerate(files.items()):
             progress(number, len(files))
-            tensors = _read(store, manifest, layer, entries)
+            tensors = source.tensors(layer, entries)
             for entry in entries:
                 out.seek(offsets[entry.name])
                 out.write(byte_view(tensors[entry.tensor]) if entry.bytes else b"")
         progress(len(files), len(files))
-
-
-def _read(
-    store: CheckpointStore, manifest: CheckpointManifest, layer: int, entries: Sequence[StateEntry]
-) -> dict[str, Tensor]:
-    """A layer's tensors as they are stored, after a comparison with what the file's beginning said."""
-    try:
-        state = decode(store.read_part(manifest, layer))
-        stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
-        for entry in entries:
-            found = stored.get(entry.tensor)
-            if found is None or (tuple(found.shape), found.dtype) != (entry.shape, _DTYPES[entry.dtype]):
-                raise CheckpointDamaged(f"{store.shown}/{manifest.place.part(layer)} has changed while it was read")
-    except CheckpointDamaged as error:
-        raise CheckpointError(str(error)) from None
-    return stored
 
 
 def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
@@ -180,7 +179,7 @@ def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
 
 
 def _mapped_tensor(entry: StateEntry, mapped: mmap.mmap | None, offset: int) -> Tensor:
-    dtype = _DTYPES[entry.dtype]
+    dtype = DTYPES[entry.dtype]
     if not entry.bytes or mapped is None:
         tensor = torch.empty(entry.shape, dtype=dtype)
     else:
@@ -189,7 +188,7 @@ def _mapped_tensor(entry: StateEntry, mapped: mmap.mmap | None, offset: int) -> 
 
 
 def _check_output(output: Path, form: Form, force: bool) -> None:
-    if output.is_dir() and form is not Form.DCP:
+    if output.is_dir() and not form.folder:
         raise ExportError(f"{output} is a folder; expected the name of a file")
     if os.path.lexists(output) and not force:
         raise ExportError(f"{output} exists; --force replaces it")

@@ -42,6 +42,14 @@ class _Node:
     storages: frozenset[int]
     reads: frozenset[int]
 
+    @property
+    def overwrites(self) -> bool:
+        """Is nothing left of what was in its first argument?"""
+        if self.function not in OVERWRITES or not _whole(self.arguments[0]):
+            return False
+        others = [t for t in tree_leaves((self.arguments[1:], self.named)) if isinstance(t, Tensor)]
+        return _storage(self.arguments[0]) not in map(_storage, others)
+
 
 class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Entered around a constructor. Then `of` gives tensors of what it made their values, drawn anew at each call."""
@@ -112,11 +120,11 @@ class FirstValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not touched or (touched <= settled and node.function._schema.is_mutable):
                 continue
             found.append(node)
-            if node.function in OVERWRITES and _whole(node.arguments[0]):
-                settled |= touched
-                needed |= node.reads
-                continue
             needed |= node.reads
+            if node.overwrites:
+                settled = settled - node.reads | touched
+            elif not node.storages <= node.reads or node.function._schema.is_mutable:  # it is no view: it reads
+                settled -= node.reads
         return found[::-1]
 
 

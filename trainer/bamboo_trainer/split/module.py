@@ -64,9 +64,10 @@ class SplitModule:
         count = len(self.blocks)
         return tuple(n for n, position in enumerate(self.route.positions) if 0 < position <= count)
 
-    def names(self, layer: int) -> tuple[str, ...]:
-        """The model's names of what that layer has."""
-        return tuple(_joined(slot) for slot in self._places[self.route.positions[layer]])
+    @property
+    def forms(self) -> dict[str, Tensor]:
+        """All parameters and buffers by their names, without values; what has several names is one object."""
+        return {_joined(slot): self._tensor(slot) for slot in self._slots}
 
     # looking
 

@@ -162,6 +162,8 @@ class _Recorder(TorchFunctionMode):
         if not tensors:
             raise CannotSplit("the model returns no tensor")
         keys = tuple(self._use(tensor) or _UNKNOWN for tensor in tensors)
+        for key in self._outs[-1][1]:  # the code after the last block gets all that it returns
+            self._last_use[key] = count + 1
         boundaries = tuple(
             tuple(k for k in self._order if born(k) <= p < self._last_use.get(k, -1)) for p in range(count + 1)
         )

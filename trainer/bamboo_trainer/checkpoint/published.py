@@ -1,0 +1,74 @@
+"""`bamboo export --format huggingface`: the folder that transformers' `from_pretrained` loads.
+
+config.json, model.safetensors, and what goes with the model (its tokenizer, settings for generation), which is copied.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo_trainer.checkpoint.errors import ExportError
+from bamboo_trainer.checkpoint.state_dict import StateEntry
+from bamboo_trainer.models.huggingface import objective_of, published_config, read_settings, transformers
+
+WEIGHTS: Final = "model.safetensors"
+MODULE: Final = "module."  # before the model's own names in a split layer
+COMPANIONS: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "generation_config.json"),
+)
+
+
+def published_entries(entries: Sequence[StateEntry]) -> tuple[StateEntry, ...]:
+    """Under the model's own names. Of a tensor with several names only the first one: transformers ties the others.
+
+    Raises ExportError.
+    """
+    found: dict[tuple[int, str], StateEntry] = {}
+    names: set[str] = set()
+    for entry in entries:
+        _, _, inner = entry.name.removeprefix("layers.").partition(".")
+        name = inner.removeprefix(MODULE)
+        if not entry.name.startswith("layers.") or name == inner:
+            raise ExportError(f"{entry.name} is no tensor of a model that bamboo_trainer.models.huggingface has split")
+        place = entry.layer, entry.tensor
+        if place not in found and name not in names:
+            found[place] = replace(entry, name=name)
+            names.add(name)
+    return tuple(found.values())
+
+
+def task_config(job: Path | None, model: Path | None) -> Mapping[str, Any]:
+    """The task.config of the job's manifest. model: where the folder it names is on this machine."""
+    from bamboo.job.manifest import load_manifest
+
+    if job is None and model is None:
+        raise ExportError("the format huggingface needs --job, the job's manifest, or --model, the model's folder")
+    try:
+        config = dict(load_manifest(job).task.config) if job else {}
+    except ValueError as error:
+        raise ExportError(str(error)) from None
+    if model is not None:
+        config = {**{k: v for k, v in config.items() if k != "architecture"}, "model": str(model)}
+    return config
+
+
+def describe(config: Mapping[str, Any], folder: Path) -> None:
+    """Everything of the folder but the weights. config: the job's task.config. Raises ExportError."""
+    try:
+        settings = read_settings(config)
+        published = published_config(settings)
+        objective = settings.objective or objective_of(published)
+    except ValueError as error:
+        raise ExportError(f"task.config: {error}") from None
+    library = transformers()
+    causal = objective == "causal"
+    classes = library.MODEL_FOR_CAUSAL_LM_MAPPING if causal else library.MODEL_FOR_MASKED_LM_MAPPING
+    published.architectures = [classes[type(published)].__name__]
+    published.dtype = "float32"
+    published.save_pretrained(folder)
+    for name in COMPANIONS if settings.model else ():
+        if (path := Path(str(settings.model)) / name).is_file():
+            shutil.copyfile(path, folder / name)

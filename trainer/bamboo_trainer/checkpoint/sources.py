@@ -1,0 +1,107 @@
+"""What can be exported: a checkpoint, or the weights that a run has kept. Both are files of a state dict's tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointError
+from bamboo.checkpoint.manifest import CheckpointManifest
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.layer_file import decode
+from bamboo_trainer.checkpoint.state_dict import StateEntry, read_entries
+
+DTYPES: Final = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+STAGE_FILES: Final = "stage-*.safetensors"
+
+
+class Source(Protocol):
+    """entries: of the whole state dict; their `layer` numbers a file. step: None if it is not known."""
+
+    @property
+    def step(self) -> int | None: ...
+
+    def entries(self) -> tuple[StateEntry, ...]: ...
+
+    def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
+        """Of these entries of one file, as they are stored. Raises StorageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    store: CheckpointStore
+    manifest: CheckpointManifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    def entries(self) -> tuple[StateEntry, ...]:
+        return read_entries(self.store, self.manifest)
+
+    def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
+        """A layer's, after a comparison with what the file's beginning said."""
+        try:
+            state = decode(self.store.read_part(self.manifest, file))
+            stored = {n: torch.view_as_real(t) if t.is_complex() else t for n, t in state.tensors.items()}
+            for entry in entries:
+                found = stored.get(entry.tensor)
+                if found is None or (tuple(found.shape), found.dtype) != (entry.shape, DTYPES[entry.dtype]):
+                    shown = f"{self.store.shown}/{self.manifest.place.part(file)}"
+                    raise CheckpointDamaged(f"{shown} has changed while it was read")
+        except CheckpointDamaged as error:
+            raise CheckpointError(str(error)) from None
+        return stored
+
+
+class WeightsFolder:
+    """What `bamboo run --output` and jobs on a cluster leave: a file for each stage."""
+
+    step = None
+
+    def __init__(self, folder: Path) -> None:
+        self._files = sorted(folder.glob(STAGE_FILES))
+
+    @staticmethod
+    def is_one(folder: Path) -> bool:
+        return folder.is_dir() and any(folder.glob(STAGE_FILES))
+
+    def entries(self) -> tuple[StateEntry, ...]:
+        found: dict[str, StateEntry] = {}
+        for number, path in enumerate(self._files):
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name in found:
+                        raise CheckpointError(
+                            f"{path} has {name}, which an earlier stage has too: they are of two jobs"
+                        )
+                    part = file.get_slice(name)
+                    dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                    if dtype not in DTYPES:
+                        raise CheckpointError(
+                            f"{name} in {path} is of type {dtype}, which cannot be exported from here"
+                        )
+                    size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
+                    found[name] = StateEntry(
+                        name=name, layer=number, tensor=name, dtype=dtype, shape=shape, complex="", bytes=size
+                    )
+        return tuple(found.values())
+
+    def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
+        with _opened(self._files[file]) as opened:
+            return {entry.tensor: opened.get_tensor(entry.tensor) for entry in entries}
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None

@@ -1,0 +1,243 @@
+"""Any causal or masked language model of transformers: `bamboo_trainer.models.huggingface:build`.
+
+The model's blocks become layers. Their values are read from the folder's safetensors when a worker makes them, so no
+process holds the whole model; `bamboo export --format huggingface` writes what was trained in the same layout.
+Nothing is ever fetched from the Hub.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # before the library is imported: it would look for files of a folder there
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer import schedules
+from bamboo_trainer.from_module import example_of, task_of
+from bamboo_trainer.models.huggingface_weights import PublishedWeights
+from bamboo_trainer.models.sequences import IGNORED, Objective, open_sequences
+from bamboo_trainer.split.module import SplitModule
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+ATTENTIONS: Final = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
+
+    data: as `models.sequences` reads it. objective: "causal" or "masked"; None: what the model is for.
+    blocks: the names of its lists of blocks, if they are not found.
+    """
+
+    model: str | None = None
+    architecture: Mapping[str, Any] | str | None = None
+    data: Mapping[str, Any] | None = None
+    objective: Objective | None = None
+    attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
+    blocks: Sequence[str] | str | None = None
+    random: bool = False  # first values, even if the folder has others
+    learning_rate: float = 5e-5
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    checkpoint: bool = False
+
+
+_KEYS: Final[dict[str, tuple[str, Any]]] = {
+    "model": ("model", str),
+    "architecture": ("architecture", (str, Mapping)),
+    "data": ("data", Mapping),
+    "objective": ("objective", str),
+    "attention": ("attention", str),
+    "blocks": ("blocks", (str, list)),
+    "random": ("random", bool),
+    "learningRate": ("learning_rate", float),
+    "warmupSteps": ("warmup_steps", int),
+    "weightDecay": ("weight_decay", float),
+    "checkpoint": ("checkpoint", bool),
+}
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config, folder or model that cannot be."""
+    settings = read_settings(config)
+    model_config = published_config(settings)
+    objective = settings.objective or objective_of(model_config)
+    dataset = open_sequences(settings.data or {}, objective, vocabulary_of(model_config), mask_token(model_config))
+    weights = None
+    if settings.model is not None and not settings.random:
+        weights = PublishedWeights(Path(settings.model))
+    make = partial(make_model, model_config, objective, settings.attention)
+    call, read = partial(_logits, dataset.masked), weights.read if weights else None
+    split = SplitModule(make, settings.blocks, example_of(dataset), call, read)
+    if weights:
+        weights.check(split.forms)
+    return task_of(
+        split,
+        loss=loss,
+        dataset=dataset,
+        optimizer=partial(optimizer, settings),
+        learning_rate=rate(settings, training.steps if training else None),
+        checkpoint=settings.checkpoint,
+    )
+
+
+def read_settings(config: Mapping[str, Any]) -> Settings:
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        expect(key in _KEYS, f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
+        field, kind = _KEYS[key]
+        if kind is float and type(value) is int:
+            value = float(value)
+        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        expect(fits, f"{key} must be of type {names}, got {value!r}")
+        values[field] = value
+    settings = Settings(**values)
+    expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
+    expect(
+        settings.objective in (None, "causal", "masked"),
+        f"objective must be causal or masked, got {settings.objective!r}",
+    )
+    expect(settings.attention in (None, *ATTENTIONS), f"attention must be sdpa or eager, got {settings.attention!r}")
+    expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
+    expect(settings.warmup_steps >= 0, f"warmupSteps must be at least 0, got {settings.warmup_steps}")
+    expect(settings.weight_decay >= 0, f"weightDecay must be at least 0, got {settings.weight_decay}")
+    return settings
+
+
+def published_config(settings: Settings) -> Any:
+    """The transformers config that the task's config names. Raises ValueError."""
+    library = transformers()
+    if settings.model is not None:
+        folder = Path(settings.model)
+        expect((folder / "config.json").is_file(), f"model: {folder} has no config.json")
+        return _made("model", lambda: library.AutoConfig.from_pretrained(str(folder), local_files_only=True))
+    content = settings.architecture
+    given = {"model_type": content} if isinstance(content, str) else dict(content or {})
+    kind = given.pop("model_type", None)
+    expect(isinstance(kind, str), "architecture must have a model_type, such as gpt2, llama, qwen3 or bert")
+    return _made("architecture", lambda: library.AutoConfig.for_model(kind, **given))
+
+
+def objective_of(config: Any) -> Objective:
+    """What the published architecture says; else causal for a model that can only be that, masked for one that is
+    for it and no decoder.
+    """
+    library = transformers()
+    causal = type(config) in library.MODEL_FOR_CAUSAL_LM_MAPPING
+    masked = type(config) in library.MODEL_FOR_MASKED_LM_MAPPING
+    expect(causal or masked, f"{config.model_type} is no causal or masked language model of transformers")
+    named = " ".join(getattr(config, "architectures", None) or ())
+    if masked and ("MaskedLM" in named or "PreTraining" in named):
+        return "masked"
+    return "masked" if masked and not (causal and (getattr(config, "is_decoder", False) or named)) else "causal"
+
+
+def make_model(config: Any, objective: Objective, attention: str | None = None) -> nn.Module:
+    """The whole model, in fp32: what is computed in bf16 is said by training.precision."""
+    library = transformers()
+    auto = library.AutoModelForCausalLM if objective == "causal" else library.AutoModelForMaskedLM
+    model: nn.Module = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    return model
+
+
+def vocabulary_of(config: Any) -> int:
+    return int(config.get_text_config().vocab_size)
+
+
+def mask_token(config: Any) -> int:
+    """The id that stands for a masked token. A config does not say it; BERT's is 103."""
+    found = getattr(config, "mask_token_id", None)
+    return int(found) if found is not None else min(103, vocabulary_of(config) - 1)
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over the tokens whose label is not -100."""
+    summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return summed / (labels != IGNORED).sum().clamp(min=1)
+
+
+def optimizer(settings: Settings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, norms and biases do not. A group may come out empty on some stage."""
+    parameters = [p for _, p in named]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate)
+
+
+def rate(settings: Settings, steps: int | None) -> Callable[[int], float]:
+    """Linear warm-up, then in a straight line to 0 at the end, as transformers' Trainer does; without an end, none."""
+    peak, warmup = settings.learning_rate, settings.warmup_steps
+    if steps is None:
+        return schedules.constant(peak, warmup)
+    return schedules.linear(peak, steps=max(steps, warmup + 1), warmup=warmup)
+
+
+def transformers() -> Any:
+    try:
+        import transformers as library
+    except ImportError:
+        raise ValueError(
+            "the library transformers is not installed: pip install 'bamboo-trainer[huggingface]'"
+        ) from None
+    library.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    return library
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """ValueError, a sentence for the user, unless it holds."""
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _made(key: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:  # transformers raises many kinds
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
+    """inputs: token ids, and a mask of those that count if the data have one."""
+    ids = inputs[0]
+    mask = inputs[1] if masked else torch.ones_like(ids)
+    with _masks_made(masked):
+        output = model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True)
+    logits: Tensor = output.logits
+    return logits
+
+
+@contextmanager
+def _masks_made(padded: bool) -> Iterator[None]:
+    """transformers leaves a mask out if nothing is masked, which depends on values. Here it is left out if the data
+    have no mask, and is there for every microbatch if they have one; the result is the same.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as functions
+
+    before = {name: functions[name] for name in ATTENTIONS}
+
+    def made(original: Callable[..., Any], *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        if not padded:
+            return original(*args, attention_mask=None, **kwargs)
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return original(*args, attention_mask=attention_mask, **kwargs)
+
+    for name, original in before.items():
+        functions[name] = partial(made, original)
+    try:
+        yield
+    finally:
+        for name in before:
+            del functions[name]  # type: ignore[no-untyped-call]

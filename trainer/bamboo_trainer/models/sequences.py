@@ -1,0 +1,116 @@
+"""Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
+from bamboo_trainer.task import Dataset, Parts
+
+Objective = Literal["causal", "masked"]
+IGNORED: Final = -100  # a target that does not count
+MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
+MADE_UP: Final = "random"
+SYNTHETIC: Final = {"length": 32, "samples": 512}
+
+
+class Sequences:
+    """Inputs: int64 [samples, length], and a mask of those that count if the data have one. Targets: the same shape.
+
+    data: gives tokens, perhaps a mask, and for "causal" the targets, which are those of the token at the same place;
+    shift: the targets are the tokens themselves, as transformers takes labels. For "masked" the tokens that have to be
+    found are chosen here, by the sample's number, and the others' targets are -100.
+    """
+
+    def __init__(self, source: Dataset, objective: Objective, vocabulary: int, mask_token: int, shift: bool) -> None:
+        self._source, self._objective, self._shift = source, objective, shift
+        self._vocabulary, self._mask_token = vocabulary, mask_token
+        given, targets = source.batch([0])
+        if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
+            raise ValueError(
+                "data: expected tokens, perhaps a mask, and targets, "
+                f"got {len(given)} inputs and {len(targets)} targets"
+            )
+        self.masked = len(given) == 2
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        """Raises ValueError for a token outside of the vocabulary."""
+        given, targets = self._source.batch(indices)
+        ids = given[0].long()
+        if (highest := int(ids.max())) >= self._vocabulary or int(ids.min()) < 0:
+            raise ValueError(f"data: token {highest} is outside of the model's vocabulary of {self._vocabulary}")
+        mask = given[1].long() if self.masked else None
+        if self._objective == "masked":
+            ids, labels = self._hidden(ids, mask, indices)
+        else:
+            labels = targets[0].long()
+            if self._shift:
+                labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
+        return (ids,) if mask is None else (ids, mask), (labels,)
+
+    def _hidden(self, ids: Tensor, mask: Tensor | None, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        seen, labels = ids.clone(), torch.full_like(ids, IGNORED)
+        for row, index in enumerate(indices):
+            generator = torch.Generator().manual_seed(pure_seed("masked", index))
+            chosen = torch.rand(ids.shape[1], generator=generator) < MASKED_SHARE
+            if mask is not None:
+                chosen &= mask[row].bool()
+            how = torch.rand(ids.shape[1], generator=generator)
+            others = torch.randint(0, self._vocabulary, (ids.shape[1],), generator=generator)
+            labels[row, chosen] = ids[row, chosen]
+            seen[row, chosen & (how < 0.8)] = self._mask_token
+            exchanged = chosen & (how >= 0.8) & (how < 0.9)
+            seen[row, exchanged] = others[exchanged]
+        return seen, labels
+
+
+def open_sequences(config: Mapping[str, Any], objective: Objective, vocabulary: int, mask_token: int) -> Sequences:
+    """config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other
+    kinds are those of `bamboo_trainer.data.dataset_from`. "shift": of `Sequences`. Raises ValueError.
+    """
+    given = dict(config)
+    shift = given.pop("shift", False)
+    if not isinstance(shift, bool):
+        raise ValueError(f"data.shift must be true or false, got {shift!r}")
+    if given.get("documents") == Documents.NUMBERED:
+        raise ValueError("data.documents: numbered is not for language models of this kind, expected joined or masked")
+    if given.get("kind", MADE_UP) == MADE_UP:
+        given.pop("kind", None)
+        source: Dataset = _made_up(given, vocabulary)
+    else:
+        source = dataset_from(given)
+    return Sequences(source, objective, vocabulary, mask_token, shift)
+
+
+def _made_up(config: dict[str, Any], vocabulary: int) -> TensorDataset:
+    """Each token follows from the one before it, but for one in eight: there is something to learn."""
+    padding = bool(config.pop("padding", False))
+    values = {key: _whole(config.pop(key, default), key) for key, default in SYNTHETIC.items()}
+    for key in config:
+        raise ValueError(f"data: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}")
+    samples, length = values["samples"], values["length"]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
+    jump = torch.rand(samples, length + 1, generator=generator) < 0.125
+    ids = drawn.clone()
+    for place in range(1, length + 1):
+        follows = (ids[:, place - 1] * 5 + 7) % vocabulary
+        ids[:, place] = torch.where(jump[:, place], drawn[:, place], follows)
+    targets = ids[:, 1:].clone()
+    if not padding:
+        return TensorDataset((ids[:, :-1].clone(),), (targets,))
+    mask = torch.arange(length) < torch.randint(length // 2 + 1, length + 1, (samples, 1), generator=generator)
+    targets[:, :-1][~mask[:, 1:]] = IGNORED
+    targets[~mask] = IGNORED
+    return TensorDataset((ids[:, :-1] * mask, mask.long()), (targets,))
+
+
+def _whole(value: Any, key: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"data.{key} must be a whole number of at least 1, got {value!r}")
+    return value
