@@ -277,6 +277,19 @@ def _time() -> list[object]:
             Query(f'sum by (pod) ({rate}, kind="idle"}}[$__rate_interval]))', "{{pod}}"),
             most=1,
         ),
+        graph(
+            "A microbatch, by worker",
+            "Forward and backward of the stages that it runs, without waits. The longest one holds all others up.",
+            "s",
+            Query(f"sum by (pod) (bamboo_worker_microbatch_seconds{{{J}}})", "{{pod}}"),
+        ),
+        graph(
+            "Slow workers",
+            "Stragglers: what they take for a microbatch (own) and what others would (usual); and how many there are.",
+            "s",
+            Query(f"bamboo_job_straggler_microbatch_seconds{{{J}}}", "{{worker}}, {{whose}}"),
+            Query(f"bamboo_job_stragglers{{{J}}}", "stragglers"),
+        ),
     ]
 
 

@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 from bamboo.control.memory import Memory
 from bamboo.control.server import Unauthorized, Unavailable
 from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo.coordinator.events import CheckpointSummary, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointSummary, SlowWorker, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.local.metrics_view import MetricsError, MetricsView, fill
 from bamboo.metrics import catalog as table
@@ -144,6 +144,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
         trained_samples=20, trained_without=4, checkpoint=kept(),
         evaluations=((2, {"loss": 3.0}), (4, {"loss": 2.5, "accuracy": 0.5, "other": None})),
+        slow=(SlowWorker(worker="w2", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w2 is slow"),),
     )  # fmt: skip
     page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
@@ -158,6 +159,8 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert values(page, table.JOB_WORKERS)["training",] == 2
     assert values(page, table.JOB_READY_WORKERS) == {(): 2}
     assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, table.JOB_STRAGGLERS) == {(): 1}
+    assert values(page, table.JOB_STRAGGLER_SECONDS) == {("w2", "own"): 0.2, ("w2", "usual"): 0.1}
     assert values(page, table.JOB_LARGEST_MEMORY)["log",] == 9
     assert values(page, table.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
     text = exposed(page)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.control.stage_times import StageTimes
-from bamboo.coordinator import stragglers
 from bamboo.coordinator.coordinator import step
 from bamboo.coordinator.events import PreemptionNotice, RemoveWorker, SpecChanged, Tick, WorkerLost
+from bamboo.coordinator.job_status import status
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, CheckpointId
 from world import World
@@ -166,7 +166,8 @@ def test_without_a_standby_it_gets_fewer_layers() -> None:
     assert (plan.restore is not None, plan.sources) == (True, ())
     world.train(300)
     assert world.state.plan == plan, "it is as good as it gets"
-    assert stragglers.summary(world.state).startswith(f"{slow} takes 360 ms"), "it is still shown"
+    (shown,) = status(world.state, world.now).slow
+    assert (shown.worker, round(shown.seconds, 3), round(shown.usual, 3)) == (slow, 0.36, 0.12), "it is still shown"
 
 
 def test_the_worker_in_the_same_place_of_the_other_pipeline_gets_fewer_layers_too() -> None:
@@ -263,7 +264,7 @@ def test_one_that_recovers_is_told_of() -> None:
     world.slowness[slow] = 1.0
     world.train(5)
     assert world.reasons() == ["StragglerFound", "StragglerRecovered"]
-    assert stragglers.summary(world.state) == ""
+    assert status(world.state, world.now).slow == ()
 
 
 @pytest.mark.parametrize(("name", "reasons"), [("Report", ["StragglerFound"]), ("Ignore", [])])

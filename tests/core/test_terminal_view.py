@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import CheckpointWrite, Emit, Finish, Outcome, Status, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointWrite, Emit, Finish, Outcome, SlowWorker, Status, Takeover, WorkerState
 from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.trace_files import merge_traces
 from bamboo.planning.plan import Cell
@@ -31,6 +31,7 @@ STATUS = Status(
     preemptions=1, notices=0, takeovers=(TAKEOVER,), unprotected=("pipeline 0 stage 1",), digests=("aa", "bb"),
     memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
     most_memory=("w1", Memory(log=3 << 20, optimizer=1536)),
+    slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, told="w0 is slow"),),
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_the_live_picture_shows_progress_grid_and_events() -> None:
         "step 3/10  1:30, ETA 1s",
         "40.0 samples/s",
         "stage 1",
-        "a w0",
+        "a w0 slow",
         "c w2 unprotected",
         "other workers: d w3 spare",
         "0s w0 [runs] stage 1",

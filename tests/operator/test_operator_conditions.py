@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import Finish, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import Finish, Outcome, SlowWorker, Takeover, WorkerState
 from bamboo_operator.status.document import job_status, worth_writing
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from operator_kit import NOW, at, checkpoints, job, said
 
-ALL = ["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Suspended", "Restoring"]
-ALL += ["FallbackActive", "Complete", "Failed"]
+ALL = ["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling"]
+ALL += ["Suspended", "Restoring", "FallbackActive", "Complete", "Failed"]
 JOB = job()
 POOLED = job(
     nodePools=[
@@ -30,6 +30,7 @@ DONE = Finish(Outcome.COMPLETE, "Complete", "all 10 steps are done")
 FAILED = Finish(Outcome.FAILED, "TaskFailed", "w0: it raised")
 INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
 RUNNING = said()
+SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
 PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
 
 
@@ -111,6 +112,17 @@ DOUBLED = ((("w0", False), ("w0", False)),)
                 "Accepted": "Accepted",
                 "Running": "Training",
                 "Degraded": "StagesMissing",
+            },
+        ),
+        (
+            said(slow=(SLOW,)),
+            {},
+            "Running",
+            {
+                "Accepted": "Accepted",
+                "WorkersReady": "WorkersReady",
+                "Running": "Training",
+                "Straggling": "StragglerFound",
             },
         ),
         (RUNNING, {"spec": job(suspend=True)}, "Suspended", {"Accepted": "Accepted", "Suspended": "Suspended"}),

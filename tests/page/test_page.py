@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bamboo.control.memory import Memory
-from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
+from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, Takeover, WorkerState
 from bamboo.page import document as d
-from bamboo.page.builder import Labels, document, ended, state
+from bamboo.page.builder import Labels, document, ended, grid, state
 from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, Figures, JobHistory, steady_clock
 from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_operator.http.page_document import page_document as looked
@@ -125,6 +125,14 @@ def test_the_clock_is_the_wall_s_and_never_falls() -> None:
 # the document
 
 
+SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
+
+
+def test_a_slow_worker_is_marked_in_the_grid() -> None:
+    ((first, second),) = grid(said(slow=(SLOW,)), Labels("tiny"))
+    assert (first.slow, second.slow) == ("", "w1 takes 200 ms")
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "tone", "part"),
     [
@@ -146,6 +154,7 @@ def test_the_clock_is_the_wall_s_and_never_falls() -> None:
             "2 of 2 stages held by one worker only: pipeline 0 stage 0, pipeline 0 stage 1",
         ),
         ({"grid": ((("w0", True), ("w0", True)),)}, "Degraded", "warn", "w0 does the work of more than one stage"),
+        ({"slow": (SLOW,)}, "Running", "warn", "held up: w1 takes 200 ms"),
         ({"workers": (("w0", WorkerState.TRAINING),)}, "Recovering", "warn", "The work of w1 is being taken over"),
     ],
 )  # fmt: skip

@@ -211,6 +211,18 @@ class CheckpointSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowWorker:
+    """A straggler. seconds: that it takes for a microbatch of its stage; usual: that others would. told: a sentence."""
+
+    worker: WorkerId
+    pipeline: int
+    stage: int
+    seconds: float
+    usual: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The job as a person sees it; made by `job_status.status`."""
 
@@ -243,4 +255,5 @@ class Status:
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them
     replicating: tuple[str, ...] = ()  # those of the unprotected for which a copy is being filled
+    slow: tuple[SlowWorker, ...] = ()  # stragglers that are found, the slowest first
     replicas: int | None = None  # in step, of the stage that has the fewest; other pipelines' owners count

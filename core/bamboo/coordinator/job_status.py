@@ -1,6 +1,7 @@
 """The coordinator's state as a person sees it."""
 
-from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, Status, WorkerState
+from bamboo.coordinator import stragglers
+from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import storage_place
@@ -33,6 +34,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         unprotected=tuple(map(_named, _unprotected(state))),
         replicating=tuple(_named(c) for c in _unprotected(state) if state.plan and state.plan.at(c).replicas),
         replicas=_replicas(state),
+        slow=_slow(state),
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
@@ -90,6 +92,19 @@ def _unprotected(state: CoordinatorState) -> list[Cell]:
 def _replicas(state: CoordinatorState) -> int | None:
     plan = state.plan
     return min(copies(plan, state.synced, cell) for cell in plan.cells()) if plan else None
+
+
+def _slow(state: CoordinatorState) -> tuple[SlowWorker, ...]:
+    plan = state.plan
+    found = (
+        SlowWorker(
+            worker=worker, pipeline=seen.cell.pipeline, stage=seen.cell.stage, seconds=seen.seconds, usual=seen.usual,
+            told=stragglers.told(worker, seen),
+        )
+        for worker, seen in state.stragglers.slow.items()
+        if seen.found and plan is not None and worker in state.workers and plan.owned_by(worker)
+    )  # fmt: skip
+    return tuple(sorted(found, key=lambda one: one.usual / one.seconds))
 
 
 def _named(cell: Cell) -> str:

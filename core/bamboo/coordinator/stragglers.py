@@ -30,7 +30,6 @@ from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.resplit import balanced, grid_of, keeps_its_seats
 from bamboo.planning.speeds import Speeds, WorkEstimate, speeds
 from bamboo.planning.uneven_split import step_seconds
-from bamboo.text import count
 
 LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
 FAMILIAR_STEPS: Final = 3  # committed under a plan before anybody is judged
@@ -39,6 +38,7 @@ SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,
 STILL_SLOWER: Final = 1.15  # and down to which it stays one
 SLOWER_BY_COSTS: Final = 2.0  # than the counted costs of its layers say, if there is nobody with the same work
 STILL_SLOWER_BY_COSTS: Final = 1.5
+ALIKE: Final = 1.2  # figures that differ by less are not told anew
 NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; half of it, once it is a straggler
 WORTH: Final = 0.1  # of a step: by which it must become shorter for the layers to be split anew
 PAYS: Final = 2.0  # times the pause must come back before the job ends
@@ -128,8 +128,16 @@ def _grown(state: CoordinatorState, seen: Straggler, before: Straggler | None, n
     """What is known of it by now, if something was before."""
     if before is None:
         return seen
+    if before.found and before.cell == seen.cell and _is_alike(before.seconds, seen.seconds, before.usual, seen.usual):
+        return before
     lasting = _lasts(state, (before.since, before.step), now)
     return replace(seen, since=before.since, step=before.step, found=before.found or lasting)
+
+
+def _is_alike(*figures: float) -> bool:
+    """Of pairs of figures: is each one nearly as the other? Then what people are told does not change all the time."""
+    pairs = zip(figures[::2], figures[1::2], strict=True)
+    return all(max(pair) <= ALIKE * min(pair) for pair in pairs)
 
 
 def _lasts(state: CoordinatorState, since: tuple[float, int], now: float) -> bool:
@@ -277,10 +285,3 @@ def _pause(state: CoordinatorState) -> float:
         return state.stragglers.pause
     held = [r.memory.parameters + r.memory.optimizer + r.memory.replica for r in state.workers.values() if r.memory]
     return (state.usual_step or 0.0) + max(held, default=0) / BYTES_PER_SECOND
-
-
-def summary(state: CoordinatorState) -> str:
-    """Of the stragglers that are found, for a person; empty if there are none."""
-    slow = [told(worker, seen) for worker, seen in state.stragglers.slow.items() if seen.found]
-    more = f"; and {count(len(slow) - 3, 'more worker')}" if len(slow) > 3 else ""
-    return "; ".join(slow[:3]) + more

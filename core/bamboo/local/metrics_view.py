@@ -64,6 +64,7 @@ def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
     job_metrics.progress(page, job, status)
     page.add(JOB_SAMPLES, status.trained_samples, *job)
     job_metrics.grid(page, job, status, spec)
+    job_metrics.slow(page, job, status)
     found = protection(status, spec)
     job_metrics.protected(page, job, holds=found.holds, reason=found.reason)
     job_metrics.history(page, job, status)

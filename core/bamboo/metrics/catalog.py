@@ -318,6 +318,17 @@ JOB_REPEATED_COST_SO_FAR = _job(
 JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million.", run=False
 )
+JOB_STRAGGLERS = _job(
+    "stragglers", MetricKind.GAUGE, "Workers that are slower than others with the same work, and hold the job up so."
+)
+JOB_STRAGGLER_SECONDS = _job(
+    "straggler_microbatch_seconds",
+    MetricKind.GAUGE,
+    "Of each of them: what it takes for a microbatch of its stage (own), and what others would (usual).",
+    "worker",
+    "whose",
+    unit="seconds",
+)
 JOB_LARGEST_MEMORY = _job(
     "largest_memory_bytes",
     MetricKind.GAUGE,
@@ -437,6 +448,14 @@ WORKER_CHECKPOINT_STALL = _worker(
     "checkpoint_stall_seconds_total",
     MetricKind.COUNTER,
     "How long it has not trained because it copied its parts of checkpoints.",
+    unit="seconds",
+)
+WORKER_MICROBATCH = _worker(
+    "microbatch_seconds",
+    MetricKind.GAUGE,
+    "What a microbatch takes in the stages that the worker runs, without waits: the median of the newest ones.",
+    "stage",
+    "pass",
     unit="seconds",
 )
 WORKER_MEMORY = _worker(

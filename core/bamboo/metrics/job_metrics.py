@@ -45,6 +45,15 @@ def grid(page: MetricsPage, job: JobKey, status: Status | None, spec: JobSpec) -
     page.add_known(table.JOB_REPLICAS, status.replicas if status else 0, *job)
 
 
+def slow(page: MetricsPage, job: JobKey, status: Status | None) -> None:
+    """Which workers are stragglers now, with their figures."""
+    found = status.slow if status else ()
+    page.add(table.JOB_STRAGGLERS, len(found), *job)
+    for one in found:
+        page.add(table.JOB_STRAGGLER_SECONDS, one.seconds, *job, one.worker, "own")
+        page.add(table.JOB_STRAGGLER_SECONDS, one.usual, *job, one.worker, "usual")
+
+
 def protected(page: MetricsPage, job: JobKey, *, holds: bool, reason: str) -> None:
     """Is it, and why: as its condition Protected says."""
     page.add(table.JOB_PROTECTED, holds, *job, reason)

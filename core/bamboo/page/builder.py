@@ -16,6 +16,7 @@ from bamboo.planning.plan import WorkerId
 
 OVER = "Over"  # the phase of a status
 ENDED = "ended"  # ran a stage when the job ended
+MOST_SLOW = 3  # workers in a sentence
 LOST = "lost"  # runs a stage in the plan, and is not there any more
 SENTENCES = {
     "Pending": "Waiting for enough workers to start.",
@@ -87,6 +88,9 @@ def state(status: Status, spec: JobSpec, names: Labels) -> d.PageState:
     if doubled:
         sentence = f"Training continues; {', '.join(map(names, doubled))} does the work of more than one stage."
         return d.PageState(name="Degraded", tone="warn", sentence=sentence)
+    if status.slow:
+        sentence = f"Training continues, held up: {'; '.join(one.told for one in status.slow[:MOST_SLOW])}."
+        return d.PageState(name="Running", tone="warn", sentence=sentence)
     if not found.holds:
         return d.PageState(name="Running", tone="good", sentence=f"Training continues, not protected: {found.message}.")
     return d.PageState(name="Running", tone="good", sentence="Every stage is held by at least two workers.")
@@ -119,7 +123,7 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
 
 
 def grid(status: Status, names: Labels) -> tuple[tuple[d.PageCell, ...], ...]:
-    states, shares = dict(status.workers), _shares(status)
+    states, shares, slow = dict(status.workers), _shares(status), {one.worker: one.told for one in status.slow}
     return tuple(
         tuple(
             d.PageCell(
@@ -128,6 +132,7 @@ def grid(status: Status, names: Labels) -> tuple[tuple[d.PageCell, ...], ...]:
                 state=ENDED if status.phase == OVER else states[owner].value if owner in states else LOST,
                 protected=None if status.phase == OVER else protected,
                 cells=shares[owner],
+                slow=slow.get(owner, ""),
             )
             for owner, protected in row
         )

@@ -52,13 +52,16 @@ class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PageCell(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all."""
+    """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all. slow: its figures, if it
+    is a straggler.
+    """
 
     worker: str
     label: str
     state: str
     protected: bool | None
     cells: int = 1
+    slow: str = ""
 
 
 class PageWorker(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -21,6 +21,7 @@ HELP = (
     "Ctrl-C: stops it without asking   ?: shows or hides this",
     "green: training, cyan: spare, yellow: receiving state, magenta: leaving, red: lost",
     "unprotected: no other worker holds that stage's state at the moment",
+    "slow: it takes longer than others would, and holds the job up by that",
 )
 
 

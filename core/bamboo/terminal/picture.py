@@ -123,8 +123,8 @@ class _Grid:
     """A row for each pipeline; where the stages do not fit beside each other, below each other."""
 
     def __init__(self, status: Status) -> None:
-        states = dict(status.workers)
-        self._rows = [[_cell(worker, protected, states) for worker, protected in row] for row in status.grid]
+        states, slow = dict(status.workers), {one.worker for one in status.slow}
+        self._rows = [[_cell(w, protected, states, slow=w in slow) for w, protected in row] for row in status.grid]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._tables(options.max_width)
@@ -144,8 +144,9 @@ class _Grid:
             yield table
 
 
-def _cell(worker: WorkerId, protected: bool, states: dict[WorkerId, WorkerState]) -> Text:
+def _cell(worker: WorkerId, protected: bool, states: dict[WorkerId, WorkerState], *, slow: bool) -> Text:
     text = _worker(worker, states.get(worker), usual=WorkerState.TRAINING)
+    text = text.append(" slow", "yellow") if slow else text
     return text if protected else text.append(" unprotected", "yellow")
 
 

@@ -77,6 +77,7 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
     if status is not None and view.spec is not None:
         job_metrics.progress(page, job, status)
         job_metrics.grid(page, job, None if state in IDLE_STATES else status, view.spec)
+        job_metrics.slow(page, job, None if state in IDLE_STATES else status)
         job_metrics.history(page, job, status)
         _checkpoint(page, view, status_now.get("checkpoint") or {})
     _cost(page, view, meter, status_now)

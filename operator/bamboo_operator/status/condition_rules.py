@@ -198,6 +198,19 @@ def _protected(given: RuleInput) -> ConditionResult:
     return ConditionResult(found.holds, found.reason, found.message)
 
 
+def _straggling(given: RuleInput) -> ConditionResult:
+    status = given.status
+    if idle := given.idle:
+        return idle
+    if status is None and given.was("Straggling"):
+        return given.previous["Straggling"]
+    slow = [one.told for one in status.slow] if status else []
+    if not slow:
+        return ConditionResult(False, "NoStraggler", "no worker is known to hold the others up")
+    more = f"; and {len(slow) - 3} more" if len(slow) > 3 else ""
+    return ConditionResult(True, "StragglerFound", "; ".join(slow[:3]) + more)
+
+
 def _suspended(given: RuleInput) -> ConditionResult:
     if given.facts.suspended and not given.over:
         return ConditionResult(True, "Suspended", "the job is suspended")
@@ -245,6 +258,7 @@ RULES: dict[str, Callable[[RuleInput], ConditionResult]] = {
     "Running": _running,
     "Degraded": _degraded,
     "Protected": _protected,
+    "Straggling": _straggling,
     "Suspended": _suspended,
     "Restoring": _restoring,
     "FallbackActive": _fallback,

@@ -85,6 +85,11 @@ class StageTimer:
         self._due = now + TOLD_SECONDS
         return latest
 
+    def owned(self) -> list[tuple[int, StageTimes]]:
+        """By stage, those that are run here and were measured; any thread may ask."""
+        ranges = list(self._ranges)
+        return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
+
     def _of(self, stage: int) -> _Stage:
         return self._stages.setdefault(stage, _Stage())
 

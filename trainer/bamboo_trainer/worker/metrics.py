@@ -52,6 +52,9 @@ def fill(page: MetricsPage, worker: "WorkerAgent", tally: TimeAccount) -> None:
     if (kept := worker.checkpoints) is not None:
         page.add(table.WORKER_CHECKPOINT_BYTES, kept.written)
         page.add(table.WORKER_CHECKPOINT_STALL, kept.stalled)
+    for stage, times in engine.timer.owned():
+        page.add(table.WORKER_MICROBATCH, times.forward, str(stage), "forward")
+        page.add(table.WORKER_MICROBATCH, times.backward, str(stage), "backward")
     if (memory := engine.meter.latest) is not None:
         for kind, size in memory.by_kind().items():
             page.add(table.WORKER_MEMORY, size, kind)

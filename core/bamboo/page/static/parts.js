@@ -81,9 +81,10 @@ function grid({ grid: rows }) {
   );
 }
 
-function cell({ worker, label, state, protected: held, cells }) {
+function cell({ worker, label, state, protected: held, cells, slow }) {
   const lines = [el("span", { class: "who", title: worker }, label), el("span", { class: "what" }, icon(state), state)];
   if (cells > 1) lines.push(el("span", { class: "flag double" }, `${cells} stages`));
+  if (slow) lines.push(el("span", { class: "flag double", title: slow }, "slow"));
   if (held === true) lines.push(el("span", { class: "flag" }, icon("held"), "protected"));
   if (held === false) lines.push(el("span", { class: "flag bare" }, icon("bare"), "unprotected"));
   return el("td", { "data-state": state }, el("div", { class: "cell" }, ...lines));
