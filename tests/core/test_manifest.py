@@ -11,6 +11,46 @@ from bamboo.job import spec as s
 from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
 
+UNTIL = [
+    ({"steps": 7}, 7),
+    ({"samples": 17}, 3),  # of 8 samples each
+    ({"samples": 16}, 2),
+    ({"tokens": 1000}, None),
+    ({"epochs": 3}, None),
+]
+
+
+@pytest.mark.parametrize(("until", "steps"), UNTIL)
+def test_the_length_of_a_training_in_other_units(until: dict[str, int], steps: int | None) -> None:
+    document = minimal()
+    document["spec"]["training"] |= {"steps": None, "until": until}
+    training = parse_manifest(document).training
+    assert training.known_steps == steps
+    assert str(training.until) == " ".join(f"{amount} {unit}" for unit, amount in until.items())
+    if "epochs" in until:
+        assert training.with_data(10, None).known_steps == 4  # 30 samples
+    if "tokens" in until:
+        assert training.with_data(10, 4).known_steps == 32  # of 32 tokens each
+        with pytest.raises(ValueError, match="the task does not say its tokens_per_sample"):
+            training.with_data(10, None)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"until": {"epochs": 1}}, "spec.training: expected exactly one of steps and until, got both"),
+        ({"steps": None, "until": {}}, "spec.training.until: expected exactly one of steps, samples, tokens, epochs, "),
+        ({"steps": None, "until": {"epochs": 1, "tokens": 2}}, "got tokens and epochs"),
+        ({"steps": None, "until": {"epochs": 0.5}}, "spec.training.until.epochs: expected an integer"),
+        ({"steps": None, "until": {"hours": 1}}, "spec.training.until.hours: unknown field"),
+    ],
+)
+def test_a_length_that_is_none_is_told(training: dict[str, Any], message: str) -> None:
+    document = minimal()
+    document["spec"]["training"] |= training
+    assert any(message in problem for problem in problems(document)), problems(document)
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ABSENT = object()
 

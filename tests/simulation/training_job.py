@@ -32,7 +32,7 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
-from bamboo_trainer.training import TrainingConfig, shown_to_build
+from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from memory_transport import MemoryNetwork
 
 
@@ -177,7 +177,8 @@ class Job:
         self.emitted: list[Emit] = []
         self.executed: list[Fault] = []
         self.inbox: deque[Any] = deque()
-        self.state = coordinator.initial(self.spec, manifest, secret="s", save_path=None, now=0.0)
+        self.documented, self.spec = self.spec, with_steps(self.spec, self.task)
+        self.state = coordinator.initial(self.documented, manifest, secret="s", save_path=None, now=0.0)
 
     def run(self, limit: int = 200_000) -> "Job":
         while self.finish is None:
@@ -317,7 +318,7 @@ class Job:
         self.nodes[name] = Node(name, engine, events)
         platform = self.platforms[(self.started - 1) % len(self.platforms)]
         self.inbox.append(WorkerJoined(protocol.Hello(worker=name, host="memory", port=1, platform=platform)))
-        self.inbox.append(Received(name, protocol.WorkerReady()))
+        self.inbox.append(Received(name, protocol.WorkerReady(samples=len(self.task.dataset), steps=training.steps)))
 
     @property
     def digests(self) -> tuple[str, ...]:

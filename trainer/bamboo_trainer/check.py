@@ -10,7 +10,7 @@ from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
-from bamboo_trainer.training import shown_to_build
+from bamboo_trainer.training import shown_to_build, with_steps
 
 
 def check(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +25,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         task = settled(
             load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training)), spec.training.seed
         )
+        spec = with_steps(spec, task)
         evaluation_schedule(task, spec.training)
         stages = layer_ranges(profile(task, spec), spec.topology)
         sizes = measure(task, spec)

@@ -69,6 +69,7 @@ class Task:
     costs: what each layer costs, in any unit, if that is known better than it can be counted
       (`bamboo_trainer.tasks.costs`); the split into stages balances it.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
+    tokens_per_sample: for `training.until` in tokens.
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -82,6 +83,7 @@ class Task:
     checkpointed: Collection[int] = ()
     costs: Sequence[float] | None = None
     evaluation: Evaluation | None = None
+    tokens_per_sample: int | None = None
     sample: Callable[[Sequence[nn.Module]], str] | None = None
 
 
@@ -89,14 +91,30 @@ class Task:
 class TrainingFacts:
     """What the job trains with, for a `build` that takes it as its second argument; `spec.training` in docs/api.md.
 
-    steps: of the whole job. global_batch_size, micro_batch_size: in samples. precision: as in the manifest.
+    steps: of the whole job; None if `training.until` counts epochs or tokens, which `steps_with` turns into steps.
+    global_batch_size, micro_batch_size: in samples. precision: as in the manifest.
     """
 
-    steps: int
+    steps: int | None
     global_batch_size: int
     micro_batch_size: int
     seed: int = 0
     precision: str = "fp32"
+    epochs: int | None = None
+    tokens: int | None = None
+
+    def steps_with(self, dataset: Dataset, tokens_per_sample: int | None = None) -> int:
+        """The number of the job's steps, if its task has that dataset. The last step of all is a whole one.
+
+        Raises ValueError if tokens are counted, and `tokens_per_sample` is not given.
+        """
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is not None:
+            return -(-self.epochs * len(dataset) // self.global_batch_size)
+        if tokens_per_sample is None or self.tokens is None:
+            raise ValueError("training.until counts tokens: tokens_per_sample must be given")
+        return -(-self.tokens // (tokens_per_sample * self.global_batch_size))
 
     @property
     def microbatches(self) -> int:

@@ -1,11 +1,13 @@
 """What the numbers of a training depend on, beside the task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from bamboo.job.spec import TrainingSpec
+from bamboo.job.spec import JobSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import microbatch_samples
-from bamboo_trainer.task import TrainingFacts
+from bamboo_trainer.task import Task, TrainingFacts
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import dataset_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,28 @@ class TrainingConfig:
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:
     """What a `build` may know of it."""
     return TrainingFacts(
-        steps=training.steps,
+        steps=training.known_steps,
+        epochs=_amount(training, Unit.EPOCHS),
+        tokens=_amount(training, Unit.TOKENS),
         global_batch_size=training.global_batch_size,
         micro_batch_size=training.micro_batch_size,
         seed=training.seed,
         precision=training.precision.value,
     )
+
+
+def _amount(training: TrainingSpec, unit: Unit) -> int | None:
+    return training.until.amount if training.until and training.until.unit is unit else None
+
+
+def with_steps(spec: JobSpec, task: Task) -> JobSpec:
+    """The same, with the number of steps that follows from the task's data. Raises TaskError if it does not."""
+    tokens = task.tokens_per_sample
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        raise TaskError(f"task.tokens_per_sample must be an integer of at least 1, got {tokens!r}")
+    try:
+        return replace(spec, training=spec.training.with_data(dataset_length(task), tokens))
+    except TaskError:
+        raise
+    except ValueError as error:
+        raise TaskError(str(error)) from error

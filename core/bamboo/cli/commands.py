@@ -177,7 +177,7 @@ def validate(
         topology = spec.topology
         typer.echo(
             f"{job}: {spec.name} is valid: {topology.pipelines} x {topology.stages} workers"
-            f" and {spec.standby.workers} standby, {spec.training.steps} steps"
+            f" and {spec.standby.workers} standby, {spec.training.until or f'{spec.training.steps} steps'}"
         )
         for warning in warnings(spec):
             typer.echo(f"  warning: {warning}")

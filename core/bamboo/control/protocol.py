@@ -52,7 +52,13 @@ class Profile(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """The task is loaded; from now on plans may count on this worker."""
+    """The task is loaded; from now on plans may count on this worker.
+
+    samples: of its dataset. steps: of the job, which may follow from that. 0: not said.
+    """
+
+    samples: Count = 0
+    steps: Count = 0
 
 
 class Heartbeat(Message, frozen=True):

@@ -3,6 +3,7 @@
 It alone declares a worker lost and makes plans. It never waits: training goes on while it is away.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from bamboo.control import protocol
@@ -139,6 +140,9 @@ def _brings_workers(event: Event) -> bool:
 
 def _edit(turn: Turn, wanted: JobSpec) -> None:
     """Take over what may change; everything else is fixed by now."""
+    training = turn.state.spec.training
+    if wanted.training.until == training.until is not None:
+        wanted = replace(wanted, training=replace(wanted.training, steps=training.steps))  # which only workers can tell
     if names := refused_fields(turn.state.spec, wanted):
         turn.do(Emit("ChangeRefused", refusal_message(names), True))
     turn.set(spec=apply_edit(turn.state.spec, wanted))

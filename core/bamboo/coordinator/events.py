@@ -229,7 +229,7 @@ class Status:
     phase: str
     epoch: int
     step: int
-    steps: int
+    steps: int | None  # None: only the task's data can tell, and no worker has them yet
     first_loss: float | None
     loss: float | None
     losses: tuple[float, ...]  # of the newest steps

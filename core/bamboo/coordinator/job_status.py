@@ -12,7 +12,7 @@ from bamboo.planning.transitions import copies, is_protected
 def status(state: CoordinatorState, now: float) -> Status:
     """A snapshot for views, metrics and summaries."""
     seconds = state.usual_step
-    steps = state.spec.training.steps
+    steps = state.spec.training.known_steps
     losses = tuple(state.losses[k] for k in sorted(state.losses))
     return Status(
         phase=state.phase,
@@ -25,7 +25,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         lost_samples=sum(state.lost_by_step.values()) * state.spec.training.micro_batch_size,
         step_seconds=seconds,
         samples_per_second=state.spec.training.global_batch_size / seconds if seconds else None,
-        eta_seconds=(steps - state.step) * seconds if seconds else None,
+        eta_seconds=(steps - state.step) * seconds if seconds and steps is not None else None,
         grid=_grid(state),
         workers=tuple((w, _part(state, w)) for w in state.workers),
         preemptions=state.preemptions,

@@ -1,9 +1,10 @@
 """Which workers are refused because they would give other bits than the job's other workers, or not understand them."""
 
 from bamboo.control.platform import Platform, conflicts, most_common
-from bamboo.coordinator.events import Emit, RemoveWorker
+from bamboo.coordinator.events import Emit, Outcome, RemoveWorker
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import Plan, WorkerId
+from bamboo.text import count
 
 REASON = "PlatformMismatch"
 _HOW_TO_ALLOW = "; spec.worker.allowMixedPlatforms: true allows it"
@@ -50,9 +51,34 @@ def _holders(state: CoordinatorState) -> set[WorkerId]:
     return plan.holders() & state.workers.keys() if plan else set()
 
 
+def refuse_other_data(turn: Turn, worker: WorkerId, samples: int, steps: int) -> bool:
+    """Are its data not those of the first worker? Then the job would train on other samples: it has to go.
+
+    Before the job has begun, the user has to say which data are right, and the job ends.
+    """
+    first, *known = turn.state.data or (worker, samples, steps)
+    if known == [samples, steps] or not samples:
+        return False
+    text = f"{worker} has data of {count(samples, 'sample')}, and those of {first} have {known[0]}"
+    if turn.state.plan is None:
+        turn.finish(Outcome.FAILED, "DataMismatch", f"{text}; every worker needs the same")
+        return True
+    _let_go(turn, worker, text)
+    turn.refuse(worker, "DataMismatch", text)
+    turn.do(Emit("DataMismatch", text, True), RemoveWorker(worker))
+    return True
+
+
 def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
+    text = f"{worker} has {why}"
+    _let_go(turn, worker, text)
+    turn.refuse(worker, REASON, text)
+    turn.do(Emit(REASON, text, True), RemoveWorker(worker))
+
+
+def _let_go(turn: Turn, worker: WorkerId, text: str) -> None:
     """Not as a failure: there is nothing wrong with it but that it is here. Another one is asked for."""
-    state, text = turn.state, f"{worker} has {why}"
+    state = turn.state
     turn.set(
         workers={w: r for w, r in state.workers.items() if w != worker},
         gone=state.gone | {worker},
@@ -61,5 +87,3 @@ def _dismiss(turn: Turn, worker: WorkerId, why: str) -> None:
         profiling=None if state.profiling == worker else state.profiling,
         misfit=(worker, text),
     )
-    turn.refuse(worker, REASON, text)
-    turn.do(Emit(REASON, text, True), RemoveWorker(worker))

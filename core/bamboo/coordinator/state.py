@@ -243,6 +243,7 @@ class CoordinatorState:
     silence_reported: bool = False  # those that live do not come back to a restarted coordinator
     profiling: WorkerId | None = None
     costs: tuple[float, ...] | None = None
+    data: tuple[WorkerId, int, int] | None = None  # who was first to say how many samples and steps there are; these
     plan: Plan | None = None
     planned_step: int = 0  # how many were committed when the plan was made
     applied: frozenset[WorkerId] = frozenset()

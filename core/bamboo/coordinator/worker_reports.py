@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from bamboo.control import protocol
 from bamboo.coordinator import checkpoints, copies, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
+from bamboo.coordinator.platforms import refuse_other_data
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import Cell, Layout, WorkerId
@@ -42,6 +44,13 @@ def _is_of_the_past(turn: Turn, worker: WorkerId, message: protocol.Message) -> 
 
 
 def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
+    if message.samples and refuse_other_data(turn, worker, message.samples, message.steps):
+        return
+    spec = turn.state.spec
+    if message.samples and turn.state.data is None:
+        turn.set(data=(worker, message.samples, message.steps))
+        if spec.training.known_steps is None:
+            turn.set(spec=replace(spec, training=replace(spec.training, steps=message.steps)))
     turn.worker(worker, ready=True)
 
 

@@ -140,8 +140,8 @@ class Fields:
         value = self._integer(name, low, high, default is None)
         return value if value is not None else low if default is None else default
 
-    def optional_integer(self, name: str, *, low: int = 1) -> int | None:
-        return self._integer(name, low, MAX_INT, False)
+    def optional_integer(self, name: str, *, low: int = 1, high: int = MAX_INT) -> int | None:
+        return self._integer(name, low, high, False)
 
     def optional_positive(self, name: str) -> float | None:
         def fits(value: object) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.job import spec as s
-from bamboo.job.fields import MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
+from bamboo.job.fields import MAX_INT, MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
 from bamboo.job.misspelled_fields import causes_first
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.job.yaml_file import ManifestSource, load_document, read_manifest_source
@@ -75,7 +75,7 @@ def _levels() -> dict[str, tuple[str, ...]]:
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
-    document["training"] = {probe: 0, "evaluation": {probe: 0}}
+    document["training"] = {probe: 0, "evaluation": {probe: 0}, "until": {probe: 0}}
     document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
     problems: list[Problem] = []
     _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
@@ -141,10 +141,15 @@ def _task(f: Fields) -> s.TaskSpec:
 
 
 def _training(f: Fields) -> s.TrainingSpec:
+    batch, until = f.integer("globalBatchSize"), _until(f.child("until")) if f.has("until") else None
+    said, steps = f.has("steps"), f.optional_integer("steps") if until else f.integer("steps")
+    if said and until:
+        f.problem("", "expected exactly one of steps and until, got both")
     return f.closed(
         s.TrainingSpec(
-            steps=f.integer("steps"),
-            global_batch_size=f.integer("globalBatchSize"),
+            steps=s.training_steps(until, batch) if until else steps or 1,
+            global_batch_size=batch,
+            until=until,
             micro_batch_size=f.integer("microBatchSize"),
             seed=f.integer("seed", 0, low=0, high=MAX_INT64),
             precision=f.choice("precision", s.Precision.FP32),
@@ -156,6 +161,20 @@ def _training(f: Fields) -> s.TrainingSpec:
             gradient_groups=f.optional_integer("gradientGroups"),
         )
     )
+
+
+def _until(f: Fields) -> s.Until:
+    given: dict[s.Unit, int] = {}
+    for unit in s.Unit:
+        amount = f.optional_integer(unit, high=MAX_INT if unit is s.Unit.STEPS else MAX_INT64)
+        if amount is not None:
+            given[unit] = amount
+    named = [unit for unit in s.Unit if f.has(unit)]
+    if len(named) != 1:
+        got = " and ".join(named) or "none"
+        f.problem("", f"expected exactly one of {', '.join(s.Unit)}, got {got}")
+    unit = next(iter(given), s.Unit.STEPS)  # one that does not fit is told already
+    return f.closed(s.Until(unit=unit, amount=given.get(unit, 1)))
 
 
 def _evaluation(f: Fields) -> s.EvaluationSpec:

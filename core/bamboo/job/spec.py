@@ -5,7 +5,7 @@ Absent parts are None; lists are tuples. Durations are seconds; field names are 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,7 @@ from bamboo.storage.url import shown_url
 
 MOST_LAYERS = 10_000  # of a model
 MOST_REPLICAS = 3  # of a stage's state
+UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_MANAGER = "bamboo.dev/operator"
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
@@ -157,6 +158,26 @@ class TaskSpec:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Unit(StrEnum):
+    """In what the length of a training is counted."""
+
+    STEPS = "steps"
+    SAMPLES = "samples"
+    TOKENS = "tokens"
+    EPOCHS = "epochs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """How long a job trains."""
+
+    unit: Unit
+    amount: int
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit if self.amount > 1 else self.unit[:-1]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
     """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data."""
@@ -169,6 +190,7 @@ class EvaluationSpec:
 class TrainingSpec:
     """Batch sizes are in samples; the global batch is a multiple of the microbatch.
 
+    steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: what the user has said.
     non_finite: what becomes of a step whose loss or gradient is not finite. max_consecutive_skips: at most so many are
     skipped one after the other.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
@@ -186,6 +208,26 @@ class TrainingSpec:
     evaluation: EvaluationSpec | None = None
     reproducible: bool = True
     gradient_groups: int | None = None
+    until: Until | None = None  # None: `steps` is what was said
+
+    @property
+    def known_steps(self) -> int | None:
+        """How many; None if it is not known yet."""
+        return None if self.steps == UNKNOWN_STEPS else self.steps
+
+    def with_data(self, samples: int, tokens_per_sample: int | None) -> "TrainingSpec":
+        """With the number of steps that it takes on a dataset of so many samples; the last one is whole.
+
+        Raises ValueError if tokens are to be counted and a sample does not say how many it has.
+        """
+        if self.until is None or self.known_steps is not None:
+            return self
+        amount = self.until.amount
+        if self.until.unit is Unit.EPOCHS:
+            return replace(self, steps=_steps(amount * samples, self.global_batch_size))
+        if tokens_per_sample is None:
+            raise ValueError("training.until counts tokens, but the task does not say its tokens_per_sample")
+        return replace(self, steps=_steps(amount, tokens_per_sample * self.global_batch_size))
 
     @property
     def microbatches(self) -> int:
@@ -204,6 +246,17 @@ class TrainingSpec:
     def most_pipelines(self) -> int:
         """Each one has a share of a step."""
         return self.groups or self.microbatches
+
+
+def _steps(amount: int, per_step: int) -> int:
+    return min(-(-amount // per_step), UNKNOWN_STEPS - 1)
+
+
+def training_steps(until: Until, global_batch_size: int) -> int:
+    """As far as that can be told without the data; else UNKNOWN_STEPS."""
+    if until.unit is Unit.STEPS:
+        return until.amount
+    return _steps(until.amount, global_batch_size) if until.unit is Unit.SAMPLES else UNKNOWN_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class PageView:
             mode=self._spec.redundancy.mode.value, began=self._record.since, since=self._record.since,
         )  # fmt: skip
         if self._status is None:
-            nothing = d.PageProgress(step=0, steps=self._spec.training.steps)
+            nothing = d.PageProgress(step=0, steps=self._spec.training.known_steps)
             counts = d.PageCounts(preemptions=0, takeovers=0, notices=0, restarts=0)
             return d.Document(now=now, job=job, state=self._ended or STARTING, progress=nothing, counts=counts)
         cost = d.PageCost(sentence=PRICES) if any(p.price_per_hour for p in self._spec.node_pools) else None

@@ -45,7 +45,7 @@ class Summary:
     outcome: Outcome
     reason: str
     message: str
-    steps: int
+    steps: int | None
     committed: int
     first_loss: float | None
     last_loss: float | None
@@ -153,7 +153,7 @@ def to_text(summary: Summary) -> str:
     lines = [f"{summary.job}: {ended}. {summary.message}".rstrip()]
     if summary.first_loss is not None and summary.last_loss is not None:
         lines.append(
-            f"  {summary.committed} of {summary.steps} steps{_begun(summary)} in {summary.seconds:.1f} s"
+            f"  {summary.committed} of {summary.steps or '?'} steps{_begun(summary)} in {summary.seconds:.1f} s"
             f"{_rate(summary.samples_per_second)}, loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
         )
     lines.append(

@@ -20,7 +20,7 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
     if status.phase == "Recovering":
         return
     page.add(table.JOB_STEP, status.step, *job)
-    page.add(table.JOB_DESIRED_STEPS, status.steps, *job)
+    page.add_known(table.JOB_DESIRED_STEPS, status.steps, *job)
     page.add_known(table.JOB_LOSS, status.loss, *job)
     if status.evaluations:
         step, metrics = status.evaluations[-1]

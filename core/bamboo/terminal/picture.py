@@ -96,9 +96,9 @@ def _progress(status: Status, elapsed: float) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     line.add_column(width=BAR_WIDTH)
     line.add_column(no_wrap=True)
-    done = BAR_WIDTH * min(status.step, status.steps) // status.steps
+    done = BAR_WIDTH * min(status.step, status.steps) // status.steps if status.steps else 0
     bar = Text.assemble(("█" * done, "green"), ("░" * (BAR_WIDTH - done), "dim"))
-    line.add_row(bar, f"step {status.step}/{status.steps}  {duration(elapsed)}{left}")
+    line.add_row(bar, f"step {status.step}/{status.steps or '?'}  {duration(elapsed)}{left}")
     return line
 
 

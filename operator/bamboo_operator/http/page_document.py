@@ -119,7 +119,7 @@ def _live(view: JobView, job: d.PageJob, now: float, status: Status, spec: JobSp
 def _from_status(view: JobView, job: d.PageJob, now: float) -> d.Document:
     """A job without a coordinator: invalid, suspended, over, or only just seen."""
     names = Labels(view.name)
-    steps = view.spec.training.steps if view.spec else None
+    steps = view.spec.training.known_steps if view.spec else None
     nothing = d.PageProgress(samples=view.spec.training.global_batch_size if view.spec else None, steps=steps)
     counts = d.PageCounts(preemptions=_count(view.written, "preemptions"), takeovers=_count(view.written, "takeovers"))
     found = d.Document(

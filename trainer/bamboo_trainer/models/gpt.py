@@ -133,6 +133,7 @@ def build(config: Mapping[str, Any]) -> Task:
         layers=(partial(Embedding, parsed), *blocks, partial(Head, parsed)),
         loss=_loss,
         dataset=TextDataset(_text(parsed.text), parsed.context),
+        tokens_per_sample=parsed.context,
         optimizer=partial(_optimizer, parsed),
         learning_rate=partial(learning_rate, parsed),
         tied=(("0.token.weight", f"{parsed.blocks + 1}.head.weight"),) if parsed.tie_embeddings else (),

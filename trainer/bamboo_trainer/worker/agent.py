@@ -58,11 +58,12 @@ from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import where
+from bamboo_trainer.tasks.user_code import dataset_length
 from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
-from bamboo_trainer.training import TrainingConfig, shown_to_build
+from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
@@ -245,17 +246,18 @@ class WorkerAgent:
 
     def _begin(self, manifest: dict[str, object], secret: str) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
-            self.control.send(WorkerReady())
+            self.control.send(self._ready())
             if self.leave_by < math.inf:
                 self.control.send(NoticeReceived(seconds=max(LEAST_SECONDS, self.leave_by - time.monotonic())))
             self.engine.report()
             if self.checkpoints:
                 self.checkpoints.report()
             return
-        spec = self.spec = parse_manifest(manifest)
+        spec = parse_manifest(manifest)
+        loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
+        task = self.task = settled(loaded, spec.training.seed)
+        spec = self.spec = with_steps(spec, task)
         training = spec.training
-        loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(training))
-        task = self.task = settled(loaded, training.seed)
         evaluations = evaluation_schedule(task, training)
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
@@ -288,7 +290,12 @@ class WorkerAgent:
                 evaluations=evaluations,
             )
         )
-        self.control.send(WorkerReady())
+        self.control.send(self._ready())
+
+    def _ready(self) -> WorkerReady:
+        assert self.task is not None
+        assert self.spec is not None
+        return WorkerReady(samples=dataset_length(self.task), steps=self.spec.training.steps)
 
     def _save(self, stage: Stage, request: Save) -> None:
         """The file is there as a whole or not at all."""
