@@ -35,9 +35,11 @@ class _Sleep(torch.autograd.Function):
 class Sleeper(nn.Module):
     """[samples, WIDTH] -> the same, through one small matrix and a rest."""
 
-    def __init__(self, forward_seconds: float, backward_seconds: float) -> None:
+    def __init__(self, forward_seconds: float, backward_seconds: float, ballast: int) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
+        if ballast:
+            self.ballast = nn.Parameter(torch.zeros(ballast))
         self.seconds = (forward_seconds, backward_seconds)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +48,8 @@ class Sleeper(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> Task:
-    """config: layers; forwardMs and backwardMs of each of them; slowed: [first, end, factor], layers that take longer.
+    """config: layers; forwardMs and backwardMs of each of them; slowed: [first, end, factor], layers that take longer;
+    ballast: elements of a parameter in each of them that nothing uses.
 
     A slowed layer counts as many operations as the others, so the split does not make up for it.
     """
@@ -54,8 +57,9 @@ def build(config: Mapping[str, Any]) -> Task:
     inputs = torch.randn(SAMPLES, WIDTH, generator=generator)
     first, end, factor = config.get("slowed", (0, 0, 1.0))
     factors = [factor if first <= index < end else 1.0 for index in range(int(config["layers"]))]
+    seconds, ballast = [config[name] / 1e3 for name in ("forwardMs", "backwardMs")], int(config.get("ballast", 0))
     return Task(
-        layers=[partial(Sleeper, f * config["forwardMs"] / 1e3, f * config["backwardMs"] / 1e3) for f in factors],
+        layers=[partial(Sleeper, f * seconds[0], f * seconds[1], ballast) for f in factors],
         loss=_loss,
         dataset=TensorDataset((inputs,), (inputs.roll(1, 1).sin(),)),
         optimizer=_optimizer,

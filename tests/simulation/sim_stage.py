@@ -230,6 +230,9 @@ class StandIn:
             if only is None or layer in only
         }
 
+    def late_copies(self, only: Collection[int]) -> "LateCopies":
+        return LateCopies(self, only)
+
     def layers_needed(self) -> tuple[int, ...]:
         return tuple(self._mine)
 
@@ -275,6 +278,24 @@ class StandIn:
     def _require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise Violation(f"layers {self._mine} at version {self.version}: {what} is {got}, not {expected}")
+
+
+class LateCopies:
+    """Copies that are made layer by layer; a violation if the state has changed before they are done."""
+
+    def __init__(self, stage: StandIn, layers: Collection[int]) -> None:
+        self._stage, self._left, self._version = stage, sorted(layers), stage.version
+        self.layers: dict[int, LayerState] = {}
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def copy_piece(self) -> None:
+        if self._stage.version != self._version:
+            raise Violation(f"layers {self._left} of version {self._version} are copied at {self._stage.version}")
+        layer = self._left.pop(0)
+        self.layers |= self._stage.layer_states([layer])
 
 
 def state_of(kept: LayerState) -> int:

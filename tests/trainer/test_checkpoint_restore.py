@@ -15,7 +15,7 @@ from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import Commit
 from training_job import Job, MemoryStore, Node
 
-STEPS = 7
+STEPS = 8
 
 
 def manifest(

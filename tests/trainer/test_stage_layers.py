@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.stage import late_copies
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.task_errors import TaskError
 from counting_optimizers import Averaging, Listing, OfWhole
-from stage_kit import CONFIG, chain, one_step, small_gpt, small_task
+from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task
 
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 OPTIMIZERS = {
@@ -147,6 +148,24 @@ def test_only_the_layers_that_a_worker_writes_are_copied():
     assert set(state.names) == {"inner.weight", "inner.bias", "shift", "nothing", "temperature"}
     assert state.names["inner.bias"] == "constant:1.inner.bias"
     assert "constant:1.hidden" in state.tensors
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "plain SGD", "dampening", "numbers in groups"])
+def test_copies_that_are_made_while_the_next_step_is_run_are_of_the_state_before(monkeypatch, optimizer):
+    monkeypatch.setattr(late_copies, "PIECE_BYTES", 8)
+    stage = Stage(task_of(optimizer), 0, SPLITS[0], CONFIG)
+    one_step([stage], 0)
+    files = files_of([stage])
+    late, works = stage.late_copies(range(7)), [begin(stage, 0, 1, 2)]
+    pieces = 0
+    while not late.done:
+        if pieces < 3:
+            microbatch([stage], works, 1, pieces)
+        late.copy_piece()
+        pieces += 1
+    assert pieces > 10
+    one_step([stage], 1)
+    assert {layer: b"".join(encode(state)) for layer, state in late.layers.items()} == files
 
 
 class Renamed(nn.Linear):

@@ -1,11 +1,17 @@
-"""Which layers this worker writes of a state that is kept, and the copy of them, taken when it has that state."""
+"""Which layers this worker writes of a state that is kept, and the copies of them.
+
+They are made while the worker waits for others in the step after; what is not copied when the state is about to change
+is copied then, and only for that training waits.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from bamboo.planning.plan import CheckpointId
 from bamboo.planning.shares import share
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.late_copies import Copying
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage_states import StageStates
 
@@ -13,10 +19,18 @@ Keep = Callable[[CheckpointId, Mapping[int, LayerState], float], None]
 Hold = Callable[[CheckpointId, Mapping[int, LayerState]], None]
 
 
-class CheckpointShares:
-    """Without a state of its own.
+@dataclass(slots=True)
+class _Share:
+    """Of a stage. seconds: for which training has waited for it."""
 
-    keep: takes copies, and the seconds that they took; it does the rest elsewhere. hold: takes copies of a cut.
+    checkpoint: CheckpointId
+    copying: Copying
+    seconds: float
+
+
+class CheckpointShares:
+    """keep: takes copies, and the seconds for which training waited; it does the rest elsewhere. hold: takes copies of
+    a cut.
     """
 
     def __init__(
@@ -30,9 +44,11 @@ class CheckpointShares:
     ) -> None:
         self._plan, self._states, self._log, self._clock = plan, states, log, clock
         self._keep, self._hold = keep, hold
+        self._shares: dict[int, _Share] = {}  # by stage: those that are being copied
 
     def reached(self, stage: int) -> None:
         """A stage that is held here has come to another version, by itself or with another worker's state."""
+        self.finish(stage)  # of a state that was given up meanwhile: nothing changes it
         version = self._states.version(stage)
         commit = self._log.commits.get(version - 1)
         mark = commit.checkpoint if commit else None
@@ -43,5 +59,32 @@ class CheckpointShares:
         layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])
         if layers:
             began = self._clock()
-            copies = self._states[stage].layer_states(layers)
-            self._keep(CheckpointId(step=version, id=mark.id), copies, self._clock() - began)
+            copying = self._states[stage].late_copies(layers)
+            checkpoint = CheckpointId(step=version, id=mark.id)
+            self._shares[stage] = _Share(checkpoint, copying, self._clock() - began)
+            self._hand_over(stage)
+
+    def advance(self) -> bool:
+        """While there is nothing else to do: copy one piece more. False if there is none."""
+        stage = next(iter(self._shares), None)
+        if stage is None:
+            return False
+        self._shares[stage].copying.copy_piece()
+        self._hand_over(stage)
+        return True
+
+    def finish(self, stage: int) -> None:
+        """That stage's state is about to change."""
+        found = self._shares.get(stage)
+        if found is None:
+            return
+        began = self._clock()
+        while not found.copying.done:
+            found.copying.copy_piece()
+        found.seconds += self._clock() - began
+        self._hand_over(stage)
+
+    def _hand_over(self, stage: int) -> None:
+        if self._shares[stage].copying.done:
+            done = self._shares.pop(stage)
+            self._keep(done.checkpoint, done.copying.layers, done.seconds)

@@ -222,9 +222,12 @@ class Components:
         address, stage = frame.address, frame.address.stage
         if stage not in self.states:
             self._keep_early(sender, frame)
-        elif address.kind is FrameKind.SYNC:
+            return
+        if address.kind is FrameKind.SYNC:
             self.replicator.received(address, frame.tensors)
-        elif self.replicator.restore(address, frame.tensors, frame.payload):
+            return
+        self.shares.finish(stage)
+        if self.replicator.restore(address, frame.tensors, frame.payload):
             self.shares.reached(stage)
             self.redundant.drop(stage)
             self.executor.begin(stage)
@@ -274,7 +277,7 @@ class Components:
         if applicable is not None:
             self._apply(applicable)
             return True
-        if self._decide():
+        if self._decide() or self.shares.advance():
             return True
         if self.committer.ends_before is not None:
             return False
@@ -289,6 +292,7 @@ class Components:
         cell = cell_steps[0].cell if cell_steps else Cell(0, index)
         if state.owned and cell_steps:
             self.redundant.end_wait(cell_steps[0], self._clock())
+        self.shares.finish(index)
         name = "OptimizerStep" if state.owned else "ReplicaUpdate"
         self._observer.started(name, cell, step, 0)
         self.states.apply(index, self.committer.log.commits[step])

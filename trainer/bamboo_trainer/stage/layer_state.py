@@ -46,15 +46,19 @@ def take(
     version: int,
     *,
     shown: bool = True,
+    late: tuple[str, ...] = (),
 ) -> dict[int, LayerState]:
-    """Copies of what belongs to these layers of the stage. shown: with names and values of their state dicts."""
+    """Copies of what belongs to these layers of the stage. shown: with names and values of their state dicts.
+
+    late: of names that begin so, the tensors themselves, which are still to be copied.
+    """
     held = {id(tensor): name for name, tensor in parameters.objects()}
     names: dict[int, dict[str, str]] = {index: {} for index in layers}
     tensors: dict[int, dict[str, Tensor]] = {index: {} for index in layers}
     scalars: dict[int, dict[str, Scalar]] = {index: {} for index in layers}
     for name, tensor in (*parameters.named(), *optimizer.named()):
         if layer_of(name) in layers:
-            tensors[layer_of(name)][name] = _copy(tensor)
+            tensors[layer_of(name)][name] = tensor if name.startswith(late) else _copy(tensor)
     for name, number in optimizer.scalars().items():
         if layer_of(name) in layers:
             scalars[layer_of(name)][name] = number

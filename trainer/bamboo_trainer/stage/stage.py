@@ -22,6 +22,7 @@ from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.late_copies import LateCopies
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
@@ -356,6 +357,12 @@ class Stage:
         """
         layers = {i: layer for i, layer in self._layers.items() if only is None or i in only}
         return layer_state.take(layers, self._parameters, self._optimizer_state, self.version, shown=shown)
+
+    def late_copies(self, only: Collection[int]) -> LateCopies:
+        """The same of these layers, made piece by piece; to be done before the state changes."""
+        layers = {i: layer for i, layer in self._layers.items() if i in only}
+        late = LateCopies.KINDS
+        return LateCopies(layer_state.take(layers, self._parameters, self._optimizer_state, self.version, late=late))
 
     def layers_needed(self) -> tuple[int, ...]:
         """Whose states `restore_layers` needs: the stage's own layers, and those that tied parameters belong to."""

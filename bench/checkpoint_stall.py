@@ -1,0 +1,141 @@
+"""What training waits for a checkpoint, with a large state, against the same job without checkpoints.
+
+    python bench/checkpoint_stall.py [--mebibytes 1024] [--every 20] [--checkpoints 2] [--repeat 2]
+
+Layers sleep, as if each worker had an accelerator of its own, and have parameters that nothing changes, so that the
+job's state (with AdamW's, once) has that size; processes and sockets are real, and files are written and synced. Runs
+without and with checkpoints in turn; a ratio is made of two runs of the same round.
+
+    stall       for how long the worker that waited longest did so for its copies, of a usual step and of all of them
+    next step   how much longer the step after a checkpoint's takes than the median, in which the copies are made
+    all steps   how much longer the mean step takes than without checkpoints: also for what is written beside it
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, say, show, write_json
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import PartsWritten
+from bamboo.coordinator.events import Event
+
+WARMUP = 6
+MICROBATCHES = 8
+TARGET = 2.0  # percent of a step
+
+
+@dataclass(slots=True)
+class Stalls:
+    """By step of the checkpoint: the longest wait that a worker has told."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+
+    def look(self, now: float, event: Event, commands: Any) -> None:
+        if isinstance(event, Received) and isinstance(event.message, PartsWritten):
+            step = event.message.checkpoint.step
+            self.seconds[step] = max(self.seconds.get(step, 0.0), event.message.stall)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    mebibytes: int
+    stages: int
+    forward_ms: float
+    every: int
+    checkpoints: int
+
+    @property
+    def steps(self) -> int:
+        """The last state is kept as well: not among those that count."""
+        return WARMUP + self.every * (self.checkpoints + 1)
+
+
+def document(o: Options, folder: Path | None) -> Any:
+    """folder: of the checkpoints, if there are to be any."""
+    result = manifest(TaskName.EMULATED, o.stages, MICROBATCHES, o.steps, mode="LazyForward")
+    layers = 4 * o.stages
+    each = o.forward_ms / 4
+    ballast = (o.mebibytes << 20) // (12 * layers)
+    result["spec"]["task"]["config"] = {
+        "layers": layers, "forwardMs": each, "backwardMs": 2 * each, "ballast": ballast,
+    }  # fmt: skip
+    if folder:
+        result["spec"]["checkpoint"] = {"storage": {"uri": folder.as_uri()}, "everySteps": o.every, "keepLatest": 1}
+    return result
+
+
+async def once(place: Lab, o: Options, kept: bool) -> tuple[list[float], dict[int, float]]:
+    """Each step's seconds, and the stalls."""
+    job, stalls = Job(place, document(o, place.new_folder() if kept else None), main="_recorder:record"), Stalls()
+    job.look = stalls.look
+    await job.run()
+    times = [job.committed[step] for step in range(o.steps)]
+    return [times[k] - times[k - 1] for k in range(1, o.steps)], stalls.seconds
+
+
+def figures(o: Options, plain: list[float], kept: list[float], stalls: dict[int, float]) -> dict[str, float]:
+    """Percent of a step. plain, kept: seconds of the steps from 1 on."""
+    marks = [step for step in stalls if step < o.steps]
+    counted = slice(min(marks) - 1, min(marks) - 1 + o.every * o.checkpoints)
+    usual = median(kept[counted])
+    mean, without = (sum(part[counted]) / (o.every * o.checkpoints) for part in (kept, plain))
+    stall = median([stalls[step] for step in marks])
+    return {
+        "step_ms": 1e3 * usual,
+        "stall_ms": 1e3 * stall,
+        "stall_of_a_step": 100 * stall / usual,
+        "stall_of_all": 100 * stall / (o.every * usual),
+        "next_step": 100 * (median([kept[step - 1] for step in marks]) / usual - 1),
+        "all_steps": 100 * (mean / without - 1),
+    }
+
+
+async def measure(o: Options, repeat: int) -> list[dict[str, float]]:
+    found = []
+    async with lab() as place:
+        for number in range(repeat):
+            plain, _ = await once(place, o, kept=False)
+            kept, stalls = await once(place, o, kept=True)
+            found.append(figures(o, plain, kept, stalls))
+            say(f"{number + 1}/{repeat}: {found[-1]}")
+    return found
+
+
+def report(o: Options, found: list[dict[str, float]]) -> None:
+    title = f"{o.mebibytes} MiB in {o.stages} stages, a checkpoint every {o.every} steps; median of {len(found)}"
+    middle = {name: median([one[name] for one in found]) for name in found[0]}
+    rows = [
+        ("a usual step", f"{middle['step_ms']:.0f} ms", ""),
+        ("stall", f"{middle['stall_ms']:.1f} ms", f"{middle['stall_of_a_step']:.2f} % of a step"),
+        ("stall, of all steps", "", f"{middle['stall_of_all']:.3f} % (target: under {TARGET:g})"),
+        ("next step", "", f"{middle['next_step']:+.1f} %"),
+        ("all steps", "", f"{middle['all_steps']:+.1f} %"),
+    ]
+    show(title, ("", "", ""), rows)
+
+
+def command(
+    mebibytes: Annotated[int, typer.Option(help="The job's state.")] = 1024,
+    stages: int = 2,
+    forward_ms: Annotated[float, typer.Option(help="Of a stage; a backward takes twice that.")] = 40.0,
+    every: int = 20,
+    checkpoints: int = 2,
+    repeat: int = 2,
+    json: Path | None = None,
+) -> None:
+    """What training waits for a checkpoint."""
+    o = Options(mebibytes=mebibytes, stages=stages, forward_ms=forward_ms, every=every, checkpoints=checkpoints)
+
+    async def body() -> None:
+        found = await measure(o, repeat)
+        report(o, found)
+        write_json(json, {"machine": machine(), "found": found})
+
+    main(body())
+
+
+if __name__ == "__main__":
+    typer.run(command)
