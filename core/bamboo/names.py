@@ -62,6 +62,7 @@ LABEL_NODE_POOL = f"{GROUP}/node-pool"
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of what the operator made the pod of
 LABEL_WORKER_SPEC = f"{GROUP}/worker-spec"  # a digest of the job's `worker` section at that time
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several
+ANNOTATION_RESTARTED = f"{GROUP}/restarted-at"  # in `worker.template`: when a user had all workers replaced
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
 NAME_LENGTH = 63  # of a DNS label

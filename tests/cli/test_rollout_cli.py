@@ -1,5 +1,6 @@
 """`bamboo rollout`, as it is typed."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,29 @@ def test_the_newest_other_one_is_the_one_before() -> None:
 )
 def test_a_merge_patch_takes_away_what_is_not_wanted(now: Json, wanted: Json, patch: Json) -> None:
     assert difference(now, wanted) == patch
+
+
+def test_a_restart_marks_the_template_so_that_every_worker_is_out_of_date(tmp_path: Path) -> None:
+    before = datetime.now(UTC).replace(microsecond=0)
+    code, printed, _, asked = type_in(tmp_path, with_sections(), "rollout", "restart", "story")
+    assert (code, printed) == (0, "the workers of story are replaced one after the other\n")
+    (patch,) = patches(asked)
+    annotations = patch["spec"]["worker"]["template"]["metadata"]["annotations"]
+    assert patch == {
+        "metadata": {"uid": "uid-story"},
+        "spec": {"worker": {"template": {"metadata": {"annotations": annotations}}}},
+    }
+    assert before <= datetime.fromisoformat(annotations["bamboo.dev/restarted-at"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"rollout": {"paused": True}}, "the rollout of story is paused; run `bamboo rollout resume story` first"),
+        ({"suspend": True}, "story is suspended; all its workers are made anew when it is resumed"),
+    ],
+)
+def test_what_cannot_begin_now_is_refused(tmp_path: Path, spec: Json, said: str) -> None:
+    code, _, complained, asked = type_in(tmp_path, Fake(job(spec={**SPEC, **spec})), "rollout", "restart", "story")
+    assert (code != 0, patches(asked)) == (True, [])
+    assert said in complained

@@ -1,5 +1,6 @@
 """`bamboo rollout ...`: flags and --help. The work is in `bamboo.remote.rollout`, imported late."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -51,6 +52,16 @@ def resume(cluster: ClusterOptions, job: options.JobName) -> None:
 
     target = targets_of([job])[0]
     run(cluster, lambda s: rollout.set_paused(s, target, paused=False))
+
+
+@rollouts.command()
+@grouped
+def restart(cluster: ClusterOptions, job: options.JobName) -> None:
+    """Replace all workers one after the other, although nothing has changed. Follow it with `status`."""
+    from bamboo.remote import rollout
+
+    target = targets_of([job])[0]
+    run(cluster, lambda s: rollout.restart(s, target, datetime.now(UTC)))
 
 
 @rollouts.command()

@@ -13,7 +13,7 @@ from bamboo.job.spec import WorkerSpec
 from bamboo.kube.errors import RemoteError
 from bamboo.kube.request_parts import Object
 from bamboo.kube.resources import Metadata, read
-from bamboo.names import API_VERSION, EXIT_FAILED, EXIT_OK, KIND
+from bamboo.names import ANNOTATION_RESTARTED, API_VERSION, EXIT_FAILED, EXIT_OK, KIND
 from bamboo.remote.job_reader import JobReader
 from bamboo.remote.objects import RemoteJob
 from bamboo.remote.session import Session, Target
@@ -75,6 +75,20 @@ async def set_paused(session: Session, name: Target, *, paused: bool) -> int:
     body = {"metadata": {"uid": job.uid}, "spec": {"rollout": {"paused": paused}}}
     await session.api.patch_job(job.namespace, job.name, body)
     session.say(f"the rollout of {job.name} is {word}")
+    return EXIT_OK
+
+
+async def restart(session: Session, name: Target, now: datetime) -> int:
+    """Have all workers replaced, one after the other. Raises RemoteError if that could not begin now."""
+    job = await _living(session, name)
+    if job.suspend:
+        raise RemoteError(f"{job.name} is suspended; all its workers are made anew when it is resumed")
+    if job.rollout_paused:
+        raise RemoteError(f"the rollout of {job.name} is paused; run `bamboo rollout resume {job.name}` first")
+    mark = {ANNOTATION_RESTARTED: now.isoformat(timespec="seconds")}
+    worker = {"template": {"metadata": {"annotations": mark}}}
+    await session.api.patch_job(job.namespace, job.name, {"metadata": {"uid": job.uid}, "spec": {"worker": worker}})
+    session.say(f"the workers of {job.name} are replaced one after the other")
     return EXIT_OK
 
 
