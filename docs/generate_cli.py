@@ -9,7 +9,7 @@ from bamboo.cli.commands import app
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
-HERE = ("run", "validate", "trace", "checkpoints", "export", "data", "completion", "version")
+HERE = ("run", "validate", "trace", "traces", "checkpoints", "export", "data", "completion", "version")
 CLUSTER = ("submit", "list", "status", "top", "events", "logs", "suspend", "resume", "delete", "preempt", "page")
 
 HEAD = """\
@@ -79,8 +79,11 @@ def page() -> str:
         parts.append(f"## {title}\n")
         parts += [f"### bamboo {name}\n\n```\n{help_of(name)}\n```\n" for name in names]
         if "trace" in names:
-            inner = (("trace", "summary"), ("checkpoints", "list"), ("checkpoints", "verify"), ("checkpoints", "prune"))
-            inner += (("data", "tokenize"), ("data", "show"))
+            inner = (
+                ("trace", "summary"), ("traces", "show"), ("traces", "convert"), ("traces", "generate"),
+                ("checkpoints", "list"), ("checkpoints", "verify"), ("checkpoints", "prune"),
+                ("data", "tokenize"), ("data", "show"),
+            )  # fmt: skip
             parts += [f"### bamboo {' '.join(words)}\n\n```\n{help_of(*words)}\n```\n" for words in inner]
     return "\n".join(parts)
 

@@ -26,8 +26,10 @@ from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import RedundancyMode
 from bamboo.local.trace_summary import TraceError, parse_trace, summarize_trace
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Layout, Peer, Plan, plan_problems
-from bamboo.preemption.recorded_trace import removals
 from bamboo.preemption.scheduling import parse
+from bamboo.traces.files import parse_trace as parse_node_trace
+from bamboo.traces.json_lines import to_json_lines
+from bamboo.traces.trace import removal_times
 from world import World
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6)
@@ -301,9 +303,20 @@ LINES = st.lists(st.text(alphabet="0123456789,.-+eadrmov \n", max_size=20), max_
 
 @given(st.text(max_size=80) | LINES)
 def test_any_text_is_a_recording_or_a_value_error(text: str) -> None:
-    found, refusal = read(lambda: removals("r.csv", text))
+    found, refusal = read(lambda: parse_node_trace("r.csv", text))
     assert "\n" not in refusal
-    assert refusal or all(math.isfinite(seconds) and seconds >= 0 for seconds in found)
+    assert refusal.startswith("r.csv") or all(math.isfinite(at) and at >= 0 for at in removal_times(found))
+
+
+ENTRY = st.dictionaries(st.sampled_from(["at", "add", "remove", "price", "zone", "notice", "onDemand"]), SCALARS)
+
+
+@given(st.lists(ENTRY, max_size=4))
+def test_any_lines_are_a_trace_of_nodes_that_can_be_written_or_are_refused(entries: list[dict[str, object]]) -> None:
+    lines = [{"format": "bamboo-trace", "version": 1}, *entries]
+    found, refusal = read(lambda: parse_node_trace("r.jsonl", "\n".join(json.dumps(line) for line in lines)))
+    assert "\n" not in refusal
+    assert refusal.startswith("r.jsonl") or parse_node_trace("r.jsonl", "".join(to_json_lines(found))) == found
 
 
 @given(st.lists(st.text(alphabet="atrndomce:0123456789.-einf", max_size=20), max_size=3))

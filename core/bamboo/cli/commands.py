@@ -16,6 +16,7 @@ from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster_commands import app as cluster_commands
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
+from bamboo.cli.node_trace_commands import node_traces
 from bamboo.cli.rollout_commands import rollouts
 from bamboo.cli.run_options import LocalRunOptions
 from bamboo.job.manifest import ManifestError, parse_source
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 traces = typer.Typer(help="Read what `bamboo run --trace` wrote.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(traces, name="trace")
+app.add_typer(node_traces, name="traces")
 app.add_typer(checkpoint_commands.checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")

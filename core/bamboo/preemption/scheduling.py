@@ -3,7 +3,7 @@
     none                        nothing happens (the default)
     random:RATE                 RATE preemptions per minute over the whole job, Poisson
     at:STEP[:STAGE][:notice]    once, in the middle of that step (see bamboo.preemption.mid_step)
-    trace:FILE[:SPEEDUP]        recorded (see bamboo.preemption.recorded_trace); a removal takes a random worker
+    trace:FILE[:SPEEDUP]        recorded (see bamboo.traces); a removal takes a random worker
 
 Random choices are functions of the seed and of a running number, so that a run can be repeated.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from bamboo.coordinator.events import Status, WorkerState
 from bamboo.planning.plan import WorkerId
-from bamboo.preemption.recorded_trace import removals
+from bamboo.traces.files import parse_trace
+from bamboo.traces.trace import removal_times
 
 NOTICE_SECONDS = 30.0
 TAKEABLE = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)
@@ -193,7 +194,7 @@ def _at_step(text: str) -> AtStep:
 def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     path, speedup = text, 1.0
     head, _, tail = text.rpartition(":")
-    if head and "/" not in tail and not tail.endswith(".csv"):
+    if head and "/" not in tail and not tail.endswith((".csv", ".jsonl")):
         path, speedup = head, _number(tail, "SPEEDUP")
     if not path:
         raise ValueError("FILE is missing")
@@ -204,4 +205,7 @@ def _trace(text: str, read: Callable[[str], str]) -> AtTimes:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(f"cannot read {path}: {reason}") from None
-    return AtTimes(seconds=tuple(seconds / speedup for seconds in removals(path, recorded)))
+    removed = removal_times(parse_trace(path, recorded))
+    if not removed:
+        raise ValueError(f"{path} contains no removal of a node")
+    return AtTimes(seconds=tuple(seconds / speedup for seconds in removed))

@@ -1,0 +1,44 @@
+"""Traces in files. The only I/O of this package."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bamboo.traces.json_lines import is_json_lines, parse_json_lines
+from bamboo.traces.tables import parse_table
+from bamboo.traces.trace import NodeTraceError, Trace, make_trace
+
+MOST_BYTES = 256 * 2**20
+
+
+def parse_trace(path: str, text: str, zone: str = "") -> Trace:
+    """Of any form that we read. zone: of nodes whose file names none. Raises NodeTraceError naming file and line."""
+    return parse_json_lines(path, text) if is_json_lines(text) else parse_table(path, text, zone)
+
+
+def read_trace(path: str, zone: str = "") -> Trace:
+    """Raises NodeTraceError naming the file, and the line if there is one."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise NodeTraceError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise NodeTraceError(f"cannot read {path}: it is not UTF-8 text") from None
+    if len(content) > MOST_BYTES:
+        raise NodeTraceError(f"cannot read {path}: it has more than {MOST_BYTES // 2**20} MiB")
+    return parse_trace(path, text, zone)
+
+
+def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
+    """What several files say, as one trace: nodes in one and prices in another, or one file for each zone.
+
+    Raises NodeTraceError, also if two of them have a node of one name.
+    """
+    traces = [read_trace(path, zone) for path in paths]
+    return make_trace(
+        (change for trace in traces for change in trace.changes),
+        (price for trace in traces for price in trace.prices),
+        duration=max((trace.duration for trace in traces), default=0.0),
+        source=", ".join(trace.source for trace in traces),
+    )

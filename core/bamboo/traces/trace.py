@@ -1,0 +1,128 @@
+"""What a trace is: changes of nodes and of prices over time, checked once when it is made. Times are seconds."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+MOST_CHANGES = 1_000_000
+MOST_SECONDS = 1e9  # about 30 years
+MOST_NAME = 253  # characters, as of a Kubernetes node
+
+
+class NodeTraceError(ValueError):
+    """One sentence about what is wrong with a trace, with its file and line where there is one."""
+
+
+class Change(StrEnum):
+    """What happened to a node."""
+
+    ADD = "add"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """A node came or was taken away.
+
+    at: seconds since the trace began. zone: "" if it is not known. notice: seconds between the notice and the removal;
+    None if there was none, or if it is not known.
+    """
+
+    at: float
+    change: Change
+    node: str
+    zone: str = ""
+    notice: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceChange:
+    """From `at` on a spot node of that zone costs so much. on_demand: the same node's price without the risk.
+
+    zone: a zone, the beginning of the names of several (a region), or "" for all.
+    """
+
+    at: float
+    zone: str
+    usd_per_hour: float
+    on_demand: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Use `make_trace`, which checks and sorts. duration: seconds; changes and prices are in the order of time."""
+
+    duration: float
+    changes: tuple[NodeChange, ...] = ()
+    prices: tuple[PriceChange, ...] = ()
+    source: str = ""
+
+
+def make_trace(
+    changes: Iterable[NodeChange] = (), prices: Iterable[PriceChange] = (), *, duration: float = 0.0, source: str = ""
+) -> Trace:
+    """The trace, at least as long as what happens in it. What happens at one instant stays in the order given.
+
+    Raises NodeTraceError for a value out of bounds, a node that is added twice, or removed while it is not there.
+    """
+    ordered = tuple(sorted(changes, key=lambda change: change.at))
+    priced = tuple(sorted(prices, key=lambda price: price.at))
+    if len(ordered) + len(priced) > MOST_CHANGES:
+        raise NodeTraceError(f"a trace has at most {MOST_CHANGES} changes, not {len(ordered) + len(priced)}")
+    for problem in _problems(ordered, priced):
+        raise NodeTraceError(problem)
+    checked(duration, "the duration")
+    last = max([change.at for change in ordered[-1:]] + [price.at for price in priced[-1:]], default=0.0)
+    return Trace(duration=max(duration, last), changes=ordered, prices=priced, source=source)
+
+
+def checked(seconds: float, what: str) -> float:
+    """The same seconds. Raises NodeTraceError if they are not between 0 and the most that a trace lasts."""
+    if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
+        raise NodeTraceError(f"{what} must be a number from 0 to {MOST_SECONDS:.0f} seconds, not {seconds:g}")
+    return seconds
+
+
+def checked_price(price: float, what: str) -> float:
+    """The same price. Raises NodeTraceError if it cannot be one."""
+    if not (math.isfinite(price) and 0 <= price <= 1e6):
+        raise NodeTraceError(f"{what} must be a number from 0 to 1000000, not {price:g}")
+    return price
+
+
+def price_series(trace: Trace, zone: str) -> tuple[PriceChange, ...]:
+    """The prices of a zone: those under its own name, else under the longest beginning of it, else those for all."""
+    names = {price.zone for price in trace.prices if zone.startswith(price.zone)}
+    name = max(names, key=len, default=None)
+    return tuple(price for price in trace.prices if price.zone == name)
+
+
+def removal_times(trace: Trace) -> tuple[float, ...]:
+    """Seconds, ascending, one for each node that was taken away."""
+    return tuple(change.at for change in trace.changes if change.change is Change.REMOVE)
+
+
+def _problems(changes: tuple[NodeChange, ...], prices: tuple[PriceChange, ...]) -> Iterator[str]:
+    there: set[str] = set()
+    for change in changes:
+        checked(change.at, "the time")
+        if change.notice is not None:
+            checked(change.notice, "the notice")
+        for name, what in ((change.node, "a node"), (change.zone, "a zone")):
+            if len(name) > MOST_NAME or not name.isprintable():
+                yield f"the name of {what} must have at most {MOST_NAME} printable characters, not {name[:40]!r}"
+        if not change.node:
+            yield f"a node that is changed at {change.at:g} s has no name"
+        added = change.change is Change.ADD
+        if added is (change.node in there):
+            wrong = "added, but it is there already" if added else "removed, but it is not there"
+            yield f"node {change.node} is {wrong}, at {change.at:g} s"
+        there ^= {change.node}
+    for price in prices:
+        checked(price.at, "the time")
+        checked_price(price.usd_per_hour, "the price")
+        if price.on_demand is not None:
+            checked_price(price.on_demand, "the on-demand price")
+        if len(price.zone) > MOST_NAME or not price.zone.isprintable():
+            yield f"the name of a zone must have at most {MOST_NAME} printable characters, not {price.zone[:40]!r}"
