@@ -134,6 +134,26 @@ class Encoded(nn.Module):
         return self.head(x), seen
 
 
+class Normed(nn.Module):
+    """BatchNorm before, in and after the blocks, and between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(inplace=True))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)) for _ in range(3)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm1d(4) for _ in range(3))
+        self.last, self.head = nn.BatchNorm1d(4), nn.Linear(4 * LENGTH, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x[:, None])
+        for block, norm in zip(self.blocks, self.norms, strict=True):
+            x = x + norm(block(x))
+        out: Tensor = self.head(self.last(x).flatten(1))
+        return out
+
+
 def words() -> Tensor:
     return torch.randint(0, WORDS, (64, LENGTH), generator=torch.Generator().manual_seed(0))
 
@@ -165,6 +185,12 @@ def parts(name: str) -> dict[str, Any]:
             "inputs": ("words", "mask"),
             "dataset": TensorDataset((words(), padding()), (words(),)),
             "loss": lambda output, target: of_words(output["logits"], target),
+        },
+        "normed": lambda: {
+            "make": Normed,
+            "blocks": "blocks",
+            "dataset": TensorDataset((words().float(),), (words()[:, 0],)),
+            "loss": nn.CrossEntropyLoss(),
         },
         "sizes": lambda: {"make": Sizes, "dataset": TensorDataset((words(),), (words(),)), "loss": of_words},
         "encoded": lambda: {

@@ -24,7 +24,7 @@ from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training
 from training_job import Fault, Job
 
-MODELS = ("chain", "dictionaries", "sizes", "encoded")
+MODELS = ("chain", "dictionaries", "sizes", "encoded", "normed")
 
 
 def layers_of(task: Task) -> list[nn.Module]:
@@ -83,7 +83,7 @@ def job(name: str, stages: int, pipelines: int, *faults: Fault) -> Job:
 
 @pytest.mark.parametrize(("name", "stages", "pipelines"), [
     ("chain", 4, 1), ("chain", 2, 2), ("dictionaries", 4, 2), ("dictionaries", 2, 1), ("sizes", 4, 1), 
-    ("encoded", 2, 2),
+    ("encoded", 2, 2), ("normed", 4, 1), ("normed", 2, 2),
 ])  # fmt: skip
 def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: int) -> None:
     calm = job(name, stages, pipelines)

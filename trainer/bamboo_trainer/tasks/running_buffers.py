@@ -242,7 +242,7 @@ def running_modules(layer: nn.Module) -> list[RunningModule]:
         declared = _declared(module)
         if declared is not None:
             found.append(RunningModule(module, path, declared.names))
-        elif isinstance(module, _BatchNorm | _InstanceNorm) and isinstance(module.running_mean, Tensor):
+        elif isinstance(module, _BatchNorm | _InstanceNorm) and isinstance(module._buffers.get("running_mean"), Tensor):
             names = (*_STATISTICS, *((_COUNT,) if isinstance(module.num_batches_tracked, Tensor) else ()))
             found.append(RunningModule(module, path, names))
     return found
