@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 PAGE = Path(__file__).parent / "python-api.md"
+LIBRARY = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
         *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "track_buffers", "contribute"),
@@ -28,6 +29,7 @@ SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.models.gpt": ("build",),
     "bamboo_trainer.models.mlp": ("build",),
     "bamboo_trainer.models.huggingface": ("build",),
+    **{f"bamboo_trainer.models.{name}": ("build",) for name in LIBRARY},
 }
 HEAD = """\
 # The Python API

@@ -1,0 +1,224 @@
+"""The models that come with Bamboo: their published sizes, their published arithmetic, and their bits under losses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.reference import train
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.ties import tie, tied_groups
+from bamboo_trainer.tasks.user_code import build_layer, call_layer
+from bamboo_trainer.training import TrainingConfig
+from manifest_kit import bamboojob, training
+from training_job import Fault, Job
+
+MODELS = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
+LSTM = 4 * 1024  # rows of each of an LSTM's two matrices and two vectors
+GNMT = (
+    3 * 32000 * 1024 + 32000  # words that are read, written, and foretold
+    + 2 * LSTM * (1024 + 1024 + 2)  # read in both directions
+    + LSTM * (2048 + 1024 + 2) + 6 * LSTM * (1024 + 1024 + 2)
+    + LSTM * (1024 + 1024 + 2) + 7 * LSTM * (2048 + 1024 + 2)  # written, with what the attention has found
+    + 2 * 1024 * 1024 + 2 * 1024 + 1
+)  # fmt: skip
+PUBLISHED = {
+    ("gpt2", "small"): 124_439_808, ("gpt2", "medium"): 354_823_168, ("gpt2", "large"): 774_030_080,
+    ("gpt2", "xl"): 1_557_611_200, ("bert", "large"): 335_174_458, ("bert", "base"): 109_514_298,
+    ("llama", "2-7b"): 6_738_415_616, ("llama", "3-8b"): 8_030_261_248, ("llama", "3.2-1b"): 1_235_814_400,
+    ("resnet", "152"): 60_192_808, ("resnet", "101"): 44_549_160, ("resnet", "50"): 25_557_032,
+    ("vgg", "19"): 143_667_240, ("vgg", "16"): 138_357_544, ("vgg", "11"): 132_863_336,
+    ("alexnet", "full"): 61_100_840, ("gnmt", "16"): GNMT,
+}  # fmt: skip
+
+
+def entrypoint(model: str) -> str:
+    return f"bamboo_trainer.models.{model}:build"
+
+
+def parameters(task: Task) -> int:
+    """Without values; a tied one counts once."""
+    mode, again = FakeTensorMode(), {name for names in task.tied for name in names[1:]}
+    known: dict[Callable[[], nn.Module], dict[str, int]] = {}
+    for n, factory in enumerate(task.layers):
+        if factory not in known:
+            known[factory] = {k: p.numel() for k, p in build_layer(task, 0, n, mode).named_parameters()}
+    return sum(s for n, f in enumerate(task.layers) for k, s in known[f].items() if f"{n}.{k}" not in again)
+
+
+@pytest.mark.parametrize(("model", "size"), PUBLISHED)
+def test_the_sizes_are_the_published_ones(model: str, size: str) -> None:
+    assert parameters(load_task(entrypoint(model), {"size": size})) == PUBLISHED[model, size]
+
+
+def test_costs_of_a_billion_parameters_are_counted_without_them() -> None:
+    costs = layer_costs(load_task(entrypoint("llama"), {"size": "3.2-1b", "data": {"length": 2048}}), 1)
+    block = costs[1]
+    assert costs[1:17] == (block,) * 16
+    matrices = 2048 * (2048 * 2 + 512 * 2 + 8192 * 3)
+    products = 6 * 2048 * matrices  # a forward and twice that backward
+    assert products < block < 1.5 * products
+    assert costs[17] > 6 * 2048 * 2048 * 128256
+
+
+def layers_of(task: Task) -> list[nn.Module]:
+    layers = [build_layer(task, 0, n) for n in range(len(task.layers))]
+    tie(dict(enumerate(layers)), tied_groups(task), task, 0)
+    for layer in layers:
+        layer.eval()
+    return layers
+
+
+def outputs(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> Tensor:
+    passed: Any = inputs[0] if len(inputs) == 1 else inputs
+    for layer in layers:
+        passed = call_layer(layer, passed)
+    assert isinstance(passed, Tensor)
+    return passed
+
+
+def published_names(model: str) -> list[tuple[list[str], str, bool]]:
+    """Of each of our parameters the published ones that it consists of, and whether those are transposed."""
+    same = {
+        "gpt2": (
+            "transformer.h.{}.", {"ln_1": "attention_norm", "ln_2": "mlp_norm"},
+            {"attn.c_attn": "qkv", "attn.c_proj": "projection", "mlp.c_fc": "up", "mlp.c_proj": "down"},
+            {"transformer.wte.weight": "0.token.weight", "transformer.wpe.weight": "0.position.weight",
+             "transformer.ln_f.weight": "4.norm.weight", "transformer.ln_f.bias": "4.norm.bias"},
+        ),
+        "llama": (
+            "model.layers.{}.", {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"} |
+            {f"self_attn.{t}_proj": o for t, o in zip("qkvo", ("query", "key", "value", "projection"), strict=True)} |
+            {f"mlp.{o}_proj": o for o in ("gate", "up", "down")}, {},
+            {"model.embed_tokens.weight": "0.token.weight", "model.norm.weight": "4.norm.weight",
+             "lm_head.weight": "4.out.weight"},
+        ),
+        "bert": (
+            "bert.encoder.layer.{}.",
+            {"attention.output.dense": "projection", "attention.output.LayerNorm": "attention_norm",
+             "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "mlp_norm"}, {},
+            {f"bert.embeddings.{t}.weight": f"0.{o}.weight" for t, o in (
+                ("word_embeddings", "token"), ("position_embeddings", "position"), ("token_type_embeddings", "kind"),
+                ("LayerNorm", "norm"))} |
+            {"bert.embeddings.LayerNorm.bias": "0.norm.bias", "cls.predictions.bias": "4.out.bias"} |
+            {f"cls.predictions.transform.{t}.{k}": f"4.{o}.{k}" for k in ("weight", "bias")
+             for t, o in (("dense", "transform"), ("LayerNorm", "norm"))},
+        ),
+    }  # fmt: skip
+    prefix, plain, transposed, others = same[model]
+    found = [([theirs], ours, False) for theirs, ours in others.items()]
+    for block in range(3):
+        for kind in ("weight",) if model == "llama" else ("weight", "bias"):
+            for names, turned in ((plain, False), (transposed, kind == "weight")):
+                found += [
+                    ([f"{prefix.format(block)}{t}.{kind}"], f"{block + 1}.{o}.{kind}", turned) for t, o in names.items()
+                ]
+            if model == "bert":
+                parts = [f"{prefix.format(block)}attention.self.{one}.{kind}" for one in ("query", "key", "value")]
+                found.append((parts, f"{block + 1}.qkv.{kind}", False))
+    return found
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "bert"])
+def test_logits_are_those_of_the_published_model(model: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    common = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 97}
+    torch.manual_seed(1)
+    theirs = {
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=97, n_positions=16)
+        ),
+        "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(
+            **common, num_attention_heads=2, max_position_embeddings=16)),
+        "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            **common | {"intermediate_size": 24}, num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5)),
+    }[model]()  # fmt: skip
+    theirs.eval()
+    values = theirs.state_dict()
+    for tensor in values.values():
+        tensor += 0.1 * torch.randn_like(tensor)
+    layers = layers_of(load_task(entrypoint(model), {"size": "tiny", "data": {"padding": model == "bert"}}))
+    own = {f"{n}.{k}": p for n, layer in enumerate(layers) for k, p in layer.named_parameters()}
+    with torch.no_grad():
+        for names, name, turned in published_names(model):
+            value = torch.cat([values[one] for one in names])
+            own.pop(name).copy_(value.T if turned else value)
+    assert set(own) <= {"4.out.weight"}  # it is tied
+    tokens = torch.randint(0, 97, (3, 16))
+    mask = torch.arange(16) < torch.tensor([[16], [9], [12]])
+    inputs = (tokens, mask) if model == "bert" else (tokens,)
+    expected = theirs(input_ids=tokens, **({"attention_mask": mask.long()} if model == "bert" else {})).logits
+    keep = mask if model == "bert" else torch.ones_like(mask)
+    torch.testing.assert_close(outputs(layers, inputs)[keep], expected[keep], rtol=1e-4, atol=1e-4)
+
+
+def job(model: str, stages: int, pipelines: int, *faults: Fault) -> Job:
+    document = bamboojob(
+        task={"entrypoint": entrypoint(model), "config": {"size": "tiny"}},
+        training=training(2, 8, 2, maxGradientNorm=1.0),
+        topology={"stages": stages, "pipelines": pipelines},
+        elastic={"minStages": stages, "stabilizationSeconds": 0},
+    )
+    return Job(document, faults=faults).run()
+
+
+GRIDS = [(4, 1), pytest.param((2, 2), marks=pytest.mark.slow), pytest.param((4, 2), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_worker_is_lost_and_the_bits_stay(model: str, grid: tuple[int, int]) -> None:
+    """Dropout, BatchNorm's statistics, tied matrices and LSTMs included; and plain PyTorch comes to the same."""
+    calm = job(model, *grid)
+    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
+    killed = job(model, *grid, fault)
+    for done in (calm, killed):
+        assert done.finish is not None
+        assert done.finish.outcome is Outcome.COMPLETE, done.emitted
+    assert killed.state.takeovers
+    assert killed.digests == calm.digests
+    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
+    losses, _ = train(load_task(entrypoint(model), {"size": "tiny"}), plain, 2)
+    torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_a_process_is_killed_and_the_bits_stay(model: str, tmp_path: Path) -> None:
+    document = bamboojob(
+        task={"entrypoint": entrypoint(model), "config": {"size": "tiny"}},
+        training=training(6, 8, 2, maxGradientNorm=1.0),
+        topology={"stages": 2, "pipelines": 2},
+    )
+    (tmp_path / "job.yaml").write_text(json.dumps(document))
+    command = [sys.executable, "-m", "bamboo", "run", "job.yaml", "--preempt", "at:3:1", "--verify"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "takeovers: 1" in done.stdout
+    assert "bit-equal: yes" in done.stdout
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_config_that_cannot_be_is_refused(model: str) -> None:
+    for config, said in (
+        ({"size": "huge"}, "size must be one of "),
+        ({"sise": "tiny"}, "unknown key 'sise', expected some of size, learningRate"),
+        ({"size": "tiny", "learningRate": "high"}, "learningRate must be of type float, got 'high'"),
+        ({"size": "tiny", "learningRate": 0}, "learningRate must be positive, got 0.0"),
+        ({"size": "tiny", "data": {"samples": 0}}, "data.samples must be a whole number of at least 1, got 0"),
+    ):
+        with pytest.raises(TaskError) as refused:
+            load_task(entrypoint(model), config)
+        assert said in str(refused.value)

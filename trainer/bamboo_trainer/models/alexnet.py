@@ -1,0 +1,78 @@
+"""AlexNet for images, in one column: `bamboo_trainer.models.alexnet:build`."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import MadeUpImages
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+SIDE: Final = 6  # of what the linear layers see
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "full": {"channels": "64 192 384 256 256", "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5},
+    "tiny": {"channels": "4 6 8 6 6", "inner": 16, "classes": 10, "side": 64, "dropout": 0.5},
+}
+PARAMETERS: Final = {"full": 61_100_840}
+_CONVOLUTIONS: Final = ((11, 4, 2, True), (5, 1, 2, True), (3, 1, 1, False), (3, 1, 1, False), (3, 1, 1, True))
+
+
+class Convolution(nn.Module):
+    """kind: side of the kernel, stride, padding, and whether pooling follows."""
+
+    def __init__(self, channels: int, out: int, kind: tuple[int, int, int, bool]) -> None:
+        super().__init__()
+        kernel, stride, padding, self.pool = kind
+        self.convolution = nn.Conv2d(channels, out, kernel, stride=stride, padding=padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.convolution(x))
+        return F.max_pool2d(x, 3, stride=2) if self.pool else x
+
+
+class Flat(nn.Module):
+    """[batch, channels, h, w] -> [batch, channels * 36]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, SIDE).flatten(1)
+
+
+class Hidden(nn.Module):
+    """[batch, features] -> [batch, out], with dropout before."""
+
+    def __init__(self, features: int, out: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(features, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(self.dropout(x)))
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    c = settings.read({"learningRate": 0.01, **config}, SIZES, "full")
+    settings.whole_numbers(c, "inner", "classes", "side")
+    outs = [int(count) for count in c["channels"].split() if count.isdecimal()]
+    if len(outs) != 5 or len(c["channels"].split()) != 5 or min(outs) < 1:
+        raise ValueError(f'channels must be five numbers such as "64 192 384 256 256", got {c["channels"]!r}')
+    pairs = zip((3, *outs), outs, _CONVOLUTIONS, strict=False)
+    return Task(
+        layers=(
+            *(partial(Convolution, channels, out, kind) for channels, out, kind in pairs),
+            Flat,
+            partial(Hidden, outs[-1] * SIDE * SIDE, c["inner"], c["dropout"]),
+            partial(Hidden, c["inner"], c["inner"], c["dropout"]),
+            partial(nn.Linear, c["inner"], c["classes"]),
+        ),
+        loss=loss,
+        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
+        optimizer=settings.sgd(c),
+        learning_rate=settings.rate(c, training),
+    )
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])

@@ -1,0 +1,134 @@
+"""GNMT-16 for translation: 8 layers of LSTM read, 8 write with attention: `bamboo_trainer.models.gnmt:build`.
+
+What passes from layer to layer is a tuple: what was read so far, a mask of its words, and the words to be written;
+then, while writing, what is written, and what the attention has found for each word.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import MadeUpPairs
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+FILL: Final = 0  # a word that does not count
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "16": {"vocabulary": 32000, "width": 1024, "layers": 8, "dropout": 0.2, "length": 50},
+    "tiny": {"vocabulary": 31, "width": 8, "layers": 3, "dropout": 0.2, "length": 7},
+}
+PARAMETERS: Final = {"16": 276_735_233}
+SMOOTHING: Final = 0.1
+
+
+class Source(nn.Module):
+    """(source int64 [batch, length], words before each one to be written) -> (embedded, mask, those words)."""
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.token, self.dropout = nn.Embedding(c["vocabulary"], c["width"]), nn.Dropout(c["dropout"])
+        nn.init.uniform_(self.token.weight, -0.1, 0.1)
+
+    def forward(self, source: Tensor, before: Tensor) -> Parts:
+        return self.dropout(self.token(source)), source != FILL, before
+
+
+class Reader(nn.Module):
+    """(x, mask, before) -> the same. The first one reads in both directions; from the third on there is a residual."""
+
+    def __init__(self, c: Mapping[str, Any], number: int) -> None:
+        super().__init__()
+        width = c["width"]
+        self.lstm = nn.LSTM(2 * width if number == 1 else width, width, batch_first=True, bidirectional=number == 0)
+        self.dropout, self.residual = nn.Dropout(c["dropout"]), number >= 2
+        _first_values(self.lstm)
+
+    def forward(self, x: Tensor, mask: Tensor, before: Tensor) -> Parts:
+        out = self.dropout(self.lstm(x)[0])
+        return out + x if self.residual else out, mask, before
+
+
+class AttentiveWriter(nn.Module):
+    """(read, mask, before) -> (written, found): the first layer that writes; what it writes asks the attention.
+
+    The scores are those of a normalized additive attention.
+    """
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        width = c["width"]
+        self.token, self.dropout = nn.Embedding(c["vocabulary"], width), nn.Dropout(c["dropout"])
+        self.lstm = nn.LSTM(width, width, batch_first=True)
+        self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.direction, self.bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.zeros(width))
+        self.scale = nn.Parameter(torch.full((1,), width**-0.5))
+        nn.init.uniform_(self.token.weight, -0.1, 0.1)
+        nn.init.uniform_(self.direction, -0.1, 0.1)
+        _first_values(self.lstm)
+
+    def forward(self, read: Tensor, mask: Tensor, before: Tensor) -> Parts:
+        written = self.dropout(self.lstm(self.dropout(self.token(before)))[0])
+        summed = torch.tanh(self.query(written)[:, :, None] + self.key(read)[:, None] + self.bias)
+        scores = summed @ (self.scale * self.direction / self.direction.norm())
+        weights = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min).softmax(dim=-1)
+        return written, weights @ read
+
+
+class Writer(nn.Module):
+    """(written, found) -> the same; from the third layer that writes on there is a residual."""
+
+    def __init__(self, c: Mapping[str, Any], number: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2 * c["width"], c["width"], batch_first=True)
+        self.dropout, self.residual = nn.Dropout(c["dropout"]), number >= 2
+        _first_values(self.lstm)
+
+    def forward(self, written: Tensor, found: Tensor) -> Parts:
+        out = self.dropout(self.lstm(torch.cat([written, found], dim=-1))[0])
+        return out + written if self.residual else out, found
+
+
+class Head(nn.Module):
+    """(written, found) -> logits [batch, length, vocabulary]."""
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.out = nn.Linear(c["width"], c["vocabulary"])
+        nn.init.uniform_(self.out.weight, -0.1, 0.1)
+
+    def forward(self, written: Tensor, found: Tensor) -> Tensor:
+        logits: Tensor = self.out(written)
+        return logits
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be.
+
+    Data: inputs are the source and the words before each one of the target, targets the words; all int64
+    [samples, length], filled with 0.
+    """
+    c = settings.read(config, SIZES, "16")
+    settings.whole_numbers(c, "vocabulary", "width", "layers", "length")
+    readers = (partial(Reader, c, number) for number in range(c["layers"]))
+    writers = (partial(Writer, c, number) for number in range(1, c["layers"]))
+    return Task(
+        layers=(partial(Source, c), *readers, partial(AttentiveWriter, c), *writers, partial(Head, c)),
+        loss=loss,
+        dataset=settings.open_data(c["data"], lambda samples: MadeUpPairs(samples, c["length"], c["vocabulary"])),
+        optimizer=settings.adamw(c),
+        learning_rate=settings.rate(c, training),
+    )
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    """The mean over the words that count."""
+    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=FILL, label_smoothing=SMOOTHING)
+
+
+def _first_values(lstm: nn.LSTM) -> None:
+    for parameter in lstm.parameters():
+        nn.init.uniform_(parameter, -0.1, 0.1)

@@ -1,0 +1,129 @@
+"""A decoder of the Llama family: `bamboo_trainer.models.llama:build`.
+
+It has RMSNorm, rotary positions, several queries for each key, and a gated MLP. For published weights there is
+`bamboo_trainer.models.huggingface`.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.sequences import IGNORED, open_sequences
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "2-7b": {
+        "vocabulary": 32000, "positions": 4096, "width": 4096, "inner": 11008, "heads": 32, "keyHeads": 32,
+        "blocks": 32, "theta": 1e4, "tied": False,
+    },
+    "3-8b": {
+        "vocabulary": 128256, "positions": 8192, "width": 4096, "inner": 14336, "heads": 32, "keyHeads": 8,
+        "blocks": 32, "theta": 5e5, "tied": False,
+    },
+    "3.2-1b": {
+        "vocabulary": 128256, "positions": 8192, "width": 2048, "inner": 8192, "heads": 32, "keyHeads": 8,
+        "blocks": 16, "theta": 5e5, "tied": True,
+    },
+    "tiny": {
+        "vocabulary": 97, "positions": 16, "width": 16, "inner": 24, "heads": 4, "keyHeads": 2,
+        "blocks": 3, "theta": 1e4, "tied": False,
+    },
+}  # fmt: skip
+PARAMETERS: Final = {"2-7b": 6_738_415_616, "3-8b": 8_030_261_248, "3.2-1b": 1_235_814_400}
+EPSILON: Final = 1e-5
+
+
+class Embedding(nn.Module):
+    """int64 [batch, time] -> [batch, time, width]."""
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.token = nn.Embedding(c["vocabulary"], c["width"])
+        nn.init.normal_(self.token.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.token(tokens)
+        return out
+
+
+class Block(nn.Module):
+    """Norms before causal attention and before the gated MLP, both with a residual."""
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, self.size, self.theta = c["width"], c["width"] // c["heads"], c["theta"]
+        self.grouped = c["heads"] != c["keyHeads"]
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(width, EPSILON), nn.RMSNorm(width, EPSILON)
+        self.query, self.projection = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, c["keyHeads"] * self.size, bias=False)
+        self.value = nn.Linear(width, c["keyHeads"] * self.size, bias=False)
+        self.gate, self.up = nn.Linear(width, c["inner"], bias=False), nn.Linear(width, c["inner"], bias=False)
+        self.down = nn.Linear(c["inner"], width, bias=False)
+        for linear in (self.query, self.key, self.value, self.projection, self.gate, self.up, self.down):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.attention_norm(x)
+        query, key, value = (
+            linear(normed).unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        exponents = torch.arange(0, self.size, 2, device=x.device, dtype=torch.float32) / self.size
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.theta**-exponents
+        mixed = F.scaled_dot_product_attention(
+            rotated(query, angles), rotated(key, angles), value, is_causal=True, enable_gqa=self.grouped
+        )
+        x = x + self.projection(mixed.transpose(1, 2).flatten(2))
+        normed = self.mlp_norm(x)
+        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return out
+
+
+class Head(nn.Module):
+    """[batch, time, width] -> logits [batch, time, vocabulary]."""
+
+    def __init__(self, c: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.norm, self.out = nn.RMSNorm(c["width"], EPSILON), nn.Linear(c["width"], c["vocabulary"], bias=False)
+        nn.init.normal_(self.out.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.norm(x))
+        return logits
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """x [batch, heads, time, size]; element i and element i + size / 2 turn by angles[time, i]."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    c = settings.read(config, SIZES, "3.2-1b")
+    settings.whole_numbers(c, "vocabulary", "positions", "width", "inner", "heads", "keyHeads", "blocks")
+    if c["width"] % (2 * c["heads"]):
+        raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
+    if c["heads"] % c["keyHeads"]:
+        raise ValueError(f"heads must be a multiple of keyHeads = {c['keyHeads']}, got {c['heads']}")
+    blocks, last = [partial(Block, c)] * c["blocks"], c["blocks"] + 1
+    return Task(
+        layers=(partial(Embedding, c), *blocks, partial(Head, c)),
+        loss=loss,
+        dataset=open_sequences({"length": c["positions"], **c["data"]}, "causal", c["vocabulary"], 0),
+        optimizer=settings.adamw(c),
+        learning_rate=settings.rate(c, training),
+        tied=(("0.token.weight", f"{last}.out.weight"),) if c["tied"] else (),
+        checkpointed=range(1, last) if c["checkpoint"] else (),
+    )
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    """The mean over the tokens that count."""
+    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=IGNORED)

@@ -1,0 +1,111 @@
+"""ResNet-152, 101 and 50 for images: `bamboo_trainer.models.resnet:build`.
+
+A layer is the stem, a bottleneck or the head.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import MadeUpImages
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+EXPANSION: Final = 4
+_COMMON: Final = {"width": 64, "classes": 1000, "side": 224}
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "152": {**_COMMON, "blocks": "3 8 36 3"},
+    "101": {**_COMMON, "blocks": "3 4 23 3"},
+    "50": {**_COMMON, "blocks": "3 4 6 3"},
+    "tiny": {"width": 4, "classes": 10, "side": 32, "blocks": "1 1 1 1"},
+}
+PARAMETERS: Final = {"152": 60_192_808, "101": 44_549_160, "50": 25_557_032}
+
+
+class Stem(nn.Module):
+    """[batch, 3, side, side] -> [batch, width, side / 4, side / 4]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.norm, self.pool = nn.BatchNorm2d(width), nn.MaxPool2d(3, stride=2, padding=1)
+        _first_values(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.pool(F.relu(self.norm(self.convolution(x))))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """[batch, channels, h, w] -> [batch, 4 inner, h / stride, w / stride]."""
+
+    def __init__(self, channels: int, inner: int, stride: int) -> None:
+        super().__init__()
+        out = EXPANSION * inner
+        self.reduce, self.norm1 = nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
+        self.middle = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(inner)
+        self.expand, self.norm3 = nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or channels != out:
+            convolution = nn.Conv2d(channels, out, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(out))
+        _first_values(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.norm1(self.reduce(x)))
+        inner = F.relu(self.norm2(self.middle(inner)))
+        return F.relu(self.norm3(self.expand(inner)) + self.shortcut(x))
+
+
+class Head(nn.Module):
+    """[batch, channels, h, w] -> logits [batch, classes]."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(x.mean(dim=(2, 3)))
+        return logits
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
+    settings.whole_numbers(c, "width", "classes", "side")
+    return Task(
+        layers=(partial(Stem, c["width"]), *_blocks(c), partial(Head, 8 * EXPANSION * c["width"], c["classes"])),
+        loss=loss,
+        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
+        optimizer=settings.sgd(c),
+        learning_rate=settings.rate(c, training),
+    )
+
+
+def _blocks(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
+    """Four groups; each but the first begins with half the side."""
+    counts = [int(count) for count in c["blocks"].split() if count.isdecimal()]
+    if len(counts) != 4 or len(c["blocks"].split()) != 4 or min(counts) < 1:
+        raise ValueError(f'blocks must be four numbers such as "3 8 36 3", got {c["blocks"]!r}')
+    found: list[Callable[[], nn.Module]] = []
+    channels = c["width"]
+    for group, count in enumerate(counts):
+        inner = c["width"] << group
+        for number in range(count):
+            found.append(partial(Bottleneck, channels, inner, 2 if group and not number else 1))
+            channels = EXPANSION * inner
+    return found
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])
+
+
+def _first_values(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

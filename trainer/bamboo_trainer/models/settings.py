@@ -1,0 +1,156 @@
+"""What the models of the library have in common: reading their config, their optimizers, made-up data."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from bamboo_trainer import schedules
+from bamboo_trainer.data import dataset_from, pure_seed
+from bamboo_trainer.task import Dataset, Parts, TrainingFacts
+
+MADE_UP: Final = "random"
+TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, Any]:
+    """A size's values by its name, with what the config says instead of them, and how it trains.
+
+    Raises ValueError, naming the key and what was expected.
+    """
+    size = config.get("size", default)
+    if size not in sizes:
+        raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
+    known = {**TRAINING, **sizes[size], "data": {}}
+    values = dict(known)
+    for key, value in config.items():
+        if key == "size":
+            continue
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}, expected some of size, {', '.join(known)}")
+        values[key] = _typed(key, value, known[key])
+    return values
+
+
+def whole_numbers(values: Mapping[str, Any], *keys: str) -> None:
+    """Raises ValueError unless each is at least 1."""
+    for key in keys:
+        if values[key] < 1:
+            raise ValueError(f"{key} must be at least 1, got {values[key]}")
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    fits = isinstance(value, Mapping) if kind is dict else type(value) is kind
+    if not fits:
+        raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
+    if kind in (int, float) and value < 0:
+        raise ValueError(f"{key} must not be negative, got {value}")
+    return dict(value) if kind is dict else value
+
+
+def rate(values: Mapping[str, Any], training: TrainingFacts | None) -> Callable[[int], float]:
+    """Linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
+    peak, warmup = values["learningRate"], values["warmupSteps"]
+    if peak <= 0:
+        raise ValueError(f"learningRate must be positive, got {peak}")
+    if training is None:
+        return schedules.constant(peak, warmup)
+    return schedules.cosine(peak, steps=max(training.steps, warmup + 1), warmup=warmup, final=0.1 * peak)
+
+
+def adamw(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
+    return partial(_adamw, values["learningRate"], values["weightDecay"])
+
+
+def sgd(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
+    return partial(_sgd, values["learningRate"], values["weightDecay"])
+
+
+def _groups(named: Named, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not."""
+    parameters = [p for _, p in named]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _adamw(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(_groups(named, decay), lr=rate, betas=(0.9, 0.95))
+
+
+def _sgd(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
+    return torch.optim.SGD(_groups(named, decay), lr=rate, momentum=0.9)
+
+
+def open_data(config: Mapping[str, Any], made_up: Callable[[int], Dataset]) -> Dataset:
+    """config: {"kind": "random", "samples": 512} is made-up data, and the default; the other kinds are those of
+    `bamboo_trainer.data.dataset_from`. made_up: samples -> them.
+    """
+    given = dict(config)
+    if given.pop("kind", MADE_UP) != MADE_UP:
+        return dataset_from(config)
+    samples = given.pop("samples", 512)
+    for key in given:
+        raise ValueError(f"data: unknown key {key!r}, expected samples")
+    if type(samples) is not int or samples < 1:
+        raise ValueError(f"data.samples must be a whole number of at least 1, got {samples!r}")
+    return made_up(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpImages:
+    """Sample i is noise, brighter in one colour by its class: float32 [samples, 3, side, side]; int64 [samples]."""
+
+    samples: int
+    side: int
+    classes: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        labels = torch.tensor([pure_seed("label", i) % self.classes for i in indices])
+        images = []
+        for index, label in zip(indices, labels.tolist(), strict=True):
+            generator = torch.Generator().manual_seed(pure_seed("image", index))
+            image = torch.randn(3, self.side, self.side, generator=generator)
+            image[label % 3] += 1 + label // 3 / max(1, self.classes // 3)
+            images.append(image)
+        return (torch.stack(images),), (labels,)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeUpPairs:
+    """Sample i is a sentence and, as its translation, the same backwards with other words; 0 fills, 1 begins.
+
+    Inputs: int64 [samples, length] of the source and of the target before each word; targets: the words, of which 0
+    does not count.
+    """
+
+    samples: int
+    length: int
+    words: int
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        source = torch.zeros(len(indices), self.length, dtype=torch.int64)
+        target = torch.zeros_like(source)
+        for row, index in enumerate(indices):
+            generator = torch.Generator().manual_seed(pure_seed("pair", index))
+            length = int(torch.randint(self.length // 2 + 1, self.length + 1, (), generator=generator))
+            source[row, :length] = torch.randint(2, self.words, (length,), generator=generator)
+            target[row, :length] = (source[row, :length].flip(0) - 2 + 7) % (self.words - 2) + 2
+        before = torch.cat([torch.ones_like(target[:, :1]), target[:, :-1]], dim=1)
+        return (source, before), (target,)

@@ -1,0 +1,97 @@
+"""VGG-19, 16 and 11 for images, without BatchNorm: `bamboo_trainer.models.vgg:build`. A layer is a convolution with its
+ReLU, and with the pooling after it, or a linear one.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bamboo_trainer.models import settings
+from bamboo_trainer.models.settings import MadeUpImages
+from bamboo_trainer.task import Parts, Task, TrainingFacts
+
+SIDE: Final = 7  # of what the linear layers see
+_COMMON: Final = {"width": 64, "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5}
+SIZES: Final[dict[str, dict[str, Any]]] = {
+    "19": {**_COMMON, "convolutions": "2 2 4 4 4"},
+    "16": {**_COMMON, "convolutions": "2 2 3 3 3"},
+    "11": {**_COMMON, "convolutions": "1 1 2 2 2"},
+    "tiny": {"width": 2, "inner": 16, "classes": 10, "side": 32, "dropout": 0.5, "convolutions": "1 1 1 1 1"},
+}
+PARAMETERS: Final = {"19": 143_667_240, "16": 138_357_544, "11": 132_863_336}
+
+
+class Convolution(nn.Module):
+    """[batch, channels, h, w] -> [batch, out, h, w], or half of h and w."""
+
+    def __init__(self, channels: int, out: int, pool: bool) -> None:
+        super().__init__()
+        self.convolution, self.pool = nn.Conv2d(channels, out, 3, padding=1), pool
+        nn.init.kaiming_normal_(self.convolution.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.convolution(x))
+        return F.max_pool2d(x, 2) if self.pool else x
+
+
+class Flat(nn.Module):
+    """[batch, channels, h, w] -> [batch, channels * 49]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, SIDE).flatten(1)
+
+
+class Hidden(nn.Module):
+    """[batch, features] -> [batch, out], with dropout."""
+
+    def __init__(self, features: int, out: int, dropout: float) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(features, out), nn.Dropout(dropout)
+        nn.init.normal_(self.linear.weight, std=0.01)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(F.relu(self.linear(x)))
+        return out
+
+
+def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
+    """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
+    c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
+    settings.whole_numbers(c, "width", "inner", "classes", "side")
+    return Task(
+        layers=(
+            *_convolutions(c),
+            Flat,
+            partial(Hidden, 8 * c["width"] * SIDE * SIDE, c["inner"], c["dropout"]),
+            partial(Hidden, c["inner"], c["inner"], c["dropout"]),
+            partial(nn.Linear, c["inner"], c["classes"]),
+        ),
+        loss=loss,
+        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
+        optimizer=settings.sgd(c),
+        learning_rate=settings.rate(c, training),
+    )
+
+
+def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
+    """Five groups, with pooling at the end of each."""
+    counts = [int(count) for count in c["convolutions"].split() if count.isdecimal()]
+    if len(counts) != 5 or len(c["convolutions"].split()) != 5 or min(counts) < 1:
+        raise ValueError(f'convolutions must be five numbers such as "2 2 4 4 4", got {c["convolutions"]!r}')
+    found: list[Callable[[], nn.Module]] = []
+    channels = 3
+    for group, count in enumerate(counts):
+        out = c["width"] << min(group, 3)
+        for number in range(count):
+            found.append(partial(Convolution, channels, out, number == count - 1))
+            channels = out
+    return found
+
+
+def loss(outputs: Parts, targets: Parts) -> Tensor:
+    return F.cross_entropy(outputs[0], targets[0])
