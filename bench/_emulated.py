@@ -4,9 +4,11 @@ On a machine with fewer cores than workers real arithmetic fills every bubble wi
 the total of computing shows. Layers that sleep show the schedule: bubbles, waits and what sits on the critical path.
 """
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,23 +35,35 @@ class _Sleep(torch.autograd.Function):
 
 
 class Sleeper(nn.Module):
-    """[samples, WIDTH] -> the same, through one small matrix and a rest."""
+    """[samples, WIDTH] -> the same, through one small matrix and a rest.
 
-    def __init__(self, forward_seconds: float, backward_seconds: float, ballast: int) -> None:
+    slow: a file, and the factor by which all takes longer in the process whose id is in it. ballast: elements of a
+    parameter that nothing uses.
+    """
+
+    def __init__(
+        self, forward_seconds: float, backward_seconds: float, ballast: int, slow: tuple[Path, float] | None = None
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         if ballast:
             self.ballast = nn.Parameter(torch.zeros(ballast))
-        self.seconds = (forward_seconds, backward_seconds)
+        self.seconds, self.slow = (forward_seconds, backward_seconds), slow
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = _Sleep.apply(torch.tanh(self.linear(x)), *self.seconds)  # type: ignore[no-untyped-call]
+        seconds = (self._factor() * s for s in self.seconds)
+        result: Tensor = _Sleep.apply(torch.tanh(self.linear(x)), *seconds)  # type: ignore[no-untyped-call]
         return result
+
+    def _factor(self) -> float:
+        mark, factor = self.slow or (None, 1.0)
+        slow = mark is not None and mark.exists() and mark.read_text() == str(os.getpid())
+        return factor if slow else 1.0
 
 
 def build(config: Mapping[str, Any]) -> Task:
     """config: layers; forwardMs and backwardMs of each of them; slowed: [first, end, factor], layers that take longer;
-    ballast: elements of a parameter in each of them that nothing uses.
+    ballast: elements of a parameter in each of them that nothing uses; slow: mark and factor, see Sleeper.
 
     A slowed layer counts as many operations as the others, so the split does not make up for it.
     """
@@ -58,8 +72,9 @@ def build(config: Mapping[str, Any]) -> Task:
     first, end, factor = config.get("slowed", (0, 0, 1.0))
     factors = [factor if first <= index < end else 1.0 for index in range(int(config["layers"]))]
     seconds, ballast = [config[name] / 1e3 for name in ("forwardMs", "backwardMs")], int(config.get("ballast", 0))
+    slow = (Path(config["slow"]["mark"]), float(config["slow"]["factor"])) if "slow" in config else None
     return Task(
-        layers=[partial(Sleeper, f * seconds[0], f * seconds[1], ballast) for f in factors],
+        layers=[partial(Sleeper, f * seconds[0], f * seconds[1], ballast, slow) for f in factors],
         loss=_loss,
         dataset=TensorDataset((inputs,), (inputs.roll(1, 1).sin(),)),
         optimizer=_optimizer,

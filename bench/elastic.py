@@ -164,7 +164,7 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
     document = manifest(task, stages, 8, MANY, mode="EagerForward", standby=1 if what in ("heal", "roll") else 0)
     spec = document["spec"]
     two = what in ("grow", "shrink")
-    spec["elastic"] = {"minPipelines": 1, "maxPipelines": 2 if two else 1, "stabilizationSeconds": 1}
+    spec["elastic"] |= {"minPipelines": 1, "maxPipelines": 2 if two else 1, "stabilizationSeconds": 1}
     spec["topology"]["pipelines"] = 2 if what == "shrink" else 1
     if what == "restore":
         spec["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}

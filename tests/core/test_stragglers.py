@@ -182,6 +182,18 @@ def test_the_worker_in_the_same_place_of_the_other_pipeline_gets_fewer_layers_to
     assert world.owner(2, pipeline=1) == slow, "everybody stays where it was"
 
 
+def test_layers_stay_where_they_are_while_somebody_is_suspected_and_may_be_replaced() -> None:
+    """That another split is faster has lasted for long enough before the slow worker has been slow for so long."""
+    world = trained(4, 1, 1)
+    world.work = {0: 4.0, 1: 4.0}
+    world.train(8)
+    assert world.state.stragglers.uneven
+    world.work = {}
+    world.slowness[world.owner(1)] = 2.0
+    world.train(40)
+    assert world.reasons() == ["StragglerFound", "StragglerReplaced"]
+
+
 def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     """Nobody is slow, and nobody is called so."""
     world = trained(4, 1, 0)

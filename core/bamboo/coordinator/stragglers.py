@@ -230,7 +230,8 @@ def _watch_split(turn: Turn) -> None:
             turn.set(stragglers=replace(known, uneven=None, better=""))
         return
     since = known.uneven or (turn.now, state.step)
-    ripe = _lasts(state, since, turn.now) and _may_act(state, turn.now)
+    suspected = any(not seen.found for seen in known.slow.values())  # it may be over soon, or be replaced
+    ripe = _lasts(state, since, turn.now) and _may_act(state, turn.now) and not suspected
     before, after = expected
     slow = [told(worker, seen) for worker, seen in known.slow.items() if seen.found]
     why = "; ".join(slow) or "layers take other times than their counted costs say"
