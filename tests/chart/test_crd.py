@@ -30,6 +30,7 @@ CORE_CEL = {
 CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.precision": s.Precision,
     "spec.training.nonFinite": s.NonFinite,
+    "spec.training.evaluation.goal": s.Goal,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,

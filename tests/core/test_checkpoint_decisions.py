@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given
@@ -156,3 +157,20 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         changed("training", reproducible=False, gradientGroups=None),
     ]
     assert len({digest, *others}) == len(others) + 1
+
+
+def test_the_one_with_the_best_score_stays():
+    def scored(step, score):
+        one = complete(step)
+        return replace(one, manifest=msgspec.structs.replace(one.manifest, score=score))
+
+    found = [
+        scored(100, 1.0),
+        scored(200, 3.0),
+        scored(300, None),
+        scored(400, 3.0),
+        scored(500, 2.0),
+        scored(600, 2.5),
+    ]
+    assert removed(found, 2) == ["100a", "300a", "400a"], "of equal ones the oldest is the best"
+    assert removed([scored(100, None), scored(200, None), scored(300, None)], 1) == ["100a", "200a"]

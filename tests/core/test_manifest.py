@@ -112,7 +112,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             max_gradient_norm=1.0,
             non_finite=s.NonFinite.SKIP,
             max_consecutive_skips=4,
-            evaluation=s.EvaluationSpec(every_steps=20, batches=5),
+            evaluation=s.EvaluationSpec(
+                every_steps=20, batches=5, metric="right", goal=s.Goal.MAX, patience=3, min_delta=0.5
+            ),
             reproducible=True,
             gradient_groups=16,
         ),

@@ -87,6 +87,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.files: dict[tuple[CheckpointId, int], bytes] = {}
         self.committed: list[CheckpointId] = []
+        self.scores: dict[CheckpointId, float | None] = {}
         self.read: list[tuple[int, int]] = []  # steps and layers
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> protocol.PartsWritten:
@@ -102,6 +103,7 @@ class MemoryStore:
             data = self.files[request.checkpoint, part.layer]
             assert hashlib.sha256(data).hexdigest() == part.sha256
         self.committed.append(request.checkpoint)
+        self.scores[request.checkpoint] = request.score
         return protocol.CheckpointCommitted(checkpoint=request.checkpoint, tidied=True)
 
     def find(self, request: protocol.FindCheckpoint) -> protocol.CheckpointFound:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
+from bamboo.coordinator.evaluations import best, since_best
+from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import EvaluationSpec, Goal
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
@@ -19,7 +22,7 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from branching_job import kill_at_each
-from manifest_kit import bamboojob, training
+from manifest_kit import bamboojob, problems, training
 from stage_kit import CONFIG, begin, small_task
 from training_job import Fault, Job
 
@@ -236,3 +239,68 @@ def test_sums_are_exact_however_the_batches_are_divided() -> None:
     both = quotient([t for p in parts for t in p[0]], [w for p in parts for w in p[1]])
     assert both == quotient(*whole) == (1.0 + 3e-5 + 0.1) / 10
     assert str(quotient([float("inf"), float("-inf")], [1.0])) == "nan" == str(quotient([1.0], [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("goal", "delta", "values", "best_state", "without"),
+    [
+        (Goal.MIN, 0.0, [3.0, 2.0, 2.5, 2.0], 20, 2),
+        (Goal.MAX, 0.0, [3.0, 2.0, 4.0], 30, 0),
+        (Goal.MIN, 0.5, [3.0, 2.8, 2.6, 2.4], 40, 0),
+        (Goal.MIN, 0.5, [3.0, 2.8, 2.6], 10, 2),
+        (Goal.MIN, 0.0, [None, None], None, 2),
+        (Goal.MIN, 0.0, [None, 5.0, None], 20, 1),
+    ],
+)
+def test_the_best_state(
+    goal: Goal, delta: float, values: list[float | None], best_state: int | None, without: int
+) -> None:
+    spec = EvaluationSpec(every_steps=10, goal=goal, min_delta=delta)
+    found = {10 * (i + 1): {"loss": value, "other": 0.0} for i, value in enumerate(values)}
+    assert (best(spec, found), since_best(spec, found)) == (best_state, without)
+
+
+def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str, Any]:
+    evaluation = {"batches": 2, **more.pop("evaluation", {})}
+    checkpoint = {"storage": {"uri": "memory://store"}, "everySteps": every, **more}
+    document = manifest(2, 1, every=2, checkpoint=checkpoint, evaluation=evaluation)
+    document["spec"]["training"]["steps"] = steps
+    return document
+
+
+def test_a_job_stops_early_with_a_checkpoint_of_what_it_has() -> None:
+    """Of a metric of which more is always worse, the first evaluation is the best one."""
+    document = with_checkpoints(evaluation={"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6})
+    job = Job(document).run()
+    assert job.finish is not None
+    assert (job.finish.outcome, job.finish.reason) == (Outcome.COMPLETE, "EarlyStopped")
+    assert job.finish.message == "2 evaluations without a better largest; the best state is that after step 2"
+    assert list(job.state.evaluations)[:3] == [2, 4, 6]
+    (kept,) = job.store.committed
+    assert 6 < kept.step < 12
+
+
+def test_evaluated_states_are_kept_with_their_scores() -> None:
+    job = Job(with_checkpoints(steps=8, every=3, keepBest=True, evaluation={"metric": "close", "goal": "Max"})).run()
+    assert job.finish is not None
+    assert job.finish.reason == "Complete"
+    scores = {one.step: score for one, score in job.store.scores.items()}
+    expected = {step: found["close"] for step, found in job.state.evaluations.items()}
+    assert expected.keys() == {2, 4, 6, 8}
+    assert scores.items() >= expected.items(), "each that is evaluated is kept, once it is known how good it is"
+    assert scores.keys() - expected.keys() <= {3}
+    assert all(scores[step] is None for step in scores.keys() - expected.keys())
+
+
+def test_early_stopping_needs_checkpoints_and_the_best_one_needs_evaluations() -> None:
+    document = with_checkpoints(evaluation={"patience": 1})
+    del document["spec"]["checkpoint"]
+    assert problems(document) == [
+        "spec.training.evaluation.patience: expected only with spec.checkpoint, which keeps what was trained"
+    ]
+    document = with_checkpoints(keepBest=True)
+    del document["spec"]["training"]["evaluation"]
+    assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation"]
+    document = with_checkpoints(evaluation={"metric": "rihgt"})
+    with pytest.raises(TaskError, match="metric is 'rihgt', expected one of loss, close, largest"):
+        evaluation_schedule(build({}), parse_manifest(document).training)

@@ -49,7 +49,8 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """step: optimizer steps that the state has seen. digest: of all that the numbers depend on, whatever the grid.
 
-    owner: the job that wrote it (`resume.owner_of`); empty if that is not known.
+    owner: the job that wrote it (`resume.owner_of`); empty if that is not known. score: of the state, as evaluated;
+    the one with the largest is the best. None: it is not to be compared.
     """
 
     job: _Text
@@ -62,6 +63,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     versions: Versions
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     owner: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,64}$")] = ""
+    score: float | None = None
 
     @property
     def place(self) -> Attempt:

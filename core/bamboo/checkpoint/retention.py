@@ -23,7 +23,8 @@ def removable(
 ) -> tuple[Removal, ...]:  # fmt: skip
     """Oldest first.
 
-    keep: so many complete ones stay, and at least the newest one, and the one that was written last. digest: only
+    keep: so many complete ones stay, and at least the newest one, the one that was written last, and the one with the
+    best score. digest: only
     checkpoints of this training are counted and removed; None: all are. owner: only those that this job has written;
     None: whoever has. writing: attempts in progress, which stay. now:
     seconds since 1970. dead_after: seconds after its last write from which any other unfinished one counts as dead;
@@ -34,6 +35,10 @@ def removable(
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:
         kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
+    scores = {one.attempt: one.manifest.score for one in reversed(complete) if one.manifest}
+    scored = {attempt: score for attempt, score in scores.items() if score is not None}
+    if scored:
+        kept.add(max(scored, key=lambda attempt: scored[attempt]))  # of equal ones the oldest
     removals = []
     for one in reversed(everything):
         if one.attempt in kept or one.attempt in writing:

@@ -299,10 +299,11 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class CommitCheckpoint(Message, frozen=True):
-    """All parts of that checkpoint are durable: write its manifest."""
+    """All parts of that checkpoint are durable: write its manifest. score: of the state, the larger the better."""
 
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
+    score: float | None = None
 
 
 class DropCopies(Message, frozen=True):

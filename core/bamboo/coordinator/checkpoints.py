@@ -11,7 +11,7 @@ from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.coordinator import copies
+from bamboo.coordinator import copies, evaluations
 from bamboo.coordinator.checkpoint_counts import AbandonReason
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
@@ -36,14 +36,19 @@ def first_number(secret: str, now: float) -> int:
 
 
 def next_one(state: CoordinatorState) -> int | None:
-    """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one."""
+    """Of which step the next checkpoint is, if there is to be one: a multiple of everySteps, or the last one.
+
+    If the best state is to be kept, each that is evaluated is.
+    """
     c, spec, steps = state.checkpoints, state.spec.checkpoint, state.spec.training.steps
     if spec is None or state.step >= steps:
         return None
     if c.retry:
         return state.step + 1
     after = max(c.last_step, state.step)
-    return min((after // spec.every_steps + 1) * spec.every_steps, steps)
+    evaluation = state.spec.training.evaluation
+    periods = [spec.every_steps, *([evaluation.every_steps] if spec.keep_best and evaluation else [])]
+    return min(*((after // period + 1) * period for period in periods), steps)
 
 
 def look_after(turn: Turn) -> None:
@@ -199,12 +204,35 @@ def _commit(turn: Turn) -> None:
     """Have the manifest written, by one worker after the other if need be."""
     c, state = turn.state.checkpoints, turn.state
     assert c.writing is not None
+    if _awaits_evaluation(state, c.writing.step):
+        return  # a step more, and it is known how good it is
     staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
     if not staying:
         return
     change(turn, asked=staying[0], asked_at=turn.now)
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
-    turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts)))
+    turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))
+
+
+def _score(state: CoordinatorState, c: CheckpointState) -> float | None:
+    evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
+    if evaluation is None or spec is None or not spec.keep_best or c.writing is None:
+        return None
+    return evaluations.score(evaluation, state.evaluations.get(c.writing.step, {}))
+
+
+def _awaits_evaluation(state: CoordinatorState, step: int) -> bool:
+    """Is the state of that step to be kept if it is the best one, and not evaluated yet?"""
+    evaluation, spec = state.spec.training.evaluation, state.spec.checkpoint
+    if evaluation is None or spec is None or not spec.keep_best or state.stopping is not None:
+        return False
+    due = step > 0 and (step % evaluation.every_steps == 0 or step == state.spec.training.steps)
+    return due and step not in state.evaluations
+
+
+def evaluated(turn: Turn) -> None:
+    """A state was: a checkpoint may have waited for that."""
+    _commit_if_written(turn)
 
 
 def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, copies, resplit, restoring
+from bamboo.coordinator import checkpoints, copies, evaluations, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.platforms import refuse_other_data
@@ -155,12 +155,21 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
     """A new root repeats what the old one may not have been able to tell."""
-    state, step = turn.state, message.step
-    if state.spec.training.evaluation is None or step > state.spec.training.steps or step in state.evaluations:
+    state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
+    if spec is None or step > state.spec.training.steps or step in state.evaluations:
         return
     known = dict(sorted({**state.evaluations, step: message.metrics}.items())[-KEPT_LOSSES:])
     turn.set(evaluations=known, last_progress=turn.now)
-    turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}"))
+    best = evaluations.best(spec, known)
+    turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
+    checkpoints.evaluated(turn)
+    without = evaluations.since_best(spec, known)
+    over = step >= state.spec.training.steps or state.stopping is not None or state.phase != "Running"
+    if spec.patience is not None and without >= spec.patience and not over:
+        text = (
+            f"{count(without, 'evaluation')} without a better {spec.metric}; the best state is that after step {best}"
+        )
+        checkpoints.stop(turn, Outcome.COMPLETE, "EarlyStopped", text, keep=True)
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:

@@ -178,7 +178,16 @@ def _until(f: Fields) -> s.Until:
 
 
 def _evaluation(f: Fields) -> s.EvaluationSpec:
-    return f.closed(s.EvaluationSpec(every_steps=f.integer("everySteps"), batches=f.optional_integer("batches")))
+    return f.closed(
+        s.EvaluationSpec(
+            every_steps=f.integer("everySteps"),
+            batches=f.optional_integer("batches"),
+            metric=f.optional_text("metric", s.METRIC) or "loss",
+            goal=f.choice("goal", s.Goal.MIN),
+            patience=f.optional_integer("patience"),
+            min_delta=f.optional_positive("minDelta") or 0.0,
+        )
+    )
 
 
 def _topology(f: Fields) -> s.TopologySpec:
@@ -249,6 +258,7 @@ def _checkpoint(f: Fields) -> s.CheckpointSpec:
             every_steps=f.integer("everySteps", 200),
             keep_latest=f.integer("keepLatest", 3, high=10_000),
             keep_in_memory=f.flag("keepInMemory", default=True),
+            keep_best=f.flag("keepBest"),
             resume=f.choice("resume", s.Resume.LATEST),
         )
     )
@@ -323,6 +333,18 @@ def _check(job: s.JobSpec, problems: list[Problem]) -> None:
         micro,
     )
     _check_groups(job, rule)
+    rule(
+        job.checkpoint is not None or t.evaluation is None or t.evaluation.patience is None,
+        "spec.training.evaluation.patience",
+        "expected only with spec.checkpoint, which keeps what was trained",
+        "spec.checkpoint",
+    )
+    rule(
+        job.checkpoint is None or not job.checkpoint.keep_best or t.evaluation is not None,
+        "spec.checkpoint.keepBest",
+        "expected only with spec.training.evaluation",
+        "spec.training.evaluation",
+    )
     split, stages = job.topology.split, job.topology.stages
     rule(
         split is None or len(split) == stages,

@@ -45,6 +45,7 @@ DNS_LABEL = _form(
     63,
 )
 DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
+METRIC = _form("the name of a metric", r"[^\s].{0,63}", 64)
 ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
 LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
@@ -64,6 +65,13 @@ QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numk
 class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
+
+
+class Goal(StrEnum):
+    """Which values of a metric are better: small or large ones."""
+
+    MIN = "Min"
+    MAX = "Max"
 
 
 class NonFinite(StrEnum):
@@ -180,10 +188,18 @@ class Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
-    """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data."""
+    """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data.
+
+    metric: decides which state is the best. patience: the job ends after so many evaluations without a better one;
+    None: never. min_delta: by so much at least one has to be better.
+    """
 
     every_steps: int
     batches: int | None = None
+    metric: str = "loss"
+    goal: Goal = Goal.MIN
+    patience: int | None = None
+    min_delta: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,12 +362,16 @@ def storage_place(uri: str | None, claim_name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """keep_in_memory: workers keep what they have written of the newest one, and go back with that."""
+    """keep_in_memory: workers keep what they have written of the newest one, and go back with that.
+
+    keep_best: each state that is evaluated is kept, and the best one for good.
+    """
 
     storage: StorageSpec
     every_steps: int = 200
     keep_latest: int = 3
     keep_in_memory: bool = True
+    keep_best: bool = False
     resume: Resume = Resume.LATEST
 
 

@@ -47,6 +47,9 @@ def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedul
         raise TaskError("evaluation.metrics must be a mapping from names to functions of outputs and targets")
     if LOSS in metrics or len(metrics) >= MOST_METRICS:
         raise TaskError(f'evaluation.metrics must be fewer than {MOST_METRICS}, and none of them "{LOSS}"')
+    known = (LOSS, *sorted(metrics))
+    if wanted.metric not in known:
+        raise TaskError(f"training.evaluation.metric is {wanted.metric!r}, expected one of {', '.join(known)}")
     length, size = dataset_length(task, evaluation.dataset), training.micro_batch_size
     most = -(-length // size)
     batches = most if wanted.batches is None else min(most, wanted.batches)

@@ -213,9 +213,9 @@ class Checkpointing:
                     part = self._write(checkpoint, states.pop(layer))
                     self.written += part.bytes
                     self._tell(PartsWritten(checkpoint=checkpoint, parts=(part,), stall=self._stall))
-            case CommitCheckpoint(checkpoint=checkpoint, parts=parts):
+            case CommitCheckpoint(checkpoint=checkpoint, parts=parts, score=score):
                 with suppress(CheckpointExists):  # another worker was faster, and it has the same parts
-                    self._commit(checkpoint, parts)
+                    self._commit(checkpoint, parts, score)
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect()
                 self._tell(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
@@ -225,7 +225,7 @@ class Checkpointing:
     def _write(self, checkpoint: CheckpointId, state: LayerState) -> CheckpointPart:
         return self._open().write_part(Attempt(checkpoint.step, checkpoint.id), state.layer, encode(state))
 
-    def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart]) -> None:
+    def _commit(self, checkpoint: CheckpointId, parts: Sequence[CheckpointPart], score: float | None) -> None:
         spec = self._spec
         manifest = CheckpointManifest(
             job=spec.name,
@@ -238,6 +238,7 @@ class Checkpointing:
             versions=versions(),
             created=datetime.now(UTC),
             owner=self._owner,
+            score=score,
         )
         self._open().commit(manifest)
 
