@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.coordinator import checkpoints, copies, evaluations, resplit, restoring
-from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
+from bamboo.coordinator.events import Emit, Finish, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.platforms import refuse_other_data
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
@@ -169,7 +169,8 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         text = (
             f"{count(without, 'evaluation')} without a better {spec.metric}; the best state is that after step {best}"
         )
-        checkpoints.stop(turn, Outcome.COMPLETE, "EarlyStopped", text, keep=True)
+        end = Finish(Outcome.COMPLETE, "EarlyStopped", text)
+        checkpoints.stop(turn, end.outcome, end.reason, end.message, keep=True)
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
