@@ -1,4 +1,4 @@
-"""A real worker process that is slow: it gets fewer layers while the job trains, and the bits are the same."""
+"""A real worker process that is slow: it is replaced or gets fewer layers while the job trains, with the same bits."""
 
 from pathlib import Path
 from typing import Any
@@ -16,43 +16,54 @@ CONFIG = {"width": 16, "blocks": 4, "samples": 64}
 STEPS = 250
 
 
-def manifest(task: dict[str, Any]) -> dict[str, Any]:
+def manifest(task: dict[str, Any], standby: int = 0) -> dict[str, Any]:
     return bamboojob(
         task=task,
         training=training(STEPS, 8, 2, gradientGroups=2),
         topology={"stages": 2, "pipelines": 1},
+        standby={"workers": standby},
         elastic={"stabilizationSeconds": 1, "minStages": 2},
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_slow_process_gets_fewer_layers_and_the_bits_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark, slow, layers = tmp_path / "mark", [""], [0]
+class Slowing:
+    """As soon as the job trains one worker is slow; when that has been met, nobody is. layers: that it runs then."""
 
-    def decide(job: Processes) -> None:
-        """As soon as the job trains one worker is slow; when the layers have moved, nobody is."""
+    def __init__(self, mark: Path) -> None:
+        self.mark, self.slow, self.layers = mark, "", -1
+
+    def __call__(self, job: Processes) -> None:
         plan = job.state.plan
         if plan is None or job.state.step == 0:
             return
-        if not slow[0]:
-            slow[0] = job.owner(0, 1)
-            mark.write_text(str(job.pool.pid(slow[0])))
-        elif not layers[0] and plan.moved and not plan.sources:
-            layers[0] = sum(end - first for c in plan.owned_by(slow[0]) for first, end in [plan.stages[c.stage]])
-            mark.unlink()
+        if not self.slow:
+            self.slow = job.owner(0, 1)
+            self.mark.write_text(str(job.pool.pid(self.slow)))
+        elif self.layers < 0 and not plan.sources and (plan.moved or self.slow not in plan.holders()):
+            ranges = [plan.stages[c.stage] for c in plan.owned_by(self.slow)]
+            self.layers = sum(end - first for first, end in ranges)
+            self.mark.unlink()
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("standby", [0, 1])
+def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_same(
+    standby: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
-    config = {**CONFIG, "mark": str(mark)}
-    job = run(manifest({"entrypoint": "sluggish:build", "config": config}), tmp_path, decide, seconds=300.0)
+    slowing = Slowing(tmp_path / "mark")
+    task = {"entrypoint": "sluggish:build", "config": {**CONFIG, "mark": str(slowing.mark)}}
+    job = run(manifest(task, standby), tmp_path, slowing, seconds=300.0)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     reasons = [e.reason for e in job.emitted]
-    assert reasons.index("StragglerFound") < reasons.index("Resplit")
-    assert "Rebalancing" in reasons
-    assert 0 < layers[0] < 3, "of six layers"
+    assert "StragglerFound" in reasons
+    if standby:
+        assert ("StragglerReplaced" in reasons, slowing.layers) == (True, 0)
+        assert slowing.slow in job.exits, "it has left"
+    else:
+        assert ("Rebalancing" in reasons, 0 < slowing.layers < 3) == (True, True), "of six layers"
     expected = Job(manifest({"entrypoint": "bamboo_trainer.models.mlp:build", "config": CONFIG})).run()
     assert job.state.losses == expected.state.losses
     digests = [digest for cell, digest in job.state.finished if cell.pipeline == 0]

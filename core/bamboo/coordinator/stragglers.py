@@ -244,7 +244,7 @@ def _expected(state: CoordinatorState) -> tuple[float, float] | None:
     plan, work, step = state.plan, state.stragglers.estimate, state.usual_step
     assert plan is not None
     live = state.live(plan)
-    fixed = state.spec.topology.split is not None or len(plan.stages) < 2
+    fixed = state.spec.topology.split is not None or len(plan.stages) in (1, plan.stages[-1][1])
     if work is None or step is None or fixed or not keeps_its_seats(plan, live, live, grid_of(plan)):
         return None
     if len(owned_times(state)) < len(plan.cells()):
