@@ -91,7 +91,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.Heartbeat: st.builds(
         protocol.Heartbeat, step=NUMBERS, doing=st.text(), busy=FLOATS,
         memory=st.none() | st.builds(Memory, log=NUMBERS),
-        times=st.none() | st.lists(TIMES, max_size=3).map(tuple),
+        times=st.none() | st.lists(TIMES, max_size=3).map(tuple), headroom=st.none() | FLOATS,
     ),
     protocol.PeerDown: st.builds(protocol.PeerDown, peer=WORKERS),
     protocol.PeerUp: st.builds(protocol.PeerUp, peer=WORKERS),

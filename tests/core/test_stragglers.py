@@ -31,6 +31,7 @@ class Slowed(World):
     def __init__(self, *grid: int, shadows: bool = True, **options: Any) -> None:
         self.slowness: dict[str, float] = {}
         self.work: dict[int, float] = {}
+        self.headroom: dict[str, float] = {}
         self.shadows = shadows
         super().__init__(*grid, **options)
 
@@ -42,7 +43,8 @@ class Slowed(World):
                 return
             self.now += 1.0
             for worker, times in self.times().items():
-                self.tell(Received(worker, protocol.Heartbeat(step=self.state.step, times=times)))
+                beat = protocol.Heartbeat(step=self.state.step, times=times, headroom=self.headroom.get(worker))
+                self.tell(Received(worker, beat))
             plan, resplit = self.state.plan, self.state.resplit
             assert plan is not None
             mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
@@ -298,6 +300,17 @@ def test_a_split_that_the_manifest_fixes_stays() -> None:
     world.train(60)
     assert world.reasons() == ["StragglerFound"]
     assert world.state.plan == plan
+
+
+@pytest.mark.parametrize(("headroom", "fits"), [(1.2, False), (2.0, True)])
+def test_nobody_gets_layers_for_which_there_is_no_memory(headroom: float, fits: bool) -> None:
+    """Somebody would hold five of them instead of four, its replicas included."""
+    world = trained(4, 1, 0)
+    slow = world.owner(1)
+    world.slowness[slow], world.headroom = 3.0, dict.fromkeys(world.state.workers, headroom)
+    world.train(60)
+    assert world.layers(slow) == ([1] if fits else [2])
+    assert world.reasons() == ["StragglerFound", "Rebalancing"][: 1 + fits]
 
 
 def test_near_the_end_of_the_job_layers_stay_where_they_are() -> None:

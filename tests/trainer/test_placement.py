@@ -1,12 +1,17 @@
 """Where a worker computes, and replicas in host memory: the same bits, whatever lives where."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
+from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
 from bamboo_trainer.stage.stage import Stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
@@ -107,3 +112,22 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(f"job-w{i}") for i in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        (f"{1000 * PAGE}\n", "9000 300 20 1 0 500 0\n", 3.0),
+        ("max\n", "9000 300 20 1 0 500 0\n", None),
+        (None, "9000 300 20 1 0 500 0\n", None),
+        ("1000\n", "", None),
+    ],
+)
+def test_a_worker_says_how_much_more_it_could_hold_if_it_has_a_limit(
+    limit: str | None, used: str, expected: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "used").write_text(used)
+    if limit is not None:
+        (tmp_path / "limit").write_text(limit)
+    found = headroom(torch.device("cpu"), tmp_path / "limit", tmp_path / "used")
+    assert found == (None if expected is None else pytest.approx(expected))

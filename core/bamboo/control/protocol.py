@@ -63,6 +63,7 @@ class WorkerReady(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """memory, times: of the newest step, about once a second. busy: seconds since it began what it is inside.
+    headroom: how many times as much memory as now there is for it; None if that is not known.
 
     Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
     """
@@ -72,6 +73,7 @@ class Heartbeat(Message, frozen=True):
     memory: Memory | None = None
     busy: Seconds = 0.0
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
+    headroom: Seconds | None = None
 
 
 class PeerDown(Message, frozen=True):

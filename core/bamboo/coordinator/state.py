@@ -33,6 +33,7 @@ class WorkerRecord:
     busy: float = 0.0  # seconds for which it had been inside one instruction when it was heard last
     memory: Memory | None = None  # as it said last
     times: tuple[StageTimes, ...] = ()  # as it said last
+    headroom: float | None = None  # how many times as much memory as now there is for it, as it said with the times
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     origin: int = 0  # of the newest plan that it obeys

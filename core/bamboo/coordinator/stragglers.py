@@ -29,7 +29,7 @@ from bamboo.job.spec import StragglerPolicy, wanted_workers
 from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.resplit import balanced, grid_of, keeps_its_seats
 from bamboo.planning.speeds import Speeds, WorkEstimate, speeds
-from bamboo.planning.uneven_split import step_seconds
+from bamboo.planning.uneven_split import Ranges, step_seconds
 
 LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
 FAMILIAR_STEPS: Final = 3  # committed under a plan before anybody is judged
@@ -240,7 +240,9 @@ def _watch_split(turn: Turn) -> None:
 
 
 def _expected(state: CoordinatorState) -> tuple[float, float] | None:
-    """Seconds of a step as it is, and with the best split for these workers; None if that is not worth its pause."""
+    """Seconds of a step as it is, and with the best split for these workers; None if that is not worth its pause, or if
+    there is no memory for it.
+    """
     plan, work, step = state.plan, state.stragglers.estimate, state.usual_step
     assert plan is not None
     live = state.live(plan)
@@ -257,14 +259,26 @@ def _expected(state: CoordinatorState) -> tuple[float, float] | None:
     ideal = sum(work.costs) / sum(1 / weight for weight in weights)  # no split can have a shorter longest stage
     if now - ideal < WORTH * least:
         return None
-    gain = now - _computing(state, work, balanced(plan, state.spec, work))
-    left = state.spec.training.steps - state.step
-    if gain < WORTH * least or gain * left < PAYS * _pause(state):
+    stages = balanced(plan, state.spec, work)
+    gain, left = now - _computing(state, work, stages), state.spec.training.steps - state.step
+    if not _has_memory(state, stages) or gain < WORTH * least or gain * left < PAYS * _pause(state):
         return None
     return step, step - gain
 
 
-def _computing(state: CoordinatorState, work: WorkEstimate, stages: tuple[tuple[int, int], ...]) -> float:
+def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
+    """Can each worker that knows its limit hold what it would have with that split? As if all layers took the same."""
+    plan = state.plan
+    assert plan is not None
+    for worker, record in state.workers.items():
+        held = {c.stage for c in plan.cells() if worker in plan.at(c).holders}
+        now, then = (sum(end - first for s, (first, end) in enumerate(x) if s in held) for x in (plan.stages, stages))
+        if record.headroom is not None and then > now * max(1.0, record.headroom):
+            return False
+    return True
+
+
+def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> float:
     """Seconds of a step's computing with that split, by the same workers."""
     plan = state.plan
     assert plan is not None

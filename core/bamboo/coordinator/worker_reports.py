@@ -57,7 +57,7 @@ def _ready(turn: Turn, worker: WorkerId, message: protocol.WorkerReady) -> None:
 def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> None:
     said: dict[str, Any] = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
     if message.times is not None:
-        said["times"] = message.times
+        said |= {"times": message.times, "headroom": message.headroom}
     if message.memory is None:
         turn.worker(worker, **said)
         return

@@ -50,6 +50,7 @@ from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
@@ -330,7 +331,8 @@ class WorkerAgent:
         memory, times = self.engine.meter.due(now), self.engine.timer.due(now)
         inside, busy = self.inside.now()
         doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
-        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy, times=times)
+        room = headroom(torch.device(self.device)) if times else None
+        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy, times=times, headroom=room)
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""
