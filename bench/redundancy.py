@@ -2,6 +2,7 @@
 
     python bench/redundancy.py                # cost
     python bench/redundancy.py --takeover     # cost, and kills in each mode
+    python bench/redundancy.py --mode LazyForward --replicas 1 --replicas 2 --replicas 3 --mebibytes 32
 
 Layers sleep, as if each worker had an accelerator of its own; processes and sockets are real. In each round every mode
 runs the same job once, in an order that is turned from one round to the next; a ratio is made of two runs of the same
@@ -19,7 +20,7 @@ Calibration steps, in which nobody runs redundant work, are left out of both.
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -28,7 +29,7 @@ from _disturb import WORK, disturb
 from _recorder import Done, read
 from bamboo.job.spec import RedundancyMode
 
-OFF, MODES = RedundancyMode.NONE, list(RedundancyMode)
+MODES = list(RedundancyMode)
 WARMUP = 5  # steps that do not count: calibration and rehearsal are among them
 TO_CALIBRATION = 16  # the number of the next calibration step
 MANY = 1_000_000
@@ -49,31 +50,48 @@ class Case:
         return f"{self.stages} stages, {self.microbatches} microbatches{split}"
 
 
+class Variant(NamedTuple):
+    """What is compared. replicas: of each stage."""
+
+    mode: RedundancyMode
+    replicas: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.mode}, {self.replicas} replicas" if self.replicas > 1 else str(self.mode)
+
+
+OFF = Variant(RedundancyMode.NONE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """mebibytes: of a stage's parameters, most of which nothing uses, but for the traffic of their gradients."""
+
     forward_ms: float
     layers: int
     steps: int
     repeat: int
     kills: int
     seed: int
-    modes: list[RedundancyMode]
+    mebibytes: int
+    modes: list[Variant]
 
 
-def document(o: Options, case: Case, mode: str, steps: int, standby: int = 0) -> Any:
+def document(o: Options, case: Case, variant: Variant, steps: int, standby: int = 0) -> Any:
     """forward_ms a forward of each stage, twice that a backward; equal layers but for the slowed ones."""
-    result = manifest(TaskName.EMULATED, case.stages, case.microbatches, steps, mode=mode, standby=standby)
+    result = manifest(TaskName.EMULATED, case.stages, case.microbatches, steps, mode=variant.mode, standby=standby)
+    result["spec"]["redundancy"]["replicas"] = variant.replicas
     each = o.forward_ms / o.layers
     result["spec"]["task"]["config"] = {
         "layers": o.layers * case.stages, "forwardMs": each, "backwardMs": 2 * each,
-        "slowed": [o.layers, 2 * o.layers, case.slow],
+        "slowed": [o.layers, 2 * o.layers, case.slow], "ballast": (o.mebibytes << 18) // o.layers,
     }  # fmt: skip
     return result
 
 
-async def once(place: Lab, o: Options, case: Case, mode: str) -> tuple[dict[str, Any], dict[int, float]]:
+async def once(place: Lab, o: Options, case: Case, variant: Variant) -> tuple[dict[str, Any], dict[int, float]]:
     async with place.watched() as others:
-        job = await Job(place, document(o, case, mode, WARMUP + o.steps), main="_recorder:record").run()
+        job = await Job(place, document(o, case, variant, WARMUP + o.steps), main="_recorder:record").run()
     steps = range(WARMUP, WARMUP + o.steps)
     gaps = [job.committed[k] - job.committed[k - 1] for k in steps]
     done = [x for x in read(job.folder) if x.step in steps]
@@ -103,24 +121,26 @@ async def cost(place: Lab, o: Options, case: Case) -> dict[str, Any]:
         losses = {}
         first = number % len(o.modes)
         for mode in o.modes[first:] + o.modes[:first]:
-            facts[mode], losses[mode] = await once(place, o, case, mode)
+            facts[str(mode)], losses[mode] = await once(place, o, case, mode)
         if any(losses[mode] != losses[OFF] for mode in o.modes):
             raise RuntimeError(f"{case}: the modes did not give the same losses")
         rounds.append(facts)
-        told = ", ".join(f"{mode} {facts[mode]['median']:.1f} ms ({facts[mode]['share']:.0f} %)" for mode in o.modes)
+        told = ", ".join(
+            f"{mode} {facts[str(mode)]['median']:.1f} ms ({facts[str(mode)]['share']:.0f} %)" for mode in o.modes
+        )
         say(f"{case}, {number + 1}/{o.repeat}: {told}; others {max(f['others'] for f in facts.values()):.2f}")
     return {"case": asdict(case), "rounds": rounds}
 
 
 def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
     """In per cent over the mode None of the same round."""
-    return [100 * (facts[mode][figure] / facts[OFF][figure] - 1) for facts in rounds]
+    return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 
 def report_cost(o: Options, found: dict[str, Any]) -> None:
     case, rounds = Case(**found["case"]), found["rounds"]
     rows = []
-    for mode in o.modes:
+    for mode in map(str, o.modes):
         times, by_mean = costs(rounds, mode, "median"), costs(rounds, mode, "mean")
         share, backwards, held, taken = (
             median([facts[mode][figure] for facts in rounds]) for figure in ("share", "backwards", "held", "others")
@@ -132,7 +152,7 @@ def report_cost(o: Options, found: dict[str, Any]) -> None:
         ])  # fmt: skip
     columns = ["", "step, ms", "cost, %", "min to max", "by mean step", "FRC, %", "BRC, %", "held up", "others' cores"]
     show(f"{case}; {len(rounds)} rounds of {o.steps} steps", columns, rows)
-    for mode in o.modes:
+    for mode in map(str, o.modes):
         stages = zip(*(facts[mode]["share_by_stage"] for facts in rounds), strict=True)
         print(f"{mode}, FRC of stages 0 and up, %:", ", ".join(f"{median(values):.0f}" for values in stages))
 
@@ -141,7 +161,7 @@ async def takeover(place: Lab, o: Options, case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mode in o.modes[1:]:
         job = document(o, case, mode, MANY, standby=1)
-        found[mode] = await disturb(place, job, o.kills, notice=False, exits=True, seed=o.seed)
+        found[str(mode)] = await disturb(place, job, o.kills, notice=False, exits=True, seed=o.seed)
     return {"case": asdict(case), "modes": found}
 
 
@@ -174,6 +194,8 @@ def command(
     forward_ms: Annotated[float, typer.Option(help="A stage's forward; its backward takes twice that.")] = 10.0,
     layers: Annotated[int, typer.Option(help="Layers of each stage.")] = 4,
     mode: Annotated[list[RedundancyMode], typer.Option(help="Modes, None being always among them.")] = MODES,
+    replicas: Annotated[list[int], typer.Option(help="Replicas of each stage, each of them in each mode.")] = [1],  # noqa: B006
+    mebibytes: Annotated[int, typer.Option(help="More parameters of each stage, which nothing uses.")] = 0,
     steps: Annotated[int, typer.Option(help="Measured steps of each run.", min=2, max=TO_CALIBRATION - WARMUP)] = 11,
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every mode runs once. 0: no cost.")] = 3,
     takeovers: Annotated[bool, typer.Option("--takeover", help="Also kill workers, in each mode.")] = False,
@@ -182,9 +204,10 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """What each redundancy mode costs while nothing fails, and what it saves when a worker is killed."""
-    modes = [OFF, *(m for m in dict.fromkeys(mode) if m is not OFF)]
+    modes = [OFF, *(Variant(m, n) for m in dict.fromkeys(mode) if m is not OFF.mode for n in replicas)]
     o = Options(
-        forward_ms=forward_ms, layers=layers, steps=steps, repeat=repeat, kills=kills, seed=seed, modes=modes
+        forward_ms=forward_ms, layers=layers, steps=steps, repeat=repeat, kills=kills, seed=seed, mebibytes=mebibytes,
+        modes=modes,
     )  # fmt: skip
     cases = [Case(p, p * m, f) for p in stages for m in per_stage for f in slow]
 
