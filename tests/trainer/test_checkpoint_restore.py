@@ -151,13 +151,19 @@ class Loss(Disaster):
     more: int | None = None
     forgetful: bool = False
     kept: set[int] = field(default_factory=set)
+    checkpoint: int = 3
     turns: int = 0
     second: str = ""
+    read: int = 0
+    known: set[int] = field(default_factory=set)  # to the coordinator, before the loss
 
     def __call__(self, job: Job) -> None:
+        if not self.struck:
+            copies = job.state.checkpoints.copies.values()
+            self.known = {layer for who in copies for layers in who.values() for layer in layers}
         super().__call__(job)
         if self.struck and not self.kept:
-            self.kept = held(job, 3)
+            self.kept, self.read = held(job, self.checkpoint), len(job.store.read)
             for node in alive(job) if self.forgetful else ():
                 node.engine.drop_copies(job.store.committed)
         plan = job.state.plan
@@ -203,6 +209,18 @@ def test_who_has_dropped_its_copies_says_so_and_the_store_is_read() -> None:
     job = Job(manifest(3, 1, every=3), decide=Loss(5, 1, forgetful=True)).run()
     assert result(job) == undisturbed()
     assert {layer for _, layer in job.store.read} == set(range(len(job.task.layers)))
+
+
+def test_what_a_job_has_read_at_its_start_is_kept_for_the_way_back() -> None:
+    store = MemoryStore()
+    Job(manifest(2, 2, steps=4, every=4), store=store).run()
+    loss = Loss(6, 1, checkpoint=4)
+    job = Job(manifest(3, 1, every=100), store=store, decide=loss).run()
+    assert result(job)[0] == undisturbed()[0]
+    layers = set(range(len(job.task.layers)))
+    assert 0 < len(loss.kept) < len(layers)
+    assert loss.known == {layer for _, layer in store.read[: loss.read]} == layers
+    assert {layer for _, layer in store.read[loss.read :]} == layers - loss.kept
 
 
 def test_copies_are_of_the_newest_checkpoint_only_and_each_layer_is_kept_once() -> None:

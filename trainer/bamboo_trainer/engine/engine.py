@@ -130,6 +130,8 @@ class Engine:
         components = Components(self._ports, plan, self.meter, self.timer, self._received, states)
         components.on_plan(plan, None, when)
         self.components = components
+        if not begun:
+            self._copies.report()  # what has been read is kept as well
         self._received.extend(self._early)
         self._early.clear()
 
