@@ -19,7 +19,17 @@ NODES = dict(nodes())
 SERVER_OWNED = ("", "metadata")  # nothing but its name may be said of metadata
 KEYWORDS = {
     *("type", "description", "default", "format", "required", "properties", "additionalProperties", "items", "enum"),
-    *("minimum", "exclusiveMinimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems"),
+    *(
+        "minimum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minItems",
+        "maxItems",
+    ),
     *("maxProperties", "anyOf", "x-kubernetes-validations", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
     *("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"),
 }

@@ -30,7 +30,7 @@ spec:
   training: {steps: 100, globalBatchSize: 256, microBatchSize: 8, seed: 7, precision: bf16,
              maxGradientNorm: 1, nonFinite: Skip, maxConsecutiveSkips: 4,
              evaluation: {everySteps: 20, batches: 5, metric: right, goal: Max, patience: 3, minDelta: 0.5},
-             reproducible: true, gradientGroups: 16}
+             ema: {decay: 0.99}, reproducible: true, gradientGroups: 16}
   topology: {stages: 4, pipelines: 2, lookahead: 2, split: [3, 4, 4, 2]}
   elastic: {minPipelines: 1, maxPipelines: 4, stabilizationSeconds: 60}
   redundancy: {mode: None, placement: Host}

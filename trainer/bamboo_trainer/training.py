@@ -12,13 +12,14 @@ from bamboo_trainer.tasks.user_code import dataset_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """microbatches: of a whole step, over all pipelines."""
+    """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept."""
 
     seed: int
     precision: str  # "fp32" | "bf16"
     max_gradient_norm: float | None
     microbatches: int
     micro_batch_size: int
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16"):
@@ -37,6 +38,7 @@ class TrainingConfig:
             max_gradient_norm=training.max_gradient_norm,
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
+            ema=training.ema,
         )
 
     @property

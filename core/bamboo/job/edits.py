@@ -71,6 +71,8 @@ def numbers_digest(spec: JobSpec) -> str:
     The same on every grid. A checkpoint goes on only in a job with the same one.
     """
     training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
+    if spec.training.ema is None:
+        del training["ema"]
     numbers = [task_digest(spec), training, spec.training.groups]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -75,7 +75,7 @@ def _levels() -> dict[str, tuple[str, ...]]:
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
-    document["training"] = {probe: 0, "evaluation": {probe: 0}, "until": {probe: 0}}
+    document["training"] = {probe: 0, "evaluation": {probe: 0}, "until": {probe: 0}, "ema": {probe: 0}}
     document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
     problems: list[Problem] = []
     _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
@@ -157,6 +157,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
             max_consecutive_skips=f.integer("maxConsecutiveSkips", 10),
             evaluation=_evaluation(f.child("evaluation")) if f.has("evaluation") else None,
+            ema=_ema(f.child("ema")) if f.has("ema") else None,
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
         )
@@ -175,6 +176,15 @@ def _until(f: Fields) -> s.Until:
         f.problem("", f"expected exactly one of {', '.join(s.Unit)}, got {got}")
     unit = next(iter(given), s.Unit.STEPS)  # one that does not fit is told already
     return f.closed(s.Until(unit=unit, amount=given.get(unit, 1)))
+
+
+def _ema(f: Fields) -> float:
+    decay = f.optional_positive("decay")
+    if decay is None and not f.has("decay"):
+        f.problem("decay", "required, expected a number > 0 and < 1")
+    elif decay is not None and decay >= 1:
+        f.problem("decay", f"expected a number > 0 and < 1, got {show(f.get('decay'))}")
+    return f.closed(decay if decay is not None and decay < 1 else 0.5)
 
 
 def _evaluation(f: Fields) -> s.EvaluationSpec:

@@ -209,6 +209,7 @@ class TrainingSpec:
     steps: UNKNOWN_STEPS as long as only the task's data could tell (`with_data`). until: what the user has said.
     non_finite: what becomes of a step whose loss or gradient is not finite. max_consecutive_skips: at most so many are
     skipped one after the other.
+    ema: the decay of averages of the weights, which are kept beside them; None: none are.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
     consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
     """
@@ -222,6 +223,7 @@ class TrainingSpec:
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10
     evaluation: EvaluationSpec | None = None
+    ema: float | None = None
     reproducible: bool = True
     gradient_groups: int | None = None
     until: Until | None = None  # None: `steps` is what was said

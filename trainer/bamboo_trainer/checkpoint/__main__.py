@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--step", type=int)
     parser.add_argument("--job", type=Path)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--ema", action="store_true")
     parser.add_argument("--force", action="store_true")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(arguments)
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
         config = task_config(given.job, given.model) if given.format is Form.HUGGINGFACE else None
-        source = _source(given.url, given.step)
+        source = _source(given.url, given.step, averaged=given.ema)
         done = export(
             source, given.format, given.output, force=given.force, task_config=config,
             progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
@@ -48,15 +49,17 @@ def main(arguments: list[str]) -> int:
     return EXIT_OK
 
 
-def _source(url: str, step: int | None) -> Source:
-    """Raises StorageError."""
+def _source(url: str, step: int | None, *, averaged: bool) -> Source:
+    """Raises StorageError, ExportError."""
     if step is None and WeightsFolder.is_one(Path(url)):
+        if averaged:
+            raise ExportError(f"{url} has final weights only; averages are in checkpoints")
         return WeightsFolder(Path(url))
     store = CheckpointStore(url)
     manifest, passed = find(store.list(), store.shown, step)
     for note in passed:
         print(f"bamboo: {note}", file=sys.stderr)
-    return Checkpoint(store, manifest)
+    return Checkpoint(store, manifest, averaged)
 
 
 def _files(source: Source) -> str:

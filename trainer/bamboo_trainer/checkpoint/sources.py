@@ -37,15 +37,18 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """averaged: the averages of trained parameters instead of them."""
+
     store: CheckpointStore
     manifest: CheckpointManifest
+    averaged: bool = False
 
     @property
     def step(self) -> int:
         return self.manifest.step
 
     def entries(self) -> tuple[StateEntry, ...]:
-        return read_entries(self.store, self.manifest)
+        return read_entries(self.store, self.manifest, averaged=self.averaged)
 
     def tensors(self, file: int, entries: Sequence[StateEntry]) -> Mapping[str, Tensor]:
         """A layer's, after a comparison with what the file's beginning said."""

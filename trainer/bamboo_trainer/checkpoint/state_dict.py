@@ -7,8 +7,10 @@ from typing import Final
 from bamboo.checkpoint.errors import CheckpointDamaged
 from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import LENGTH_BYTES, LayerHeader, TensorEntry, header_size, read_header
 from bamboo_trainer.stage.layer_state import layer_of
+from bamboo_trainer.stage.optimizer_state import AVERAGE
 
 _FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
 
@@ -29,18 +31,34 @@ class StateEntry:
     bytes: int
 
 
-def read_entries(store: CheckpointStore, manifest: CheckpointManifest) -> tuple[StateEntry, ...]:
+def read_entries(
+    store: CheckpointStore, manifest: CheckpointManifest, *, averaged: bool = False
+) -> tuple[StateEntry, ...]:
     """In the model's order: "layers.0.weight" and so on, as `Stage.state_tensors` has them.
 
-    Raises CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
+    averaged: the averages of trained parameters instead of them. Raises ExportError if there are none,
+    CheckpointDamaged, StoreUnavailable. Only the files' beginnings are read, and they are not checked: whoever
     reads a layer then must compare.
     """
     headers = [_header(store, manifest, part.layer) for part in manifest.layers]
+    averages = {name for _, entries in headers for name in entries if name.endswith(f":{AVERAGE}")}
+    if averaged and not averages:
+        raise ExportError(f"the checkpoint of step {manifest.step} has no averages of weights: no training.ema was set")
+
+    def chosen(tensor: str) -> str:
+        average = averaged_name(tensor)
+        return average if averaged and average in averages else tensor
+
     return tuple(
-        _entry(f"layers.{number}.{name}", tensor, number, headers)
+        _entry(f"layers.{number}.{name}", chosen(tensor), number, headers)
         for number, (header, _) in enumerate(headers)
         for name, tensor in header.names.items()
     )
+
+
+def averaged_name(tensor: str) -> str:
+    """Of a parameter's average, as a layer's state names it."""
+    return f"state:{tensor.removeprefix('parameter:')}:{AVERAGE}"
 
 
 def by_file(entries: Sequence[StateEntry]) -> Mapping[int, tuple[StateEntry, ...]]:

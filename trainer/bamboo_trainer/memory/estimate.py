@@ -99,7 +99,7 @@ def _walk(
                 if index == last:
                     task_loss(task, parts, batch[1])
             boundary = {p.untyped_storage()._cdata for p in (*inputs, *parts)}
-            remembered = _optimizer_bytes(task, index, layer)
+            remembered = _optimizer_bytes(task, index, layer, ema=spec.training.ema is not None)
         yield LayerSize(
             parameters=sum(p.numel() for p in layer.parameters()),
             tied=sum(p.numel() for name, p in layer.named_parameters() if f"{index}.{name}" in again),
@@ -149,9 +149,10 @@ def _kept(own: set[int]) -> Iterator[_Kept]:
         yield kept
 
 
-def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
-    """What the optimizer remembers of a layer after a step."""
+def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> int:
+    """What the optimizer remembers of a layer after a step. ema: with averages of its parameters."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
+    averages = sum(p.nbytes for p in trained.values()) if ema else 0
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
         return 0
@@ -160,8 +161,8 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module) -> int:
     with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
         inner.step()
         remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]
-        return sum(t.nbytes for t in remembered)
-    return ADAM * sum(p.nbytes for p in trained.values())
+        return averages + sum(t.nbytes for t in remembered)
+    return averages + ADAM * sum(p.nbytes for p in trained.values())
 
 
 def worker_memory(

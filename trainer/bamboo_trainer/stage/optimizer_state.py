@@ -1,7 +1,7 @@
 """What a stage's optimizer remembers, by name; and, where it can be told, before the first step."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -23,15 +23,20 @@ _ZERO_STATE = (
 )
 
 
+AVERAGE: Final = "weights_ema"
+
+
 class OptimizerState:
     """Names are "state:0.weight:exp_avg".
 
+    ema: the decay of the averages of the parameters that are kept beside it, under the key AVERAGE; None: none are.
     fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
     comes with the first step.
     """
 
-    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer) -> None:
+    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer, ema: float | None = None) -> None:
         optimizer = scheduled.inner
+        self._averages: dict[str, Tensor] = {}  # by slot
         self._slots, self._optimizer = parameters.slots, optimizer
         self._groups = GroupNumbers(parameters.slots, optimizer, scheduled.scheduled)
         self._names = {slot.name for slot in parameters.slots}
@@ -40,6 +45,9 @@ class OptimizerState:
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
         if optimizer is not None and starts_at_zero:
             self._create(parameters, optimizer)
+        self._decay = ema
+        if ema is not None:
+            self._averages = {slot.name: slot.parameter.detach().clone() for slot in parameters.slots}
 
     def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
         """By a step that is then undone."""
@@ -57,6 +65,16 @@ class OptimizerState:
         for name, value in self._values():
             if isinstance(value, Tensor):
                 yield name, value
+        for slot, average in self._averages.items():
+            yield f"{_prefix(slot)}{AVERAGE}", average
+
+    def average(self) -> None:
+        """After an optimizer's step: the averages move a little towards the parameters, used in the step or not."""
+        if self._decay is None:
+            return
+        with torch.no_grad():
+            for slot in self._slots:  # one by one: the bits of an operation may depend on a tensor's size
+                self._averages[slot.name].lerp_(slot.parameter, 1 - self._decay)
 
     def scalars(self) -> dict[str, Scalar]:
         """The state's plain numbers, and those of parameter groups that change from step to step."""
@@ -75,7 +93,7 @@ class OptimizerState:
     def may_have(self, name: str) -> bool:
         """Is it of a kind that may be there or not, as it comes with a step?"""
         slot, key = _parted(name)
-        return slot in self._names and (not self.fixed or key.startswith(MARK))
+        return slot in self._names and key != AVERAGE and (not self.fixed or key.startswith(MARK))
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if they cannot be set."""
@@ -93,7 +111,7 @@ class OptimizerState:
             state = {
                 n.removeprefix(prefix): t.detach().to(device if t.dim() else "cpu", copy=True)
                 for n, t in given.items()
-                if n.startswith(prefix)
+                if n.startswith(prefix) and n != f"{prefix}{AVERAGE}"
             }
             self._state.pop(slot.parameter, None)
             if state:
@@ -113,6 +131,7 @@ class OptimizerState:
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim():  # counters are where the optimizer wants them
                     state[key] = moved(value)
+        self._averages = {slot: moved(average) for slot, average in self._averages.items()}
 
     def set_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         for slot in self._slots:

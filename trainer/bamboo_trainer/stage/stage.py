@@ -77,7 +77,7 @@ class Stage:
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
-        self._optimizer_state = OptimizerState(self._parameters, self._optimizer)
+        self._optimizer_state = OptimizerState(self._parameters, self._optimizer, config.ema)
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
         self._running = RunningBuffers(self._layers)
@@ -297,6 +297,7 @@ class Stage:
         if self._parked:
             self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)
+        self._optimizer_state.average()
         if self._parked:
             self._optimizer_state.park()
             self.wait()
