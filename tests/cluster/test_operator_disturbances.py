@@ -244,7 +244,12 @@ def test_with_fewer_workers_than_stages_the_layers_are_split_anew_and_back(
 ) -> None:
     """A worker is lost, and a quota keeps the cluster from replacing it, until it is raised."""
     document = manifest(
-        "narrow", 100, 0, topology={"stages": 3}, elastic={"stabilizationSeconds": 2}, training=training(100, 8, 2)
+        "narrow",
+        100,
+        0,
+        topology={"stages": 3},
+        training=training(100, 8, 2),
+        elastic={"stabilizationSeconds": 2, "stragglerPolicy": "Report"},
     )
     paced, slow = slowed(document, tmp_path)
     job = Job(installed.api, namespace, paced)

@@ -32,6 +32,7 @@ class Slowed(World):
         self.slowness: dict[str, float] = {}
         self.work: dict[int, float] = {}
         self.headroom: dict[str, float] = {}
+        self.reading = 0.0  # seconds of the first stage's forwards
         self.shadows = shadows
         super().__init__(*grid, **options)
 
@@ -82,8 +83,9 @@ class Slowed(World):
             for worker in [owner, *replicas] if self.shadows else [owner]:
                 owns, whole = worker == owner, self.taken(worker, layers)
                 each = tuple(FORWARD * self.taken(worker, (i, i + 1)) for i in range(*layers))
+                read = self.reading * (cell.stage == 0)
                 one = StageTimes(
-                    layers=layers, each=each if self.shadows else (), forward=FORWARD * whole * owns,
+                    layers=layers, each=each if self.shadows else (), forward=(FORWARD * whole + read) * owns,
                     backward=BACKWARD * whole * owns, microbatches=32 * owns,
                 )  # fmt: skip
                 found[worker] = (*found.get(worker, ()), one)
@@ -206,6 +208,19 @@ def test_layers_that_take_longer_than_counted_are_split_anew() -> None:
     plan = world.state.plan
     assert plan is not None
     assert plan.stages == ((0, 1), (1, 2), (2, 5), (5, 8))
+
+
+def test_data_that_are_read_slowly_are_no_reason_to_move_layers_that_would_not_help() -> None:
+    """What the first stage takes for its data stays with it. A layer less there is worth what that layer takes."""
+    world = trained(4, 1, 0)
+    plan = world.state.plan
+    world.reading = 1.5
+    world.train(60, seconds=13.0)
+    assert world.reasons() == []
+    assert world.state.plan == plan
+    assert world.state.stragglers.estimate is not None
+    assert world.state.stragglers.estimate.reading == pytest.approx((1.5, 0.0))
+    assert world.state.stragglers.estimate.costs == pytest.approx((FORWARD + BACKWARD,) * 8)
 
 
 def test_with_nothing_to_compare_the_counted_costs_are_taken_and_only_a_large_factor_counts() -> None:

@@ -16,25 +16,32 @@ COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
 SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))
 
 
-def longest(costs: list[float], slowness: list[float], ranges: tuple[tuple[int, int], ...]) -> float:
-    return max(k * sum(costs[a:b]) for k, (a, b) in zip(slowness, ranges, strict=True))
+def longest(
+    costs: list[float], slowness: list[float], ranges: tuple[tuple[int, int], ...], fixed: tuple[float, ...] = ()
+) -> float:
+    more = fixed or (0.0,) * len(slowness)
+    return max(k * (f + sum(costs[a:b])) for k, f, (a, b) in zip(slowness, more, ranges, strict=True))
 
 
-@given(costs=st.lists(COSTS, min_size=1, max_size=9), slowness=st.lists(SLOWNESS, min_size=1, max_size=5))
-def test_no_other_split_has_a_shorter_longest_stage(costs: list[float], slowness: list[float]) -> None:
-    layers, stages = len(costs), len(slowness)
+@given(
+    costs=st.lists(COSTS, min_size=1, max_size=9),
+    workers=st.lists(st.tuples(SLOWNESS, st.one_of(st.just(0.0), COSTS)), min_size=1, max_size=5),
+)
+def test_no_other_split_has_a_shorter_longest_stage(costs: list[float], workers: list[tuple[float, float]]) -> None:
+    layers, stages = len(costs), len(workers)
+    slowness, fixed = [k for k, _ in workers], tuple(f for _, f in workers)
     if layers < stages:
         with pytest.raises(ValueError, match="expected at least"):
-            uneven_split(costs, slowness)
+            uneven_split(costs, slowness, fixed)
         return
-    ranges = uneven_split(costs, slowness)
+    ranges = uneven_split(costs, slowness, fixed)
     assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
     assert ranges[-1][1] == layers
     assert all(a < b for a, b in ranges)
     best = inf
     for cuts in combinations(range(1, layers), stages - 1):
-        best = min(best, longest(costs, slowness, tuple(pairwise((0, *cuts, layers)))))
-    assert longest(costs, slowness, ranges) == pytest.approx(best, rel=1e-9)
+        best = min(best, longest(costs, slowness, tuple(pairwise((0, *cuts, layers))), fixed))
+    assert longest(costs, slowness, ranges, fixed) == pytest.approx(best, rel=1e-9)
 
 
 @given(costs=st.lists(COSTS, min_size=6, max_size=30), stages=st.integers(1, 6))

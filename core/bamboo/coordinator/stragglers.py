@@ -282,10 +282,9 @@ def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> f
     """Seconds of a step's computing with that split, by the same workers."""
     plan = state.plan
     assert plan is not None
-    rows = [
-        [sum(work.costs[first:end]) * _slowness(state, work, d, s) for s, (first, end) in enumerate(stages)]
-        for d in range(len(plan.pipelines))
-    ]
+    fixed = work.fixed(len(stages))
+    seconds = [fixed[s] + sum(work.costs[first:end]) for s, (first, end) in enumerate(stages)]
+    rows = [[t * _slowness(state, work, d, s) for s, t in enumerate(seconds)] for d in range(len(plan.pipelines))]
     return step_seconds(rows, [len(part) for part in plan.target.split])
 
 

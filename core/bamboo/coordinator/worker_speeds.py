@@ -59,18 +59,32 @@ def of_replaced(state: CoordinatorState) -> list[Measurement]:
 def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
     """What each layer takes a worker of usual speed, and how slow each worker is; None if a stage is not measured yet.
 
-    Within a stage the layers share its seconds as their forwards do, or, where these are not known one by one, as their
-    counted costs say. A backward cannot be told apart by layers; it takes a nearly constant multiple of the forward.
+    What the first stage and the last one take for their data stays with them, wherever layers are. Within a stage the
+    layers share its seconds as their forwards do, or, where these are not known one by one, as their counted costs say.
+    A backward cannot be told apart by layers; it takes a nearly constant multiple of the forward.
     """
     plan, owned = state.plan, owned_times(state)
     assert plan is not None
     costs: list[float] = []
+    reading: list[float] = []
     for stage, layers in enumerate(plan.stages):
         shares = _shares(plan, owned, stage, state.costs)
         if layers not in found.seconds or shares is None:
             return None
-        costs += (share * found.seconds[layers] for share in shares)
-    return WorkEstimate(tuple(costs), dict(found.slowness))
+        ends = stage in (0, len(plan.stages) - 1)
+        reading.append(_reading(owned, stage) * found.seconds[layers] if ends else 0.0)
+        costs += (share * (found.seconds[layers] - reading[-1]) for share in shares)
+    return WorkEstimate(tuple(costs), dict(found.slowness), (reading[0], reading[-1] if len(reading) > 1 else 0.0))
+
+
+def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:
+    """Of what the first or last stage takes for a microbatch: the part of it that goes to its data.
+
+    It is in a whole forward, and in none of its layers. 0 if layers are not known one by one.
+    """
+    known = [t for c, t in owned.items() if c.stage == stage and t.each]
+    parts = [max(0.0, t.forward - sum(t.each)) / seconds_of(t) for t in known]
+    return median(parts) if parts else 0.0
 
 
 def _shares(

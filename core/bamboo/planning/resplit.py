@@ -113,6 +113,7 @@ def balanced(plan: Plan, spec: JobSpec, work: WorkEstimate) -> Ranges:
             max(share * work.slowness.get(plan.at(Cell(d, s)).owner, 1.0) for d, share in enumerate(shares))
             for s in range(len(plan.stages))
         ],
+        work.fixed(len(plan.stages)),
     )
 
 

@@ -31,10 +31,19 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkEstimate:
-    """What layers and workers take. costs: of each layer, counted or in seconds. slowness: of workers; 1 if unknown."""
+    """What layers and workers take. costs: of each layer, counted or in seconds. slowness: of workers; 1 if unknown.
+
+    reading: what the first stage and the last one take on top, for their data.
+    """
 
     costs: tuple[float, ...]
     slowness: Mapping[WorkerId, float] = field(default_factory=dict)
+    reading: tuple[float, float] = (0.0, 0.0)
+
+    def fixed(self, stages: int) -> list[float]:
+        """What does not depend on its layers, of each stage."""
+        first, last = self.reading
+        return [first * (s == 0) + last * (s == stages - 1) for s in range(stages)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,29 +10,34 @@ Ranges = tuple[tuple[int, int], ...]
 MOST_WEIGHED_LAYERS: Final = 500  # a model with more keeps the split that its counted costs give
 
 
-def uneven_split(costs: Sequence[float], slowness: Sequence[float]) -> Ranges:
+def uneven_split(costs: Sequence[float], slowness: Sequence[float], fixed: Sequence[float] = ()) -> Ranges:
     """Contiguous layer ranges, one for each stage and none empty, that minimise the longest stage's time.
 
     costs: of each layer, finite and not negative. slowness: of each stage's worker, above 0: a stage takes the sum of
-    its layers' costs, times that. Of the splits that do so it is one whose stages differ least (least sum of squares).
-    Exact. A stage that is twice as slow cannot just be filled last: whether it can hold the layer at its place matters.
+    its layers' costs, times that. fixed: what comes on top of that sum for each stage, whatever its layers are. Of the
+    splits that do so it is one whose stages differ least (least sum of squares). Exact. A stage that is twice as slow
+    cannot just be filled last: whether it can hold the layer at its place matters.
     Raises ValueError if there are fewer layers than stages.
     """
     if len(costs) < len(slowness):
         raise ValueError(f"expected at least {len(slowness)} layers, got {len(costs)}")
     total = list(accumulate(costs, initial=0.0))
-    return _most_even(total, slowness, _shortest(total, slowness))
+    stages = list(zip(slowness, fixed or [0.0] * len(slowness), strict=True))
+    return _most_even(total, stages, _shortest(total, stages))
 
 
-def _shortest(total: Sequence[float], slowness: Sequence[float]) -> float:
+Stages = Sequence[tuple[float, float]]  # slowness, and what is fixed
+
+
+def _shortest(total: Sequence[float], workers: Stages) -> float:
     """What the longest stage takes at least. total: of the layers before each one."""
-    layers, stages = len(total) - 1, len(slowness)
+    layers, stages = len(total) - 1, len(workers)
     best = [0.0] + [inf] * layers  # of the stages so far, for the layers before that one
-    for stage, factor in enumerate(slowness):
+    for stage, (factor, fixed) in enumerate(workers):
         longest = [inf] * (layers + 1)
         for end in range(stage + 1, layers - (stages - stage - 1) + 1):
             for start in range(end - 1, stage - 1, -1):
-                seconds = factor * (total[end] - total[start])
+                seconds = factor * (fixed + total[end] - total[start])
                 if seconds >= longest[end]:
                     break  # and with more layers it takes no less
                 longest[end] = min(longest[end], max(best[start], seconds))
@@ -40,17 +45,17 @@ def _shortest(total: Sequence[float], slowness: Sequence[float]) -> float:
     return best[-1]
 
 
-def _most_even(total: Sequence[float], slowness: Sequence[float], limit: float) -> Ranges:
+def _most_even(total: Sequence[float], workers: Stages, limit: float) -> Ranges:
     """Of the splits in which no stage takes longer than the limit, the one with the least sum of squares."""
-    layers, stages = len(total) - 1, len(slowness)
+    layers, stages = len(total) - 1, len(workers)
     unit = limit or 1.0  # squares of large numbers would be infinite
     best = [0.0] + [inf] * layers
     starts: list[list[int]] = []
-    for stage, factor in enumerate(slowness):
+    for stage, (factor, fixed) in enumerate(workers):
         least, begins = [inf] * (layers + 1), [-1] * (layers + 1)
         for end in range(stage + 1, layers - (stages - stage - 1) + 1):
             for start in range(end - 1, stage - 1, -1):
-                seconds = factor * (total[end] - total[start])
+                seconds = factor * (fixed + total[end] - total[start])
                 if seconds > limit:
                     break
                 squares = best[start] + (seconds / unit) ** 2
