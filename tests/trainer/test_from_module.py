@@ -192,6 +192,33 @@ def test_further_tensors_that_a_module_keeps_come_with_their_values() -> None:
     assert torch.equal(layers[1].module.get_submodule("blocks.0").scale, torch.full((4,), 2.0))
 
 
+def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
+    """And one of its class is, not all."""
+    runs = []
+
+    class Routed(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, int]:
+            rows = (x[:, 0] > 0).nonzero()[:, 0]
+            runs.append(isinstance(x, FakeTensor))
+            return x.index_add(0, rows, super().forward(x[rows])), 3
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Routed(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x, _ = block(x)
+            return x
+
+    task = from_module(Model, **small())
+    assert runs == [False]
+    layers, model = whole(task, Model)
+    x = torch.randn(6, 4)
+    assert torch.equal(run(layers, (x,))[0], model(x))
+
+
 # refusals
 
 

@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "modernbert": SMALL | {"pad_token_id": 0, "local_attention": 8},
+    "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"hidden_size": 16, "n_layer": 3, "n_head": 4, "vocab_size": WORDS},
 }  # fmt: skip
 
@@ -121,7 +122,7 @@ def job(config: dict[str, Any], stages: int, pipelines: int, *faults: Fault) -> 
     return Job(document, faults=faults).run()
 
 
-@pytest.mark.parametrize(("family", "stages", "pipelines"), [("gpt2", 4, 1), ("bert", 2, 2), ("gemma3_text", 2, 1)])
+@pytest.mark.parametrize(("family", "stages", "pipelines"), [("gpt2", 4, 1), ("bert", 2, 2), ("mixtral", 2, 1)])
 def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines: int) -> None:
     """With dropout, padding, and embeddings that are the head's, too."""
     config = config_of(family, data={"padding": True}, learningRate=1e-3)

@@ -195,6 +195,7 @@ def test_a_worker_is_lost_and_the_bits_stay(model: str, grid: tuple[int, int]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_process_is_killed_and_the_bits_stay(model: str, tmp_path: Path) -> None:
     document = bamboojob(
@@ -204,7 +205,7 @@ def test_a_process_is_killed_and_the_bits_stay(model: str, tmp_path: Path) -> No
     )
     (tmp_path / "job.yaml").write_text(json.dumps(document))
     command = [sys.executable, "-m", "bamboo", "run", "job.yaml", "--preempt", "at:3:1", "--verify"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "takeovers: 1" in done.stdout
     assert "bit-equal: yes" in done.stdout

@@ -8,11 +8,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bamboo_trainer.split.first_values import FirstValues, without_values
 from bamboo_trainer.split.layers import Call, Route, Shapes, SplitLayer
 from bamboo_trainer.split.recording import Recording, record, shapes_of
-from bamboo_trainer.split.structures import CannotSplit
+from bamboo_trainer.split.structures import CannotSplit, Form, put_together, take_apart
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.no_values import values_wanted
 from bamboo_trainer.tasks.task_errors import told
@@ -50,6 +51,7 @@ class SplitModule:
         self._model, self._values = self._built(make)
         self.blocks = tuple(_block_names(self._model, blocks))
         self._recordings: dict[Shapes, Recording] = {}
+        self._outs: dict[tuple[type, str, Shapes], tuple[Shapes, Form]] = {}
         base = self._recorded(shapes_of(example))
         self.route = Route(base, self._recorded, self._mode, self.blocks, self._call)
         self._slots = list(_slots(self._model))
@@ -88,14 +90,33 @@ class SplitModule:
     def _recorded(self, shapes: Shapes) -> Recording:
         if shapes not in self._recordings:
             model = self._copy()
-            with torch.random.fork_rng(devices=[]), torch.utils._python_dispatch._disable_current_modes(), self._mode:
+            with torch.random.fork_rng(devices=[]), _disable_current_modes(), self._mode:
                 inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
                 blocks = [model.get_submodule(name) for name in self.blocks]
-                found = record(model, blocks, self.blocks, inputs, self._call)
+                found = record(model, blocks, self.blocks, inputs, self._call, self._really)
             if len(self._recordings) >= MOST_SHAPES:
                 self._recordings.pop(next(iter(self._recordings)))
             self._recordings[shapes] = found
         return self._recordings[shapes]
+
+    def _really(self, number: int, form: Form, given: Sequence[Tensor]) -> Any:
+        """What a block returns, without values. It is run with values if no block of its class has been, with such
+        inputs.
+        """
+        name = self.blocks[number]
+        block = self._model.get_submodule(name)
+        asked = type(block), repr(form), shapes_of(given)
+        if asked not in self._outs:
+            with _disable_current_modes(), torch.enable_grad():
+                tensors = _tensors_in(block)
+                module = nn.Module()
+                self._put_block(module, name, self._real(tensors, [""] * len(tensors), read=False))
+                arguments, named = put_together(form, [_some_values(t) for t in given])
+                result, returned = take_apart(module.get_submodule(name)(*arguments, **named), f"what {name} returns")
+            self._outs[asked] = shapes_of(result), returned
+        shapes, returned = self._outs[asked]
+        made = [torch.empty(s, dtype=dtype, requires_grad=dtype.is_floating_point) for s, dtype in shapes]
+        return put_together(returned, made)
 
     # which position has what
 
@@ -144,14 +165,14 @@ class SplitModule:
             self._put_block(module, self.blocks[position - 1], given)
         return SplitLayer(module, position, self.route)
 
-    def _real(self, tensors: Sequence[Tensor], names: Sequence[str]) -> dict[int, Tensor]:
+    def _real(self, tensors: Sequence[Tensor], names: Sequence[str], read: bool = True) -> dict[int, Tensor]:
         """With values, by the id of what has none."""
         distinct = {id(t): t for t in tensors}
         if not values_wanted():
             made = {i: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for i, t in distinct.items()}
         else:
-            read = self._read(dict(zip(names, tensors, strict=True))) if self._read else {}
-            made = {id(t): read[name] for t, name in zip(tensors, names, strict=True) if name in read}
+            found = self._read(dict(zip(names, tensors, strict=True))) if self._read and read else {}
+            made = {id(t): found[name] for t, name in zip(tensors, names, strict=True) if name in found}
             left = [t for i, t in distinct.items() if i not in made]
             made |= {id(t): value for t, value in zip(left, self._values.of(left), strict=True)}
         return {i: _like(distinct[i], value) for i, value in made.items()}
@@ -210,6 +231,12 @@ class SplitModule:
                         del kept[name]
                         module.__dict__[name] = tensor
         return model
+
+
+def _some_values(imagined: Tensor) -> Tensor:
+    if imagined.is_floating_point():
+        return torch.randn(imagined.shape, dtype=imagined.dtype)
+    return torch.ones(imagined.shape, dtype=imagined.dtype)
 
 
 def _like(imagined: Tensor, value: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ A position is a part of the forward that one layer runs: 0 is the model's code b
 with the code between it and the next one, and, after the n blocks, n + 1 is the code after the last one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from bamboo_trainer.split.first_values import NEEDS_VALUES
 from bamboo_trainer.split.structures import CannotSplit, Form, take_apart
 from bamboo_trainer.tasks.task_errors import told, where
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, int, int]
 """A tensor of the forward: ("input", 0, n), ("call", i, n) and ("out", i, n), the n-th that block i gets and returns,
@@ -74,14 +77,24 @@ class Recording:
         )
 
 
+Really = Callable[[int, Form, Sequence[Tensor]], Any]
+
+
 def record(
-    model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str], inputs: Sequence[Tensor], call: Any
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    names: Sequence[str],
+    inputs: Sequence[Tensor],
+    call: Any,
+    really: Really,
 ) -> Recording:
     """blocks: modules of the model, in the order of their calls; names: theirs. call: (model, inputs) -> its result.
+    really: runs the block of that number with values, for one that cannot be run without, and returns what it returns,
+    without values.
 
     The model may be changed. Raises CannotSplit.
     """
-    recorder = _Recorder(model, blocks, names, inputs)
+    recorder = _Recorder(model, blocks, names, inputs, really)
     try:
         with recorder:
             result = call(model, inputs)
@@ -103,9 +116,15 @@ class _Recorder(TorchFunctionMode):
     """Sees every function that the model calls."""
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[nn.Module], names: Sequence[str], inputs: Sequence[Tensor]
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        names: Sequence[str],
+        inputs: Sequence[Tensor],
+        really: Really,
     ) -> None:
         super().__init__()
+        self._really = really
         self.problem: Exception | None = None
         self._blocks, self._names = blocks, names
         self._position, self._next, self._count = 0, 0, 0
@@ -208,7 +227,13 @@ class _Recorder(TorchFunctionMode):
         self._calls.append((form, keys))
         versions = [t._version for t in given]
         self._body = frozenset(map(id, given)) | self._block_owned[i]
-        result = forward(*args, **kwargs)
+        try:
+            result = forward(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, CannotSplit):
+                raise
+            logger.info("%s is run with values, since without it raised %s", name, told(error))
+            result = self._really(i, form, given)
         self._body = None
         self._count = 0
         self._returned(i, name, result, given, [t._version != v for t, v in zip(given, versions, strict=True)])
