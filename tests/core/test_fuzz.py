@@ -131,6 +131,10 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
     protocol.CellFinished: st.builds(protocol.CellFinished, cell=CELLS, digest=DIGESTS),
     protocol.NoticeReceived: st.builds(protocol.NoticeReceived, seconds=FLOATS),
     protocol.Saved: st.builds(protocol.Saved, stage=NUMBERS),
+    protocol.HistoryKept: st.builds(protocol.HistoryKept, source=st.text(), number=NUMBERS),
+    protocol.WorkerWarning: st.builds(
+        protocol.WorkerWarning, reason=st.text() | st.just("HistoryNotWritten"), message=st.text()
+    ),
     protocol.WorkerFailed: st.builds(protocol.WorkerFailed, reason=st.text(), message=st.text()),
     protocol.Bye: st.just(protocol.Bye()),
 }  # fmt: skip

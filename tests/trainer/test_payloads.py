@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bamboo.coordinator.events import Outcome
+from bamboo.history.records import StepRecord
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.commit_log import Commit, Ready
 from bamboo_trainer.transport import payloads
@@ -32,6 +33,7 @@ LAYER = {"checkpoint": CUT, "tensors": ["parameter:0.weight"], "scalars": {"stat
 FLAT = (torch.ones(3),)
 BYTES = torch.zeros(12, dtype=torch.uint8)
 CONTRIBUTED = {"microbatches": {0: [[1, [["f32", [2]], ["i32", []]]]], 1: []}, "again": False}
+STEP = {"kind": "step", "attempt": 0, "step": 3, "time": 1.5, "loss": 0.5, "gradient_norm": None, "metrics": {"x": 1.0}}
 
 
 def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...] = ()) -> Frame:
@@ -58,6 +60,7 @@ RIGHT = {
     FrameKind.LAYERS_WANTED: frame(FrameKind.LAYERS_WANTED, {"checkpoint": CUT, "layers": [0, 3]}),
     FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
+    FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
 }
 MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(
@@ -70,6 +73,7 @@ MEANT = {
     FrameKind.ANNOUNCE: payloads.Announce(version=0, secured=1, digest="d"),
     FrameKind.LOGGED: [((0, 1), 3)],
     FrameKind.CHECK: payloads.Check(sums=b"12345678"),
+    FrameKind.HISTORY: [(1, StepRecord(attempt=0, step=3, time=1.5, loss=0.5, gradient_norm=None, metrics={"x": 1.0}))],
 }
 
 
@@ -126,6 +130,9 @@ WRONG = {
     "half a sum": frame(FrameKind.CHECK, {"sums": b"1234567"}),
     "heard nothing": frame(FrameKind.HEARD),
     "heard a mapping": frame(FrameKind.HEARD, {"1": COMMIT}),
+    "half a history": frame(FrameKind.HISTORY, [[1, {"kind": "step"}]]),
+    "a history of events": frame(FrameKind.HISTORY, [[1, {**STEP, "kind": "event"}]]),
+    "a mark of the past": frame(FrameKind.COMMIT, {**COMMIT, "history": {"attempt": -1, "written": 0, "at": 0.0}}),
     "asked for more": frame(FrameKind.ASK, "more"),
     "logged by nobody": frame(FrameKind.LOGGED, [[1, 2, 3]]),
     "a state without a meta": frame(FrameKind.STATE, None, FLAT),

@@ -16,6 +16,7 @@ from bamboo.cli import checkpoint_commands, options
 from bamboo.cli.cluster_commands import app as cluster_commands
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
+from bamboo.cli.history_command import app as history_command
 from bamboo.cli.node_trace_commands import node_traces
 from bamboo.cli.rollout_commands import rollouts
 from bamboo.cli.run_options import LocalRunOptions
@@ -43,6 +44,7 @@ app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += cluster_commands.registered_commands
+app.registered_commands += history_command.registered_commands
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]
 
 

@@ -237,6 +237,20 @@ class Saved(Message, frozen=True):
     stage: Count
 
 
+class HistoryKept(Message, frozen=True):
+    """The events of that source up to that number are in the job's history."""
+
+    source: Short
+    number: Count
+
+
+class WorkerWarning(Message, frozen=True):
+    """Something beside the training does not work, which goes on."""
+
+    reason: Short
+    message: Said
+
+
 class WorkerFailed(Message, frozen=True):
     reason: str
     message: str
@@ -250,6 +264,7 @@ ToCoordinator = (
     Hello | WorkerReady | Profile | Heartbeat | PeerDown | PeerUp | PlanApplied | ReplicaSynced | Report | LeftBehind
     | StepCommitted | Evaluated | CheckpointFound | CheckpointBegun | PartsWritten | CheckpointCommitted
     | CheckpointFailed | StateHeld | CopiesHeld | RestoreFailed | TakenOver | CellFinished | NoticeReceived | Saved
+    | HistoryKept | WorkerWarning
     | WorkerFailed | Bye
 )  # fmt: skip
 
@@ -258,10 +273,11 @@ ToCoordinator = (
 
 
 class Welcome(Message, frozen=True):
-    """The job, and the secret by which workers of this job know each other."""
+    """The job, and the secret by which workers of this job know each other. history: its URL; "" if none is kept."""
 
     manifest: dict[str, Any]
     secret: str
+    history: str = ""
 
 
 class ProfileRequest(Message, frozen=True):
@@ -314,6 +330,23 @@ class DropCopies(Message, frozen=True):
     checkpoints: tuple[CheckpointId, ...]
 
 
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """time: seconds since 1970. number: of the source's events, from 1."""
+
+    number: Count
+    time: float
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class HistoryEvents(Message, frozen=True):
+    """To the root: what happened to the job, for its history. source: who tells; a coordinator's is its own."""
+
+    source: Short
+    events: tuple[HistoryEvent, ...]
+
+
 class Save(Message, frozen=True):
     """Write the stage's final weights to that folder."""
 
@@ -335,7 +368,7 @@ class Refused(Message, frozen=True):
 
 ToWorker = (
     Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | CommitCheckpoint
-    | DropCopies | Save | Stop | Refused
+    | DropCopies | HistoryEvents | Save | Stop | Refused
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -201,7 +201,9 @@ def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
 
 
 def _commit(turn: Turn) -> None:
-    """Have the manifest written, by one worker after the other if need be."""
+    """Have the manifest written, by one worker after the other if need be; by the root first, who has the history of
+    the steps before it written.
+    """
     c, state = turn.state.checkpoints, turn.state
     assert c.writing is not None
     if _awaits_evaluation(state, c.writing.step):
@@ -209,6 +211,9 @@ def _commit(turn: Turn) -> None:
     staying = [w for w, r in state.ready.items() if r.notice_until is None and w != c.asked] or list(state.ready)
     if not staying:
         return
+    if state.plan is not None:
+        root = state.plan.at(ROOT).owner
+        staying.sort(key=lambda worker: worker != root)
     change(turn, asked=staying[0], asked_at=turn.now)
     parts = tuple(c.parts[layer] for layer in sorted(c.parts))
     turn.do(Send(staying[0], protocol.CommitCheckpoint(checkpoint=c.writing, parts=parts, score=_score(state, c))))

@@ -57,6 +57,7 @@ def initial(
     heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
     resumed: bool = False,
     earlier: EarlierProgress = BEGINNING,
+    history: str = "",
 ) -> CoordinatorState:
     """The state before the first event.
 
@@ -65,7 +66,7 @@ def initial(
     """
     return CoordinatorState(
         phase="Recovering" if resumed else "Pending",
-        spec=spec, manifest=manifest, secret=secret, save_path=save_path, started=now, phase_since=now,
+        spec=spec, manifest=manifest, secret=secret, save_path=save_path, history=history, started=now, phase_since=now,
         heartbeat_timeout=heartbeat_timeout, last_progress=now,
         checkpoints=CheckpointState(number=first_number(secret, now)), earlier=earlier, furthest=earlier.step,
     )  # fmt: skip

@@ -43,7 +43,7 @@ def joined(turn: Turn, hello: protocol.Hello) -> None:
         return
     record = WorkerRecord(peer=peer, seen=turn.now, platform=hello.platform, epoch=plan.epoch if plan else 0)
     turn.set(workers={**state.workers, worker: record}, requested=max(0, state.requested - 1))
-    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
+    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
     turn.do(Emit("WorkerJoined", f"{worker} joined" + (f" in zone {peer.zone}" if peer.zone else "")))
     if plan:
         _found(turn, plan)
@@ -58,7 +58,7 @@ def _returned(turn: Turn, worker: WorkerId, peer: Peer) -> None:
         asked_to_save={s: w for s, w in state.asked_to_save.items() if w != worker},
         profiling=None if state.profiling == worker else state.profiling,
     )
-    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret)))
+    turn.do(Send(worker, protocol.Welcome(manifest=state.manifest, secret=state.secret, history=state.history)))
     current = state.phase != "Restoring"
     if current and state.plan and state.workers[worker].ready and state.plan.worker_ids() <= state.workers.keys():
         turn.do(Send(worker, protocol.SendPlan(plan=state.plan)))

@@ -229,6 +229,7 @@ class CoordinatorState:
     manifest: dict[str, Any]
     secret: str
     save_path: str | None
+    history: str = ""
     started: float
     heartbeat_timeout: float
     phase: str = "Pending"

@@ -313,6 +313,15 @@ def _worker_failed(turn: Turn, worker: WorkerId, message: protocol.WorkerFailed)
     turn.finish(Outcome.FAILED, reason, f"{worker}: {one_line(message.message)}")
 
 
+def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> None:
+    text = f"{worker}: {one_line(message.message)}"
+    match message.reason:
+        case "HistoryNotWritten":
+            turn.do(Emit("HistoryNotWritten", text, warning=True))
+        case "LoggerFailed":
+            turn.do(Emit("LoggerFailed", text, warning=True))
+
+
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:
     record = turn.state.workers.get(worker)
     if record and record.notice_until is not None:
@@ -351,6 +360,7 @@ _HANDLERS: dict[type, Callable[[Turn, WorkerId, Any], None]] = {
     protocol.CellFinished: _cell_finished,
     protocol.Saved: _saved,
     protocol.NoticeReceived: _notice_received,
+    protocol.WorkerWarning: _warning,
     protocol.WorkerFailed: _worker_failed,
     protocol.Bye: _bye,
 }

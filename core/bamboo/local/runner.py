@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bamboo.control.channel_events import Received
+from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.descriptors import raise_limit
-from bamboo.control.protocol import StepCommitted
+from bamboo.control.history_feed import HistoryFeed
+from bamboo.control.protocol import HistoryKept, StepCommitted
 from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -36,16 +37,20 @@ from bamboo.coordinator.events import (
     WorkerLost,
 )
 from bamboo.coordinator.job_status import status
+from bamboo.history.place import history_url
+from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
+from bamboo.local.history_end import end_history
 from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.summary import Summary, summarize
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import ROOT, WorkerId
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
+from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
 
 logger = logging.getLogger(__name__)
@@ -114,6 +119,7 @@ class _LocalRun:
             on_ask=self._asked,
         )
         self._log = LogFollower(self._folder / "workers.log", options.show_log) if options.show_log else None
+        self._feed = HistoryFeed(secrets.token_hex(4), time.time)
         self._state = coordinator.initial(
             spec,
             manifest,
@@ -121,6 +127,7 @@ class _LocalRun:
             save_path=str(self._folder / "weights"),
             now=self._now(),
             heartbeat_timeout=options.heartbeat_timeout,
+            history=history_url(spec, options.output),
         )
         self._preempt, self._mid_step = options.preempt, MidStepPreemptions()
         self._gate = steps_of(options.preempt)
@@ -185,6 +192,10 @@ class _LocalRun:
     def _handle(self, event: Event) -> None:
         now = self._now()
         self._state, commands = coordinator.step(self._state, event, now)
+        for command in commands:  # before the workers are told to stop, the root has to know what to write
+            if isinstance(command, Emit):
+                self._feed.add(command.reason, command.message, command.warning)
+        self._feed_history(event)
         for command in commands:
             self._execute(command)
         if self._state.phase == "Running" and self._training_since is None:
@@ -197,6 +208,21 @@ class _LocalRun:
             self._view.status(status(self._state, now))
         if self._log and isinstance(event, Tick):
             self._log.follow()
+
+    def _tell(self, emit: Emit) -> None:
+        """What this shell alone knows."""
+        self._feed.add(emit.reason, emit.message, emit.warning)
+        self._view.emit(emit)
+
+    def _feed_history(self, event: Event) -> None:
+        """Tell the root what happened, if a history is kept."""
+        if isinstance(event, WorkerJoined):
+            self._feed.rejoined(event.hello.worker)
+        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
+            self._feed.kept(event.message)
+        plan = self._state.plan
+        if self._state.history and plan is not None and (events := self._feed.due(plan.at(ROOT).owner)) is not None:
+            self._server.send(plan.at(ROOT).owner, events)
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
         """One that was told to go may have ended by itself before: a closed link is often heard of first."""
@@ -212,7 +238,7 @@ class _LocalRun:
     def _fail(self, reason: str, message: str) -> None:
         """Ends the job for a reason that only this shell can see."""
         if self._finish is None:
-            self._view.emit(Emit(reason, message, True, final=True))
+            self._tell(Emit(reason, message, True, final=True))
             self._finish = Finish(Outcome.FAILED, reason, message)
 
     # commands
@@ -288,7 +314,7 @@ class _LocalRun:
         shown = status(self._state, now)
         worker = victim(action, shown, self._taken | self._mid_step.targets)
         if worker is None:
-            self._view.emit(Emit("PreemptionSkipped", "there is no worker to take away", True))
+            self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
             return
         owns = any(worker == owner for row in shown.grid for owner, _ in row)
         if action.step is None or not owns:
@@ -301,7 +327,7 @@ class _LocalRun:
         """Kills a worker, also one that has its notice already, or gives it one."""
         if not take.notice:
             self._taken.add(take.worker)
-            self._view.emit(Emit("Preempting", f"{take.worker} is killed without notice{where}", True))
+            self._tell(Emit("Preempting", f"{take.worker} is killed without notice{where}", True))
             self._signal(take.worker, signal.SIGKILL)
         elif take.worker not in self._taken:
             self._taken.add(take.worker)
@@ -371,7 +397,16 @@ class _LocalRun:
                 self._log.end()
             self._view.status(status(self._state, self._now()))
             self._view.stop()
+        self._end_history()
         self._write_trace()
+
+    def _end_history(self) -> None:
+        """What the root could not be told any more, and all of it as one file in the output."""
+        if self._state.history:
+            try:
+                end_history(self._state.history, self._feed.rest(), self._options.output)
+            except (StorageError, HistoryError) as error:
+                logger.error("the history is not complete: %s", error)
 
     def _write_trace(self) -> None:
         """A trace that cannot be written does not spoil the job; it is told on standard error."""

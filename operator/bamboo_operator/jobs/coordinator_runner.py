@@ -7,6 +7,7 @@ to delete, events to post), and the pod controller and the reconciler bring the 
 import asyncio
 import hmac
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from bamboo.control.channel_events import WorkerJoined
-from bamboo.control.protocol import Hello, Stop
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.history_feed import HistoryFeed
+from bamboo.control.protocol import Hello, HistoryKept, Stop
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -40,11 +42,12 @@ from bamboo.coordinator.events import (
 )
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, EarlierProgress
+from bamboo.history.place import history_url
 from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.history import Figures, JobHistory
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import ROOT, WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -136,7 +139,9 @@ class CoordinatorRunner:
             now=self._clock(),
             resumed=run.resumed,
             earlier=run.earlier,
+            history=history_url(run.spec),
         )
+        self._feed = HistoryFeed(secrets.token_hex(4), time.time)
 
     def status(self) -> Status:
         return status(self.state, self._clock())
@@ -250,6 +255,7 @@ class CoordinatorRunner:
         deadline, before = time.monotonic() + signal.seconds, self._notices.get(name)
         if before is None:
             self.events.append(Emit(signal.source, f"{name}: {signal.message}", True))
+            self._feed.add(signal.source, f"{name}: {signal.message}", warning=True)
             self._run.meter.signals[signal.source] += 1
         elif deadline > before - 1:
             return
@@ -323,12 +329,26 @@ class CoordinatorRunner:
         figures = Figures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
         self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
+        for command in commands:  # before the workers are told to stop, the root has to know what to write
+            if isinstance(command, Emit):
+                self._feed.add(command.reason, command.message, command.warning)
+        self._feed_history(event)
         for command in commands:
             self._execute(command)
         if isinstance(event, WorkerJoined):
             self._repeat_notice(event.hello.worker)
         if commands:
             self._wake()
+
+    def _feed_history(self, event: Event) -> None:
+        """Tell the root what happened, if the job keeps a history."""
+        if isinstance(event, WorkerJoined):
+            self._feed.rejoined(event.hello.worker)
+        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
+            self._feed.kept(event.message)
+        plan = self.state.plan
+        if self.state.history and plan is not None and (events := self._feed.due(plan.at(ROOT).owner)) is not None:
+            self._channels.send(plan.at(ROOT).owner, events)
 
     def _repeat_notice(self, worker: WorkerId) -> None:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""

@@ -13,6 +13,7 @@ from bamboo.control.protocol import CheckpointBegun, Evaluated, Message, StepCom
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
+from bamboo_trainer.commit.history import History
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -35,11 +36,12 @@ class Committer:
         tell: Callable[[Message], None],
         clock: Callable[[], float],
         new_id: Callable[[], str],
+        history: History,
         *,
         skips: bool = False,
     ) -> None:
         """new_id: of an attempt to write a checkpoint. skips: steps that are not finite, instead of applying them."""
-        self._new_id, self._skips = new_id, skips
+        self._new_id, self._history, self._skips = new_id, history, skips
         self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
         self.log = CommitLog(plan.current.first_step)
         self.step_seconds = Histogram(STEP_SECONDS)
@@ -65,6 +67,8 @@ class Committer:
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
         if commit and self._skips and not (math.isfinite(commit.loss) and math.isfinite(commit.norm)):
             commit = msgspec.structs.replace(commit, skipped=True)
+        if commit is not None:
+            commit = self._marked_for_history(step, commit)
         if commit is None or not commit.microbatches or self._wanted is None or step + 1 < self._wanted.at:
             return commit
         if newest.epoch != self._plan.current.epoch:
@@ -72,6 +76,18 @@ class Committer:
         wanted = self._wanted
         mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
+
+    def _marked_for_history(self, step: int, commit: Commit) -> Commit:
+        """With what only the root knows."""
+        before = self._committed_at
+        seconds = 0.0 if before is None else max(0.0, self._clock() - before)
+        mark = self._history.mark(self._plan.current.origin, seconds, self._rate(step))
+        return msgspec.structs.replace(commit, history=mark)
+
+    def _rate(self, step: int) -> float | None:
+        root = self._states.here(ROOT.stage)  # a new root's state may be on its way
+        rate = root.learning_rate(step) if root else math.nan
+        return rate if math.isfinite(rate) else None
 
     def take_checkpoint(self, wanted: TakeCheckpoint) -> None:
         """As the root: the state of the step that it names, or of a later one, is kept. The newest wish counts."""
@@ -115,6 +131,7 @@ class Committer:
     def meet_root(self, old: Plan | None) -> None:
         """A new root decides nothing before it has heard which commits the others know from the root before it."""
         others = self._plan.others()
+        self._history.take_role(self._plan.current, self.is_root)
         if not self.is_root:
             self.awaited_reports, self._wanted = set(), None
             self._introduce()
@@ -153,8 +170,10 @@ class Committer:
 
     def _introduce(self) -> None:
         """Tell the root which commits are known here; in one frame, so that it never hears only a part."""
-        address = Address(FrameKind.HEARD, *ROOT, 0)
-        self._outbox.send(self._plan.owner(ROOT), self._outbox.frame(address, payload=self.log.latest()))
+        root = self._plan.owner(ROOT)
+        if unwritten := self._history.unwritten():
+            self._outbox.send(root, self._outbox.frame(Address(FrameKind.HISTORY, *ROOT, 0), payload=unwritten))
+        self._outbox.send(root, self._outbox.frame(Address(FrameKind.HEARD, *ROOT, 0), payload=self.log.latest()))
 
     def _send(self, step: int, commit: Commit, workers: Iterable[WorkerId]) -> None:
         frame = self._outbox.frame(Address(FrameKind.COMMIT, *ROOT, step), payload=commit)
@@ -168,8 +187,7 @@ class Committer:
             self._tell_step(step, commit, seconds)
 
     def _tell_step(self, step: int, commit: Commit, seconds: float) -> None:
-        root, mark = self._states.here(ROOT.stage), commit.checkpoint
-        rate = root.learning_rate(step) if root else math.nan  # a new root's state may be on its way
+        mark = commit.checkpoint
         self._tell(
             StepCommitted(
                 step=step,
@@ -178,7 +196,7 @@ class Committer:
                 gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
                 microbatches=commit.microbatches,
                 seconds=seconds,
-                learning_rate=rate if math.isfinite(rate) else None,
+                learning_rate=self._rate(step),
                 checkpoint=(mark.number, CheckpointId(step=step + 1, id=mark.id)) if mark else None,
                 skipped=commit.skipped,
             )

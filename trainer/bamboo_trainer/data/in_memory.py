@@ -33,7 +33,7 @@ class TextDataset:
             raise ValueError(f"context must be at least 1, got {context}")
         if len(text) <= context:
             raise ValueError(f"the text has {len(text)} bytes, fewer than context + 1 = {context + 1}")
-        self.context = context
+        self.context = self.tokens_per_sample = context
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     def __len__(self) -> int:

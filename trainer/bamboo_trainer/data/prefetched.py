@@ -28,6 +28,7 @@ class Prefetched:
             raise ValueError(f"readAhead must be from 1 to {MOST_AHEAD}, got {ahead}")
         self.dataset, self.readers, self.processes = dataset, readers, processes
         self.ahead = ahead or 2 * readers
+        self.tokens_per_sample = getattr(dataset, "tokens_per_sample", None)
 
     def __len__(self) -> int:
         return len(self.dataset)

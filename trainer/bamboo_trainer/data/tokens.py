@@ -38,7 +38,8 @@ class Tokens:
     def __init__(self, sources: Sequence[Source], length: int, documents: Documents = Documents.JOINED) -> None:
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
-        self.length, self._documents = length, documents
+        self.length = self.tokens_per_sample = length
+        self._documents = documents
         self._files = [TokenFile(source) for source in sources]
         self._before = [0, *accumulate((file.header.tokens - 1) // length for file in self._files)]
         self.vocabulary = max((file.header.vocabulary for file in self._files), default=0)

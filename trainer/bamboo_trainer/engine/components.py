@@ -6,7 +6,7 @@ on a frame, on a link.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynce
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
@@ -47,7 +48,7 @@ class Ports:
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
-    skips: steps whose loss or gradient is not finite. evaluations: of which states.
+    skips: steps whose loss or gradient is not finite. evaluations: of which states. history: is told of commits.
     """
 
     worker: WorkerId
@@ -66,6 +67,7 @@ class Ports:
     evaluations: EvaluationSchedule | None = None
     keep_copies: bool = False
     unwritten: Callable[[], Iterable[Tensor]] = tuple
+    history: History = field(default_factory=NoHistory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +100,14 @@ class Components:
         """queue: frames that wait to be taken in; those of this worker to itself are added."""
         self._tell, self._observer, self._clock, self._queue = ports.tell, ports.observer, ports.clock, queue
         self._meter, self._timer, self._copies = meter, timer, states.copies
+        self._history = ports.history
         timer.begin(first.stages)
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(states.build, ports.on_host, states.begun)
         self.committer = Committer(
-            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, skips=ports.skips
+            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history, skips=ports.skips
         )
         self.shares = CheckpointShares(
             self.plan, self.states, self.committer.log, states.keep, states.hold, ports.clock
@@ -166,6 +169,7 @@ class Components:
         """Decided here, or heard of."""
         if not self.committer.record(step, commit):
             return
+        self._history.committed(self.plan.current.origin, step, commit)
         self.redundant.committed(step)
         self.executor.committed(step)
         if self.committer.is_root:
@@ -190,6 +194,8 @@ class Components:
             case FrameKind.HEARD if known:
                 self._on_commits(frame)
                 self.committer.report_received(sender, frame.epoch)
+            case FrameKind.HISTORY:
+                self._history.heard(frame.payload)
             case FrameKind.ASK if known:
                 self.repeated.answer(sender, cell, address.step, self.executor.since())
             case FrameKind.LOGGED | FrameKind.LOGGED_BULK | FrameKind.LOGGED_STATE if cell in self.executor.cells:

@@ -255,3 +255,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+def tokens_of(task: Task) -> int | None:
+    """How many tokens a sample has, if the task or its dataset says so."""
+    tokens = task.tokens_per_sample or getattr(task.dataset, "tokens_per_sample", None)
+    return tokens if type(tokens) is int and tokens > 0 else None

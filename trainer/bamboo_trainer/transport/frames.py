@@ -11,7 +11,9 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and LAYERS_LACKED carry no tensors."""
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and those from LAYERS_LACKED on carry no
+    tensors.
+    """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
     GRADIENT = 2  # gradients of a stage's inputs, to the previous stage's cell
@@ -32,6 +34,7 @@ class FrameKind(IntEnum):
     LAYERS_WANTED = 17  # to a holder of a cut's or a checkpoint's state; payload: of which, which layers
     LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
     LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
+    HISTORY = 20  # to the root: steps that this worker does not know to be in the job's history; payload: a list
 
 
 EVALUATED = 1  # the part of an activation

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from bamboo.control.protocol import MOST_METRICS
+from bamboo.history.records import StepRecord
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
@@ -78,12 +79,27 @@ class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hold: bool = False
 
 
+class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a commit says for the job's history. attempt: of the job, as the history counts them; 0: not known yet.
+
+    written: steps of this origin below it, and all of earlier ones, are in the history. at: when the root committed,
+    seconds since 1970; seconds: since its commit before; 0: not known. rate: the learning rate; None: not known.
+    """
+
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=10**6)]
+    written: Annotated[int, msgspec.Meta(ge=0)]
+    at: float
+    seconds: float = 0.0
+    rate: float | None = None
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
 
     microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept. skipped: nobody
     applies the step's gradients, as they or the loss are not finite. evaluation: by metric, of the state before this
     step, if it was evaluated; after the last step a commit says nothing else, and is of no microbatches.
+    history: if one is kept.
     """
 
     norm: float
@@ -94,6 +110,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointMark | None = None
     skipped: bool = False
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
+    history: HistoryMark | None = None
 
 
 Commits = list[tuple[int, Commit]]  # by step
@@ -137,6 +154,9 @@ class HeldLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     names: dict[str, str]
 
 
+Unwritten = list[tuple[int, StepRecord]]  # by origin
+
+
 class PayloadForm(NamedTuple):
     """payload: its type. flat: the tensors are pieces of a stage's gradient. data: bytes may follow as a last one."""
 
@@ -167,6 +187,7 @@ _FORMS: Final = {
     FrameKind.LAYERS_WANTED: PayloadForm(LayersWanted),
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
+    FrameKind.HISTORY: PayloadForm(Unwritten),
 }
 
 

@@ -20,11 +20,13 @@ from bamboo.checkpoint.resume import owner_of
 from bamboo.control.protocol import (
     MOST_TEXT,
     Bye,
+    CellFinished,
     CommitCheckpoint,
     DropCopies,
     FindCheckpoint,
     Heartbeat,
     Hello,
+    HistoryEvents,
     Message,
     NoticeReceived,
     Profile,
@@ -45,7 +47,8 @@ from bamboo.control.protocol import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, NonFinite, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
-from bamboo.planning.plan import Plan
+from bamboo.planning.plan import ROOT, Plan
+from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
@@ -59,7 +62,7 @@ from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import where
-from bamboo_trainer.tasks.user_code import dataset_length
+from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
 from bamboo_trainer.telemetry.time_account import TimeAccount
@@ -71,7 +74,9 @@ from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Want
 from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
-from bamboo_trainer.worker.inbox import Inbox
+from bamboo_trainer.worker.history import HistoryKeeper
+from bamboo_trainer.worker.history_buffer import Rates
+from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
 from bamboo_trainer.worker.platform import this_platform
 
 logger = logging.getLogger(__name__)
@@ -79,6 +84,7 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 0.5
 LONG_SECONDS = 5.0  # an instruction that takes longer is worth telling
 FLUSH_SECONDS = 2.0
+HISTORY_SECONDS = 2.0  # for what happened last
 
 
 class ClosingObserver(Observer, Protocol):
@@ -131,6 +137,7 @@ class WorkerAgent:
         self.spec: JobSpec | None = None
         self.reader: BatchReader | None = None
         self.checkpoints: Checkpointing | None = None
+        self.history: HistoryKeeper | None = None
         self.terminated = False  # by a first SIGTERM
         self.leave_by = math.inf  # the earliest deadline of all notices
         self.doing = "starting"
@@ -156,6 +163,8 @@ class WorkerAgent:
             logger.exception("the task's code ended this worker")
             self.last = f"ended by sys.exit with code {self.exit_code} ({where(error)})"
         finally:
+            if self.history:
+                self.history.close(HISTORY_SECONDS)
             self.transport.close(FLUSH_SECONDS if self.exit_code == EXIT_DRAINED else 0.0)
             self.control.close(FLUSH_SECONDS)
             self.observer.close()
@@ -180,6 +189,9 @@ class WorkerAgent:
         for item in items:
             if isinstance(item, Message):
                 self._obey(item)
+            elif isinstance(item, HistoryWritten):
+                if self.checkpoints:
+                    self.checkpoints.commit(item.request)
             elif self.engine:
                 self._restoring(self.engine, self.engine.newest_plan, partial(self.engine.handle, item))
 
@@ -191,8 +203,11 @@ class WorkerAgent:
 
     def _obey(self, message: Message) -> None:
         match message:
-            case Welcome(manifest=manifest, secret=secret):
-                self._begin(manifest, secret)
+            case Welcome():
+                self._begin(message)
+            case HistoryEvents():
+                if self.history:
+                    self.history.happened(message)
             case ProfileRequest():
                 assert self.task is not None
                 assert self.spec is not None
@@ -208,8 +223,7 @@ class WorkerAgent:
                 if self.engine:
                     self.engine.take_checkpoint(message)
             case CommitCheckpoint():
-                if self.checkpoints:
-                    self.checkpoints.commit(message)
+                self._commit(message)
             case FindCheckpoint():
                 if self.checkpoints:
                     self.checkpoints.find(message)
@@ -245,7 +259,7 @@ class WorkerAgent:
                 )
             )
 
-    def _begin(self, manifest: dict[str, object], secret: str) -> None:
+    def _begin(self, welcome: Welcome) -> None:
         if self.engine:  # the channel was cut, or the coordinator restarted
             self.control.send(self._ready())
             if self.leave_by < math.inf:
@@ -254,7 +268,8 @@ class WorkerAgent:
             if self.checkpoints:
                 self.checkpoints.report()
             return
-        spec = parse_manifest(manifest)
+        secret = welcome.secret
+        spec = parse_manifest(welcome.manifest)
         loaded = load_task(spec.task.entrypoint, spec.task.config, shown_to_build(spec.training))
         task = self.task = settled(loaded, spec.training.seed)
         spec = self.spec = with_steps(spec, task)
@@ -265,6 +280,9 @@ class WorkerAgent:
         device = choose_device(self.worker)
         use(device)
         self.device = str(device)
+        if welcome.history:
+            rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
+            self.history = HistoryKeeper(welcome.history, rates, self.control.send)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
@@ -281,7 +299,8 @@ class WorkerAgent:
                 unwritten=kept.unwritten,
                 new_id=lambda: secrets.token_hex(6),
                 transport=self.transport,
-                tell=self.control.send,
+                tell=self._tell,
+                history=self.history or NoHistory(),
                 observer=self.inside,
                 clock=time.monotonic,
                 lookahead=spec.topology.lookahead,
@@ -297,6 +316,21 @@ class WorkerAgent:
         assert self.task is not None
         assert self.spec is not None
         return WorkerReady(samples=dataset_length(self.task), steps=self.spec.training.steps)
+
+    def _commit(self, request: CommitCheckpoint) -> None:
+        """If this worker keeps the history, what leads to a checkpoint is in it before the checkpoint counts."""
+        written = HistoryWritten(request)
+        if self.history:
+            self.history.when_written(partial(self.inbox.put, written))
+        else:
+            self.inbox.put(written)
+
+    def _tell(self, message: Message) -> None:
+        """The coordinator may end the job once the root's cell has finished; its history has to be written by then."""
+        if self.history and isinstance(message, CellFinished) and message.cell == ROOT:
+            self.history.when_written(partial(self.control.send, message))
+        else:
+            self.control.send(message)
 
     def _save(self, stage: Stage, request: Save) -> None:
         """The file is there as a whole or not at all."""

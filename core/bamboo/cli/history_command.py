@@ -1,0 +1,143 @@
+"""`bamboo history`: prints, follows and converts what a job has written down."""
+
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bamboo.cli import options
+from bamboo.names import EXIT_FAILED, EXIT_OK
+from bamboo.terminal.option_groups import grouped
+
+if TYPE_CHECKING:
+    from bamboo.history.records import Record
+    from bamboo.remote.session import Session, Target
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class HistoryFormat(StrEnum):
+    """In which form a history is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+@app.command()
+@grouped
+def history(
+    cluster: options.ClusterOptions,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|PATH|URL",
+            help="A job on the cluster, the folder or URL of its checkpoints, the output of a run, or a history.jsonl.",
+            autocompletion=options.complete_jobs,
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        HistoryFormat,
+        typer.Option("--output", "-o", help="json: a line for each record; csv: the steps as a table."),
+    ] = HistoryFormat.TEXT,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also steps that were repeated after going back to a checkpoint.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
+    interval: options.Interval = options.INTERVAL,
+) -> None:
+    """Show every step and every event of a job.
+
+    A job that went back to a checkpoint has done some steps more than once; each is shown as it was done last, unless
+    --all is given. A job on the cluster is read from its object store, with this machine's credentials.
+
+    Example: bamboo history run -o csv > curve.csv
+    """
+    from bamboo.cli.dispatch import run, targets_of, usage
+
+    if follow and output is HistoryFormat.CSV:
+        usage("--follow and --output csv: expected at most one of them")
+    place = Path(source)
+    read = _reader(source) if "://" in source or place.is_dir() or place.suffix == ".jsonl" else None
+    if read is None:
+        target = targets_of([source])[0]
+        run(cluster, lambda s: _of_job(s, target, lambda url: _show(_reader(url), output, every, follow, interval)))
+    raise typer.Exit(_show(read, output, every, follow, interval))
+
+
+def _reader(source: str) -> "Callable[[], list[Record]]":
+    """Reads all of it. Raises HistoryError, StorageError, ValueError."""
+    from bamboo.history.files import find
+    from bamboo.history.records import HistoryError, from_lines
+
+    def file() -> "list[Record]":
+        try:
+            return from_lines(Path(source).read_bytes(), source)
+        except OSError as error:
+            raise HistoryError(f"cannot read {source}: {error.strerror}") from None
+
+    return file if source.endswith(".jsonl") and "://" not in source else lambda: find(source).read_all()
+
+
+async def _of_job(session: "Session", target: "Target", show: Callable[[str], int]) -> int:
+    import asyncio
+
+    from bamboo.kube.errors import UsageError
+
+    namespace, name = session.of(target)
+    body = await session.api.job(namespace, name)
+    storage = (body["spec"].get("checkpoint") or {}).get("storage") or {}
+    if url := storage.get("uri"):
+        return await asyncio.to_thread(show, f"{str(url).rstrip('/')}/history/{name}")
+    if claim := (storage.get("persistentVolumeClaim") or {}).get("claimName"):
+        raise UsageError(
+            f"the history of {name} is in the folder {name}/checkpoints/history of the claim {claim}, which this "
+            "machine cannot read; copy it from a pod that mounts the claim (docs/history.md)"
+        )
+    raise UsageError(f"{name} keeps no history: its spec.checkpoint names no storage")
+
+
+def _show(read: "Callable[[], list[Record]]", form: HistoryFormat, every: bool, follow: bool, interval: float) -> int:
+    from bamboo.history.merge import curve, merged, to_csv
+    from bamboo.history.records import HistoryError, StepRecord
+    from bamboo.storage.errors import StorageError
+    from bamboo.terminal.history_lines import json_line, line
+
+    told: set[object] = set()
+    while True:
+        try:
+            records = merged(read())
+        except (HistoryError, StorageError, ValueError) as error:
+            print(f"bamboo: {error}", file=sys.stderr)
+            return EXIT_FAILED
+        if not every:
+            last = {id(record) for record in curve(records)}
+            records = [record for record in records if not isinstance(record, StepRecord) or id(record) in last]
+        if form is HistoryFormat.CSV:
+            sys.stdout.write(to_csv(records))
+            return EXIT_OK
+        for record in records:
+            key = _key(record)
+            if key not in told:
+                told.add(key)
+                print(json_line(record) if form is HistoryFormat.JSON else line(record), flush=True)
+        if not follow:
+            return EXIT_OK
+        time.sleep(interval)
+
+
+def _key(record: "Record") -> object:
+    """What is the same record when the history is read again."""
+    from bamboo.history.records import EventRecord, StepRecord
+
+    match record:
+        case StepRecord():
+            return record.attempt, record.step
+        case EventRecord():
+            return record.source, record.number
+    return record.attempt, record.first, record.last

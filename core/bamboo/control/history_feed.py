@@ -1,0 +1,55 @@
+"""What a shell tells the root for the job's history: all events, until they are known to be in it."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from bamboo.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
+from bamboo.planning.plan import WorkerId
+
+MOST_WAITING: Final = 1000  # events; the oldest are given up
+AT_ONCE: Final = 50
+
+
+class HistoryFeed:
+    """source: nobody else's; it names the events together with their numbers. clock: seconds since 1970."""
+
+    def __init__(self, source: str, clock: Callable[[], float]) -> None:
+        self._source, self._clock = source, clock
+        self._waiting: deque[HistoryEvent] = deque(maxlen=MOST_WAITING)
+        self._number = 0
+        self._root: WorkerId | None = None
+        self._sent = 0  # to that root
+
+    def add(self, reason: str, message: str, warning: bool) -> None:
+        self._number += 1
+        event = HistoryEvent(
+            number=self._number, time=self._clock(), reason=reason, message=message[:MOST_TEXT], warning=warning
+        )
+        self._waiting.append(event)
+
+    def due(self, root: WorkerId | None) -> HistoryEvents | None:
+        """What that root has not been told. To one that is new, or whose channel was cut, all is told once more."""
+        if root != self._root:
+            self._root, self._sent = root, 0
+        if root is None or self._sent == self._number:
+            return None
+        events = tuple(event for event in self._waiting if event.number > self._sent)[:AT_ONCE]
+        if not events:
+            return None
+        self._sent = events[-1].number
+        return HistoryEvents(source=self._source, events=events)
+
+    def rejoined(self, worker: WorkerId) -> None:
+        """What was sent to it may be lost."""
+        if worker == self._root:
+            self._root = None
+
+    def kept(self, said: HistoryKept) -> None:
+        if said.source == self._source:
+            while self._waiting and self._waiting[0].number <= said.number:
+                self._waiting.popleft()
+
+    def rest(self) -> HistoryEvents:
+        """What is not known to be in the history."""
+        return HistoryEvents(source=self._source, events=tuple(self._waiting))

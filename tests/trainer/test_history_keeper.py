@@ -1,0 +1,305 @@
+"""The job's history across roots that die, freeze, and join late, and stores that do not answer."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from bamboo.control.protocol import HistoryEvent, HistoryEvents, HistoryKept, WorkerWarning
+from bamboo.history.files import HistoryFiles
+from bamboo.history.merge import merged
+from bamboo.history.records import EventRecord, GapRecord, StepRecord
+from bamboo.planning.plan import Assignment, Layout, Peer, Plan
+from bamboo.storage.errors import StoreUnavailable
+from bamboo_trainer.transport.payloads import CheckpointMark, Commit
+from bamboo_trainer.worker import history_buffer
+from bamboo_trainer.worker.history import HistoryKeeper
+from bamboo_trainer.worker.history_buffer import HistoryBuffer, Rates
+
+PATIENCE = 120.0
+
+
+def plan(epoch: int, origin: int = 1, moved: bool = False) -> Plan:
+    return Plan(
+        epoch=epoch, origin=origin, moved=moved, stages=((0, 1),), pipelines=((Assignment(owner="w", replicas=()),),),
+        layouts=(Layout(generation=0, split=((0,),)),), workers=(Peer(worker="w", host="h", port=1),),
+    )  # fmt: skip
+
+
+class Job:
+    """Workers with keepers of one history, and a root among them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.told, self.step, self.origin = str(folder), [], 0, 1
+        self.keepers: dict[str, HistoryKeeper] = {}
+        self.root = ""
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            self.keepers[name] = HistoryKeeper(self.url, Rates(batch=4, tokens=8), self.told.append)
+
+    def lead(self, name: str, epoch: int, *, moved: bool = False) -> None:
+        self.root, now = name, plan(epoch, self.origin, moved)
+        for one, keeper in self.keepers.items():
+            if one != name:
+                self.keepers[name].heard(keeper.unwritten())
+            keeper.take_role(now, one == name)
+
+    def train(self, steps: int, *, losing: tuple[str, ...] = ()) -> None:
+        """losing: who does not hear of these commits."""
+        for _ in range(steps):
+            mark = self.keepers[self.root].mark(self.origin, 0.5, 0.1)
+            commit = Commit(norm=1.0, loss=1.0 / (self.step + 1), microbatches=2, generation=0, epoch=1, history=mark)
+            for name, keeper in self.keepers.items():
+                if name not in losing:
+                    keeper.committed(self.origin, self.step, commit)
+            self.step += 1
+
+    def written(self) -> None:
+        done = threading.Event()
+        self.keepers[self.root].when_written(done.set)
+        assert done.wait(PATIENCE)
+
+    def lose(self, *names: str) -> None:
+        """They write nothing any more, as after a SIGKILL."""
+        for name in names:
+            keeper = self.keepers.pop(name)
+            keeper._term = None
+            keeper.close(PATIENCE)
+
+    def raw(self) -> list[tuple[int, int]]:
+        """Attempt and step of every line of every file."""
+        return [(r.attempt, r.step) for r in HistoryFiles(self.url).read_all() if isinstance(r, StepRecord)]
+
+    def close(self) -> None:
+        for keeper in self.keepers.values():
+            keeper.close(PATIENCE)
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    job.join("a", "b")
+    job.lead("a", 1)
+    yield job
+    job.close()
+
+
+def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
+    return [(attempt, step) for step in range(since, count)]
+
+
+def test_a_step_has_what_was_measured(job):
+    job.train(3)
+    job.written()
+    record = merged(HistoryFiles(job.url).read_all())[2]
+    assert record == StepRecord(
+        attempt=1, step=2, time=record.time, loss=1 / 3, gradient_norm=1.0, learning_rate=0.1, seconds=0.5, samples=12,
+        samples_per_second=8.0, tokens=96, tokens_per_second=64.0,
+    )  # fmt: skip
+
+
+def test_a_new_root_goes_on_where_the_one_before_it_ended(job):
+    job.train(5)
+    job.written()
+    job.train(5)  # these are told, and not written
+    job.lose("a")
+    job.lead("b", 2)
+    job.train(5)
+    job.written()
+    assert job.raw() == first(15)
+
+
+def test_what_was_written_and_never_told_is_not_written_again(job):
+    job.train(5)
+    job.written()
+    job.train(5)
+    job.written()  # no commit has told of these five
+    job.lose("a")
+    assert len(job.keepers["b"].unwritten()) > 0
+    job.lead("b", 2)
+    job.train(1)
+    job.written()
+    assert job.raw() == first(11)
+
+
+def test_a_root_that_joined_late_gets_from_the_others_what_it_has_never_heard(job):
+    job.train(1)
+    job.written()
+    job.train(6)
+    job.join("c")
+    job.train(1)
+    job.lose("a")
+    job.lead("c", 2)
+    job.train(2)
+    job.written()
+    assert job.raw() == first(10)
+
+
+def test_a_root_that_dies_before_it_has_written_anything_leaves_no_trace_of_an_attempt(job):
+    job.train(4)
+    job.lose("a")
+    job.lead("b", 2)
+    job.train(4)
+    job.written()
+    job.train(1)
+    job.written()
+    assert job.raw() == first(9)
+
+
+def test_a_frozen_root_that_wakes_spoils_nothing(job):
+    job.train(3)
+    job.written()
+    job.train(3)
+    frozen = job.keepers.pop("a")
+    job.lead("b", 2)
+    job.train(3)
+    job.written()
+    frozen.close(PATIENCE)  # writes what it had
+    records = merged(HistoryFiles(job.url).read_all())
+    assert [(r.attempt, r.step) for r in records] == first(9)
+
+
+def test_going_back_begins_another_attempt(job):
+    job.train(6)
+    job.written()
+    job.step, job.origin = 4, 5
+    job.lead("b", 5)
+    job.train(2)
+    job.written()
+    assert job.raw() == [*first(6), (2, 4), (2, 5)]
+    job.origin = 7
+    job.lead("b", 7, moved=True)
+    job.train(1)
+    job.written()
+    assert job.raw()[-1] == (2, 6), "layers that were split anew are no new attempt"
+
+
+def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
+    """Nobody has written anything, nor said which attempt it is."""
+    job.train(6)
+    job.lose("a")
+    job.step, job.origin = 4, 5
+    job.lead("b", 5)
+    job.train(2)
+    job.written()
+    assert sorted(job.raw()) == [*first(6), (2, 4), (2, 5)]
+
+
+def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs_to(job):
+    job.train(3)
+    job.written()
+    job.train(4)
+    job.lose("a")
+    left = job.keepers.pop("b")
+    job.step, job.origin = 5, 5
+    job.join("c")
+    job.lead("c", 5)
+    job.train(1)
+    job.written()
+    job.keepers["c"].heard(left.unwritten())  # late
+    job.train(1)
+    job.written()
+    assert sorted(job.raw()) == [*first(7), (2, 5), (2, 6)]
+
+
+def test_another_run_of_the_job_is_another_attempt(job):
+    job.train(3)
+    job.written()
+    job.close()
+    other = Job(Path(job.url))
+    other.step = 2
+    other.join("w")
+    other.lead("w", 1)
+    other.train(2)
+    other.written()
+    other.close()
+    assert job.raw() == [*first(3), (2, 2), (2, 3)]
+
+
+def events(*numbers: int) -> HistoryEvents:
+    told = tuple(HistoryEvent(number=n, time=float(n), reason="R", message=f"m{n}") for n in numbers)
+    return HistoryEvents(source="s", events=told)
+
+
+def test_events_are_written_once_and_acknowledged_when_they_are(job):
+    job.keepers["a"].happened(events(1, 2))
+    job.train(1)
+    job.written()
+    job.written()
+    assert HistoryKept(source="s", number=2) in job.told
+    job.lose("a")
+    job.lead("b", 2)
+    job.train(1)
+    job.written()
+    job.keepers["b"].happened(events(1, 2, 3))  # the acknowledgement was lost
+    job.written()
+    found = [r.number for r in HistoryFiles(job.url).read_all() if isinstance(r, EventRecord)]
+    assert sorted(found) == [1, 2, 3]
+
+
+def test_a_checkpoint_has_its_steps_written_soon(job):
+    job.train(1)
+    job.written()
+    mark = CheckpointMark(number=1, id="a", writers=())
+    commit = Commit(
+        norm=1.0, loss=1.0, microbatches=2, generation=0, epoch=1, checkpoint=mark,
+        history=job.keepers["a"].mark(1, 0.5, 0.1),
+    )  # fmt: skip
+    job.keepers["a"].committed(1, 1, commit)
+    files = HistoryFiles(job.url)
+    wait = threading.Event()
+    for _ in range(int(PATIENCE * 100)):
+        if len(files.read_all()) == 2:
+            break
+        wait.wait(0.01)
+    assert job.raw() == first(2)
+
+
+def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
+    away = [True]
+    real = HistoryFiles.write
+
+    def write(self, *arguments):
+        if away[0]:
+            raise StoreUnavailable("cannot write: it is away")
+        real(self, *arguments)
+
+    monkeypatch.setattr(HistoryFiles, "write", write)
+    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", 0.0)
+    for _ in range(3):
+        job.train(2)
+        job.written()  # it waits no longer than it may
+    away[0] = False
+    job.train(1)
+    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", PATIENCE)
+    job.written()
+    assert job.raw() == first(7)
+    assert [m for m in job.told if isinstance(m, WorkerWarning)] == [
+        WorkerWarning(reason="HistoryNotWritten", message="cannot write: it is away")
+    ]
+
+
+def test_what_is_kept_for_a_store_that_stays_away_is_bounded_and_the_gap_is_told(monkeypatch):
+    monkeypatch.setattr(history_buffer, "MOST_KEPT", 10)
+    buffer = HistoryBuffer(Rates(batch=1))
+    for step in range(25):
+        job_mark = history_buffer.HistoryMark(attempt=1, written=0, at=float(step))
+        commit = Commit(norm=1.0, loss=1.0, microbatches=1, generation=0, epoch=1, history=job_mark)
+        buffer.committed(1, step, commit)
+    gap, *steps = buffer.pending(1)
+    assert isinstance(gap, GapRecord)
+    assert (gap.attempt, gap.first, gap.last) == (1, 0, 14)
+    assert [record.step for record in steps] == list(range(15, 25))
+    buffer.written(1, [gap, *steps])
+    assert buffer.pending(1) == ()
+
+
+def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
+    monkeypatch.setattr("bamboo_trainer.worker.history.MOST_RECORDS", 4)
+    job.train(10)
+    job.written()
+    job.train(3)
+    job.written()
+    assert job.raw() == first(13)
+    assert len(HistoryFiles(job.url).all()) == 4

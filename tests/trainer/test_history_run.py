@@ -1,0 +1,78 @@
+"""A job's history when its workers are killed: real processes, real files; no gaps and no doubles."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bamboo.history.files import find
+from bamboo.history.merge import curve, merged
+from bamboo.history.records import EventRecord, Record, StepRecord, from_lines
+from manifest_kit import bamboojob, gpt_task, training
+
+STEPS = 24
+
+
+def run(folder: Path, *options: str, **spec: Any) -> list[Record]:
+    usual = {
+        "task": gpt_task(dModel=16, context=8), "training": training(STEPS, 8, 2), "topology": {"stages": 3},
+        "standby": {"workers": 1},
+    }  # fmt: skip
+    job = folder / "job.yaml"
+    job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
+    command = [sys.executable, "-m", "bamboo", "run", str(job), "--json", "--output", str(folder / "out"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return from_lines((folder / "out" / "history.jsonl").read_bytes(), "history.jsonl")
+
+
+def check(folder: Path, records: list[Record]) -> None:
+    """Each step and each event once, in the files themselves, and in the one that is made of them."""
+    raw = find(str(folder)).read_all()
+    assert len(raw) == len(merged(raw)) == len(records)
+    assert sorted(map(repr, raw)) == sorted(map(repr, records))
+    numbers = [record.number for record in records if isinstance(record, EventRecord)]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_roots_are_killed(tmp_path: Path) -> None:
+    """The owner of the root cell is killed twice, without notice, in the middle of a step; once another worker is."""
+    records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1")
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    assert [(record.attempt, record.step) for record in steps] == [(1, step) for step in range(STEPS)]
+    assert all(record.loss and record.gradient_norm and record.learning_rate for record in steps)
+    reasons = [record.reason for record in records if isinstance(record, EventRecord)]
+    assert reasons.count("Preempting") == 3
+    assert reasons[-1] == "Complete"
+    check(tmp_path / "out", records)
+
+
+def test_a_job_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
+    """Two neighbours of the only pipeline are killed at once, so steps are repeated."""
+    url = (tmp_path / "checkpoints").as_uri()
+    checkpoint = {"storage": {"uri": url}, "everySteps": 8}
+    together = ("--preempt", "at:13:0", "--preempt", "at:13:1")
+    records = run(tmp_path, *together, checkpoint=checkpoint, redundancy={"mode": "None"}, standby={"workers": 0})
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    newest = max(record.attempt for record in steps)
+    assert newest > 1
+    for attempt in range(1, newest + 1):
+        done = [record.step for record in steps if record.attempt == attempt]
+        assert done == list(range(done[0], done[0] + len(done)))
+    assert [record.step for record in curve(records)] == list(range(STEPS))
+    check(tmp_path / "checkpoints", records)
+
+
+@pytest.mark.slow
+def test_another_run_goes_on_from_the_checkpoint_of_one_that_was_stopped(tmp_path: Path) -> None:
+    checkpoint = {"storage": {"uri": (tmp_path / "checkpoints").as_uri()}, "everySteps": 8}
+    first = run(tmp_path, checkpoint=checkpoint, training=training(STEPS, 8, 2))
+    (tmp_path / "out").rename(tmp_path / "first")
+    again = run(tmp_path, "--no-resume", checkpoint=checkpoint, training=training(STEPS, 8, 2))
+    steps = [record for record in again if isinstance(record, StepRecord)]
+    assert {record.attempt for record in steps} == {1, 2}
+    by_attempt = [[r.loss for r in steps if r.attempt == attempt] for attempt in (1, 2)]
+    assert by_attempt[0] == by_attempt[1] == [r.loss for r in first if isinstance(r, StepRecord)]

@@ -1,0 +1,181 @@
+"""Keeps the job's history as the root, and what a next root would need as anybody.
+
+A thread of its own writes; neither the training nor its end wait for the store, or not for long.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from bamboo.control.protocol import MOST_TEXT, HistoryEvents, HistoryKept, Message, WorkerWarning
+from bamboo.history.files import HistoryFile, HistoryFiles
+from bamboo.history.records import HistoryError, Record
+from bamboo.planning.plan import Plan
+from bamboo.storage.errors import StorageError
+from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
+from bamboo_trainer.worker.history_buffer import HistoryBuffer, Rates
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 5.0
+MOST_RECORDS: Final = 1000  # of a file that is written again and again; then a new one begins
+LAST_FILES: Final = 3  # of an attempt, in which a new root looks for what is written already
+HELD_SECONDS: Final = 30.0  # for which what waits for the history waits at most, if the store is away
+
+
+class HistoryKeeper:
+    """tell: to the coordinator; any thread may say something. Raises ValueError for a URL that is none."""
+
+    def __init__(self, url: str, rates: Rates, tell: Callable[[Message], None]) -> None:
+        self._files, self._tell = HistoryFiles(url), tell
+        self._buffer = HistoryBuffer(rates)
+        self._changed = threading.Condition()
+        self._term: tuple[int, int] | None = None  # origin and epoch since which this worker is the root
+        self._ready: tuple[int, int] | None = None  # the term for which it is known what is written
+        self._announced: set[int] = set()  # origins of which a commit has told the attempt
+        self._file = HistoryFile(0, 0, 0)
+        self._records: list[Record] = []  # in that file
+        self._waiting: list[tuple[float, Callable[[], None]]] = []
+        self._urgent = self._closed = self._troubled = False
+        self._thread: threading.Thread | None = None
+
+    # in the engine's thread
+
+    def mark(self, origin: int, seconds: float, rate: float | None) -> HistoryMark:
+        with self._changed:
+            attempt, written = self._buffer.attempt(origin), self._buffer.written_below(origin)
+        return HistoryMark(attempt=attempt, written=written, at=time.time(), seconds=seconds, rate=rate)
+
+    def committed(self, origin: int, step: int, commit: Commit) -> None:
+        with self._changed:
+            self._buffer.committed(origin, step, commit)
+            if commit.history is not None and commit.history.attempt:
+                self._announced.add(origin)
+            if commit.checkpoint is not None:
+                self._hurry()  # what leads to a checkpoint should be in the history when the job goes back to it
+
+    def take_role(self, plan: Plan, leads: bool) -> None:
+        with self._changed:
+            if plan.moved:
+                self._buffer.moved(plan.origin)
+            if not leads:
+                self._term = None
+                self._hurry()  # for those who wait
+            elif self._term is None or self._term[0] != plan.origin:
+                self._term = (plan.origin, plan.epoch)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+                    self._thread.start()
+                self._hurry()
+
+    def unwritten(self) -> Unwritten:
+        with self._changed:
+            return self._buffer.unwritten()
+
+    def heard(self, records: Unwritten) -> None:
+        with self._changed:
+            self._buffer.heard(records)
+
+    # in the worker's thread
+
+    def happened(self, message: HistoryEvents) -> None:
+        with self._changed:
+            self._buffer.happened(message)
+
+    def when_written(self, callback: Callable[[], None]) -> None:
+        """Called once all that is known by now is written, after a while in any case; by any thread."""
+        with self._changed:
+            if self._term is not None and self._thread is not None and not self._closed:
+                self._waiting.append((time.monotonic() + HELD_SECONDS, callback))
+                self._hurry()
+                return
+        callback()
+
+    def close(self, seconds: float) -> None:
+        """Writes what is left, if that takes no longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    # in the thread of its own
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._urgent or self._closed, FLUSH_SECONDS)
+                last, self._urgent = self._closed, False
+            try:
+                self._flush(last)
+            except (StorageError, HistoryError) as error:
+                self._trouble(str(error))
+            except Exception as error:  # a thread that ends in silence would leave others waiting
+                logger.exception("the history was not written")
+                self._trouble(f"{type(error).__name__}: {error}")
+            self._release(last)
+            if last:
+                return
+
+    def _flush(self, last: bool) -> None:
+        with self._changed:
+            term = self._term
+        if term is None:
+            return
+        if self._ready != term:
+            self._prepare(term)
+        with self._changed:
+            if term[0] not in self._announced and not last and not self._waiting:
+                return  # another root might count this attempt once more
+            pending = self._buffer.pending(term[0])
+        while pending:
+            room = max(1, MOST_RECORDS - len(self._records))
+            some, pending = pending[:room], pending[room:]
+            self._files.write(self._file, [*self._records, *some])
+            self._records += some
+            self._troubled = False
+            if len(self._records) >= MOST_RECORDS:
+                self._file = HistoryFile(self._file.attempt, self._file.epoch, self._file.number + 1)
+                self._records = []
+            with self._changed:
+                told = self._buffer.written(term[0], some)
+            for source, number in told.items():
+                self._tell(HistoryKept(source=source, number=number))
+
+    def _prepare(self, term: tuple[int, int]) -> None:
+        """Learn which attempt this is, and what the root before has written that nobody has heard of."""
+        origin, epoch = term
+        there = self._files.all()
+        newest = there[-1].attempt if there else 0
+        for file in [file for file in there if file.attempt == newest][-LAST_FILES:]:
+            records = self._files.read(file)
+            with self._changed:
+                self._buffer.recognize(records)
+                self._buffer.written(origin, records)
+        with self._changed:
+            attempt = self._buffer.number_attempts(origin, newest)
+        taken = [file.number for file in there if (file.attempt, file.epoch) == (attempt, epoch)]
+        self._file, self._records = HistoryFile(attempt, epoch, max(taken, default=-1) + 1), []
+        self._ready = term
+
+    def _hurry(self) -> None:
+        self._urgent = True
+        self._changed.notify_all()
+
+    def _release(self, everybody: bool) -> None:
+        """Those who wait for what is written, or have waited for long enough."""
+        with self._changed:
+            done = self._term is None or everybody or not self._buffer.pending(self._term[0])
+            ready = [callback for until, callback in self._waiting if done or until <= time.monotonic()]
+            self._waiting = [] if done else [one for one in self._waiting if one[1] not in ready]
+        for callback in ready:
+            callback()
+
+    def _trouble(self, message: str) -> None:
+        """Said once, until it works again."""
+        logger.warning("the history is not written: %s", message)
+        if not self._troubled:
+            self._troubled = True
+            self._tell(WorkerWarning(reason="HistoryNotWritten", message=message[:MOST_TEXT]))
