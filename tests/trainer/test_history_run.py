@@ -50,6 +50,7 @@ def test_roots_are_killed(tmp_path: Path) -> None:
     check(tmp_path / "out", records)
 
 
+@pytest.mark.slow
 def test_a_job_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
     """Two neighbours of the only pipeline are killed at once, so steps are repeated."""
     url = (tmp_path / "checkpoints").as_uri()

@@ -141,7 +141,7 @@ class CoordinatorRunner:
             earlier=run.earlier,
             history=history_url(run.spec),
         )
-        self._feed = HistoryFeed(secrets.token_hex(4), time.time)
+        self._feed = HistoryFeed(secrets.token_hex(4), self.record.now)
 
     def status(self) -> Status:
         return status(self.state, self._clock())
