@@ -146,6 +146,7 @@ def test_a_slow_worker_is_found_and_one_that_stands_by_takes_its_place(grid: tup
     assert not world.state.plan or slow not in world.state.plan.holders()
     assert slow not in world.state.workers or world.state.workers[slow].released
     assert not world.state.preemptions
+    assert world.count == grid[0] * grid[1] + grid[2] + 1, "one more worker was asked for, once"
 
 
 def test_a_job_in_which_nobody_is_slow_any_more_is_left_alone() -> None:

@@ -46,7 +46,7 @@ class Slowing:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("standby", [0, 1])
 def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_same(
     standby: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +54,7 @@ def test_a_slow_process_gets_fewer_layers_or_is_replaced_and_the_bits_are_the_sa
     monkeypatch.setenv("PYTHONPATH", TASK_PATH)
     slowing = Slowing(tmp_path / "mark")
     task = {"entrypoint": "sluggish:build", "config": {**CONFIG, "mark": str(slowing.mark)}}
-    job = run(manifest(task, standby), tmp_path, slowing, seconds=300.0)
+    job = run(manifest(task, standby), tmp_path, slowing, seconds=800.0)
     assert job.finish is not None
     assert job.finish.outcome is Outcome.COMPLETE, job.emitted
     reasons = [e.reason for e in job.emitted]
