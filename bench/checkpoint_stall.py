@@ -1,6 +1,7 @@
 """What training waits for a checkpoint, with a large state, against the same job without checkpoints.
 
     python bench/checkpoint_stall.py [--mebibytes 1024] [--every 20] [--checkpoints 2] [--repeat 2]
+    python bench/checkpoint_stall.py --alone         # one worker's work in one process, in CPU time: on a busy machine
 
 Layers sleep, as if each worker had an accelerator of its own, and have parameters that nothing changes, so that the
 job's state (with AdamW's, once) has that size; processes and sockets are real, and files are written and synced. Runs
@@ -9,8 +10,13 @@ without and with checkpoints in turn; a ratio is made of two runs of the same ro
     stall       for how long the worker that waited longest did so for its copies, of a usual step and of all of them
     next step   how much longer the step after a checkpoint's takes than the median, in which the copies are made
     all steps   how much longer the mean step takes than without checkpoints: also for what is written beside it
+
+Alone: a stage of a GPT model of that size runs a step of eight microbatches of 128 tokens, then all its layers are
+copied, as the only one who holds it would have to: at once, as if it never waited for others, and in pieces.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +24,11 @@ from typing import Annotated, Any
 import typer
 
 from _common import Job, Lab, TaskName, lab, machine, main, manifest, median, say, show, write_json
+from _gpt_stage import gpt_stage
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import PartsWritten
 from bamboo.coordinator.events import Event
+from bamboo_trainer.stage.stage import Stage
 
 WARMUP = 6
 MICROBATCHES = 8
@@ -93,6 +101,46 @@ def figures(o: Options, plain: list[float], kept: list[float], stalls: dict[int,
     }
 
 
+def alone(o: Options, repeat: int) -> None:
+    """CPU time of one thread."""
+    width, found = 1024, list[tuple[float, float, float]]()
+    blocks = max(1, (o.mebibytes << 20) // (12 * 12 * width**2))
+    with gpt_stage(width, blocks, microbatches=MICROBATCHES, rows=1) as (stage, _):
+        layers = stage.layers_needed()
+        step_of(stage)  # the first one is looked at more closely
+        for _ in range(repeat):
+            step = cpu_seconds(lambda: step_of(stage))
+            whole = cpu_seconds(lambda: stage.layer_states(layers))
+            copying = stage.late_copies(layers)
+            pieces = list[float]()
+            while not copying.done:
+                pieces.append(cpu_seconds(copying.copy_piece))
+            found.append((step, whole, max(pieces)))
+    step, whole, piece = (median([one[i] for one in found]) for i in range(3))
+    size = 12 * stage.size / 2**20
+    rows = [
+        ("a step", f"{step:.2f} s", ""),
+        ("all copied at once", f"{1e3 * whole:.0f} ms", f"{100 * whole / step:.2f} % of a step"),
+        (f"the same of {o.every} steps", "", f"{100 * whole / step / o.every:.3f} % (target: under {TARGET:g})"),
+        ("one piece, at most", f"{1e3 * piece:.1f} ms", f"{100 * piece / step:.3f} % of a step"),
+    ]
+    show(f"{size:.0f} MiB of state on one worker, CPU time, median of {repeat}", ("", "", ""), rows)
+
+
+def step_of(stage: Stage) -> None:
+    work = stage.begin(range(MICROBATCHES), (0, MICROBATCHES))
+    for microbatch in range(MICROBATCHES):
+        stage.forward(work, 0, microbatch, None)
+        stage.backward(work, 0, microbatch, None)
+    stage.apply(work.gradients.total(), 1.0, *stage.folded(work.contributions))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
 async def measure(o: Options, repeat: int) -> list[dict[str, float]]:
     found = []
     async with lab() as place:
@@ -124,10 +172,15 @@ def command(
     every: int = 20,
     checkpoints: int = 2,
     repeat: int = 2,
+    in_process: Annotated[bool, typer.Option("--alone", help="One worker's work only, in CPU time.")] = False,
     json: Path | None = None,
 ) -> None:
     """What training waits for a checkpoint."""
     o = Options(mebibytes=mebibytes, stages=stages, forward_ms=forward_ms, every=every, checkpoints=checkpoints)
+
+    if in_process:
+        alone(o, repeat)
+        return
 
     async def body() -> None:
         found = await measure(o, repeat)
