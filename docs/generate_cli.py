@@ -9,7 +9,10 @@ from bamboo.cli.commands import app
 PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
-HERE = ("run", "validate", "trace", "traces", "checkpoints", "export", "data", "history", "completion", "version")
+HERE = (
+    "run", "validate", "simulate", "trace", "traces", "checkpoints", "export", "data", "history",
+    "completion", "version",
+)  # fmt: skip
 CLUSTER = ("submit", "list", "status", "top", "events", "logs", "suspend", "resume", "delete", "preempt", "page")
 
 HEAD = """\

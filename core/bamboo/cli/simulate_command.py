@@ -1,0 +1,216 @@
+"""`bamboo simulate`: its flags and what it says in --help. What takes time to import is imported late."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bamboo.cli.dispatch import usage
+from bamboo.terminal.option_groups import grouped
+
+if TYPE_CHECKING:
+    from bamboo.simulation.research import ResearchOptions
+    from bamboo.simulation.research_workloads import Workload
+    from bamboo.terminal.simulation_table import Case
+
+app = typer.Typer(rich_markup_mode=None)
+MOST_SEEDS = 1_000_000
+
+
+class SimulationModel(StrEnum):
+    """What decides how long a step takes, and what a preemption costs."""
+
+    RESEARCH = "research"
+
+
+class SimulationFormat(StrEnum):
+    """In which form results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateOptions:
+    """As the user gave them."""
+
+    workload: Annotated[
+        str, typer.Option(metavar="NAME", help="gpt-2, bert, resnet, gnmt, vgg or alexnet, with its published grid.")
+    ] = "bert"
+    stages: Annotated[
+        int | None, typer.Option(metavar="P", help="Stages; for bert also 8 and 15.", show_default="the workload's")
+    ] = None
+    preempt_rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="P",
+            help="Probability that a node is taken away within an hour. May be given several times.",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Instead a recording of nodes, of any form of docs/traces.md.")
+    ] = None
+    seeds: Annotated[
+        str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
+    ] = "100"
+    start_hour: Annotated[
+        int, typer.Option(metavar="H", min=0, max=23, help="Hour of the day at which runs begin.")
+    ] = 0
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the workload's, if known")
+    ] = None
+    hours: Annotated[
+        float | None, typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's")
+    ] = None
+    without_bug: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Leave a known bug of the published simulator out: double-rendezvous, phantom-standby or"
+            " mean-of-ratios. May be given several times.",
+        ),
+    ] = None
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Processes.", show_default="as many as processors")
+    ] = None
+    output: Annotated[SimulationFormat, typer.Option("--output", "-o", help="Output format.")] = SimulationFormat.TEXT
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False
+
+
+@app.command()
+@grouped
+def simulate(
+    model: Annotated[
+        SimulationModel,
+        typer.Option(help="research: the published simulator's. There is no other yet."),
+    ],
+    *,
+    options: SimulateOptions,
+) -> None:
+    """Train in virtual time under preemptions: throughput, cost and value, without paying for a node.
+
+    With --model research a run is that of the published Bamboo simulator, with its step times and its random draws;
+    docs/simulator.md says how closely. No job is needed for that. Jobs of your own cannot be simulated yet.
+
+    Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
+    """
+    from bamboo.simulation.figures import SimulationError
+    from bamboo.simulation.research_workloads import workload_of
+    from bamboo.traces.trace import NodeTraceError
+
+    try:
+        workload = workload_of(options.workload, options.stages)
+        cases = _traced(workload, options) if options.trace is not None else _made_up(workload, options)
+    except (SimulationError, NodeTraceError) as error:
+        usage(str(error))
+    _print(cases, options.output)
+
+
+def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
+    from bamboo.simulation.figures import spread
+    from bamboo.simulation.pool import simulate_trace
+    from bamboo.traces.files import read_trace
+
+    assert options.trace is not None
+    if options.preempt_rate:
+        usage("--preempt-rate: cannot be combined with --trace")
+    trace = read_trace(options.trace)
+    wanted = _wanted(workload, options, trace.duration / 3600)
+    return [(os.path.basename(options.trace), spread([simulate_trace(workload, trace, wanted)]))]
+
+
+def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
+    from bamboo.simulation.figures import spread
+    from bamboo.simulation.pool import ResearchRun, simulate_all
+
+    rates = options.preempt_rate or []
+    if not rates:
+        usage("--preempt-rate or --trace: expected one of them")
+    for rate in rates:
+        if not 0 <= rate <= 1:
+            usage(f"--preempt-rate {rate:g}: expected a probability from 0 to 1")
+    wanted = _wanted(workload, options, None)
+    seeds = _seeds(options.seeds)
+    runs = [
+        ResearchRun(workload=workload, seed=seed, rate=rate, start_hour=options.start_hour, options=wanted)
+        for rate in rates
+        for seed in seeds
+    ]
+    with _Progress(len(runs), shown=not options.quiet) as progress:
+        found = list(simulate_all(runs, options.jobs or os.cpu_count() or 1, progress.done))
+    size = len(seeds)
+    return [(f"{rate:g}", spread(found[at * size : (at + 1) * size])) for at, rate in enumerate(rates)]
+
+
+def _wanted(workload: "Workload", options: SimulateOptions, duration: float | None) -> "ResearchOptions":
+    """duration: hours, of a trace. A run ends after its steps or its time, whichever is first."""
+    from bamboo.simulation.research import KnownBug, ResearchOptions
+
+    known = [bug.value for bug in KnownBug]
+    for name in options.without_bug or []:
+        if name not in known:
+            usage(f"--without-bug must be one of {', '.join(known)}, not {name!r}")
+    hours = options.hours if options.hours is not None else duration
+    if hours is not None and not 0 < hours <= 87_600:
+        usage(f"--hours must be more than 0 and at most 87600, not {hours:g}")
+    steps = options.steps if options.steps is not None else workload.steps
+    if steps is None and hours is None:
+        usage(f"--steps or --hours: expected one of them, since no number of steps is known for {workload.name}")
+    return ResearchOptions(
+        steps=steps,
+        milliseconds=None if hours is None else round(hours * 3_600_000),
+        fixed=frozenset(KnownBug(name) for name in options.without_bug or []),
+    )
+
+
+def _seeds(text: str) -> range:
+    first, colon, last = text.partition(":")
+    numbers = [first, last] if colon else ["1", first]
+    if not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+        usage(f"--seeds must be a number of seeds or A:B, not {text[:40]!r}")
+    seeds = range(int(numbers[0]), int(numbers[1]) + 1)
+    if not 1 <= len(seeds) <= MOST_SEEDS:
+        usage(f"--seeds must name from 1 to {MOST_SEEDS} seeds, not {text[:40]!r}")
+    return seeds
+
+
+class _Progress:
+    """A bar on standard error, if that is a terminal."""
+
+    def __init__(self, runs: int, *, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        hidden = not (shown and sys.stderr.isatty())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
+        self._task = self._bar.add_task("", total=runs)
+
+    def __enter__(self) -> "_Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def done(self, runs: int) -> None:
+        self._bar.advance(self._task, runs)
+
+
+def _print(cases: "list[Case]", form: SimulationFormat) -> None:
+    from rich.console import Console
+
+    from bamboo.terminal.simulation_table import simulation_csv, simulation_documents, simulation_table
+
+    if form is SimulationFormat.JSON:
+        typer.echo(json.dumps(simulation_documents(cases), indent=2))
+    elif form is SimulationFormat.CSV:
+        typer.echo(simulation_csv(cases), nl=False)
+    else:
+        wide = None if sys.stdout.isatty() else 1000
+        Console(highlight=False, soft_wrap=True, width=wide).print(simulation_table(cases))
