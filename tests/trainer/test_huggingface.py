@@ -59,6 +59,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+FIRST = ("gpt2", "llama", "qwen2", "qwen3", "bert")
+LOGITS = [
+    *((family, "sdpa", True) for family in FIRST),
+    *(pytest.param(f, "eager", True, marks=pytest.mark.slow) for f in FAMILIES if f not in FIRST),
+    *(pytest.param(f, "sdpa", True, marks=pytest.mark.slow) for f in FAMILIES if f not in (*FIRST, "bloom")),
+    *((family, "sdpa", False) for family in ("gpt2", "bert")),
+    *((family, "eager", True) for family in ("qwen2", "bert")),
+]  # fmt: skip
+SLOW_LOSSES = [pytest.param(family, 2, 2, marks=pytest.mark.slow) for family in ("bert", "mixtral")]
+
+
 def config_of(family: str, **more: Any) -> dict[str, Any]:
     data = {"length": LENGTH, "samples": 64, **more.pop("data", {})}
     return {"architecture": {"model_type": family, **FAMILIES[family]}, "data": data, **more}
@@ -81,11 +92,7 @@ def run(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ..
     return tuple(passed)
 
 
-@pytest.mark.parametrize(("family", "attention", "padding"), [
-    *((family, "eager" if family == "bloom" else "sdpa", True) for family in FAMILIES),
-    *((family, "sdpa", False) for family in ("gpt2", "qwen2", "bert")),
-    *((family, "eager", True) for family in ("gpt2", "qwen2", "bert")),
-])  # fmt: skip
+@pytest.mark.parametrize(("family", "attention", "padding"), LOGITS)
 def test_logits_losses_and_gradients_are_those_of_transformers(family: str, attention: str, padding: bool) -> None:
     config = config_of(family, attention=attention, data={"padding": padding})
     task = huggingface.build(config)
@@ -122,7 +129,7 @@ def job(config: dict[str, Any], stages: int, pipelines: int, *faults: Fault) -> 
     return Job(document, faults=faults).run()
 
 
-@pytest.mark.parametrize(("family", "stages", "pipelines"), [("gpt2", 4, 1), ("bert", 2, 2), ("mixtral", 2, 1)])
+@pytest.mark.parametrize(("family", "stages", "pipelines"), [*SLOW_LOSSES, ("gpt2", 4, 1)])
 def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines: int) -> None:
     """With dropout, padding, and embeddings that are the head's, too."""
     config = config_of(family, data={"padding": True}, learningRate=1e-3)
