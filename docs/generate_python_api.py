@@ -11,7 +11,8 @@ PAGE = Path(__file__).parent / "python-api.md"
 LIBRARY = ("gpt2", "bert", "llama", "resnet", "vgg", "alexnet", "gnmt")
 SHOWN = {  # what of each module is for a model's author
     "bamboo_trainer.task": (
-        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset", "track_buffers", "contribute"),
+        *("Parts", "Build", "TrainingFacts", "Task", "Evaluation", "Dataset"),
+        *("Weighted", "add_loss", "track_buffers", "contribute"),
     ),
     "bamboo_trainer.lora": ("with_lora", "merged"),
     "bamboo_trainer.schedules": (

@@ -222,11 +222,13 @@ def test_a_commit_speaks_for_all_owners() -> None:
             microbatches=4,
             seconds=0.5,
             learning_rate=1 / (1 + step),
+            metrics={"step": float(step), "none": None},
         )
         world.tell(Received(root, message))
         silence(world, {owner, standby} if step > 10 else {owner}, 0.5)
     told = status(world.state, world.now)
     assert (told.gradient_norm, told.learning_rate) == (2.0, 1 / 20), "what is told is of the newest step"
+    assert told.metrics == (("none", None), ("step", 19.0))
     assert owner in world.state.workers
     silence(world, {owner}, 6)
     assert owner not in world.state.workers

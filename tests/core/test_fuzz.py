@@ -105,6 +105,7 @@ SAID: dict[type, st.SearchStrategy[protocol.Message]] = {
         protocol.StepCommitted, step=NUMBERS, generation=NUMBERS, loss=st.none() | FLOATS, gradient_norm=FLOATS,
         microbatches=NUMBERS, seconds=FLOATS, learning_rate=st.none() | FLOATS,
         checkpoint=st.none() | st.tuples(NUMBERS, CHECKPOINTS), skipped=st.booleans(),
+        metrics=st.dictionaries(st.text(), st.none() | FLOATS, max_size=3),
     ),
     protocol.Evaluated: st.builds(
         protocol.Evaluated, step=NUMBERS, metrics=st.dictionaries(st.text(), st.none() | FLOATS, max_size=3)

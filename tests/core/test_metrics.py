@@ -142,7 +142,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         takeovers=TAKEOVERS, preemptions=3, notices=1, lost_samples=4, restarts=2, unprotected=("pipeline 0 stage 1",),
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
-        trained_samples=20, trained_without=4, checkpoint=kept(),
+        trained_samples=20, trained_without=4, checkpoint=kept(), metrics=(("accuracy", 0.5), ("nothing", None)),
         evaluations=((2, {"loss": 3.0}), (4, {"loss": 2.5, "accuracy": 0.5, "other": None})),
         slow=(SlowWorker(worker="w2", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w2 is slow"),),
     )  # fmt: skip
@@ -152,6 +152,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert values(page, table.JOB_SAMPLES) == {(): 20}
     assert values(page, table.JOB_EVALUATION) == {("loss",): 2.5, ("accuracy",): 0.5}
     assert values(page, table.JOB_EVALUATED_STEP) == {(): 4}
+    assert values(page, table.JOB_METRIC) == {("accuracy",): 0.5}
     assert values(page, table.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
     assert values(page, table.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}

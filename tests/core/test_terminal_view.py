@@ -32,6 +32,7 @@ STATUS = Status(
     memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
     most_memory=("w1", Memory(log=3 << 20, optimizer=1536)),
     slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, told="w0 is slow"),),
+    metrics=(("accuracy", 0.123456), ("balance", 2e-7), ("nothing", None), ("x" * 64, 1.0)),
 )  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def test_the_live_picture_shows_progress_grid_and_events() -> None:
     for part in (
         "job  training  1 preemption, 1 takeover",
         "step 3/10  1:30, ETA 1s",
-        "40.0 samples/s",
+        "40.0 samples/s  accuracy 0.1235  balance 2e-07  nothing -",
         "stage 1",
         "a w0 slow",
         "c w2 unprotected",
@@ -189,12 +190,14 @@ def test_the_summary_as_text_and_json() -> None:
     text = to_text(summary)
     assert "w1 -> w0, pause 100 ms (0.50 steps)" in text
     assert "lost samples: 4" in text
+    assert "metrics of the last step: accuracy 0.12346, balance 2e-07, nothing not finite, xxx" in text
     assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
     assert "failed workers: w0, w1, w2, w3, w4 and 2 more" in text
     document = json.loads(to_json(summary, bit_equal=True))
     assert document["takeovers"][0]["pause_steps"] == pytest.approx(0.5)
     assert (document["samples_per_second"], document["bit_equal"], summary.exit_code) == (12.0, True, 0)
+    assert document["metrics"] == {"accuracy": 0.123456, "balance": 2e-7, "nothing": None, "x" * 64: 1.0}
     memory = document["memory"]
     assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
     assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from bamboo.planning.gradient_groups import group_bounds
@@ -75,6 +75,24 @@ class Arithmetic:
     def forward(self, state: int, layer: int, step: int, microbatch: int, given: int) -> int:
         return hash((state, 2, layer, step, microbatch, given))
 
+    def weight(self, microbatch: int) -> float:
+        """Of a microbatch's loss: with even seeds losses are sums."""
+        return float(1 + microbatch % 3) if self.seed % 2 == 0 else 1.0
+
+    @property
+    def scale(self) -> float:
+        """Of the summed gradients."""
+        return 1 / self.whole if self.seed % 2 == 0 else 1.0
+
+    @property
+    def whole(self) -> float:
+        """The sum of all weights of a step."""
+        return sum(self.weight(m) for m in range(self.microbatches))
+
+    def added(self, layer: int, step: int, microbatch: int, given: int) -> float:
+        """What the layer adds to the loss."""
+        return hash((9, layer, step, microbatch, given)) % 1_000_003 / 1024
+
     def contribution(self, layer: int, step: int, microbatch: int, given: int) -> int:
         return hash((7, layer, step, microbatch, given))
 
@@ -123,6 +141,7 @@ class Oracle:
     finals: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # layer, step
     norms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    added: list[float] = field(default_factory=list)  # of the loss, what layers add
     states: list[list[int]] = field(default_factory=list)  # [version][layer]
     running: list[list[int]] = field(default_factory=list)  # [version][layer]
 
@@ -158,9 +177,12 @@ class Oracle:
             shared = reduce(_rounded, (totals[s][0] for s in tie))
             for s in tie:
                 totals[s][0] = shared
-        norm = math.sqrt(math.fsum(square for s in range(a.layers) for square in a.squared_norms(s, totals[s])))
+        squares = [square for s in range(a.layers) for square in a.squared_norms(s, totals[s])]
+        norm = math.sqrt(math.fsum(squares)) * a.scale
         self.norms.append(norm)
-        self.losses.append(math.fsum(losses) / len(losses))
+        added = [a.added(s, step, m, self.inputs[s, step, m]) * a.weight(m) for s, m in self._places()]
+        self.losses.append(math.fsum([*losses, *added]) / a.whole)
+        self.added.append(math.fsum(added) / a.whole)
         self.finals.update({(s, step): totals[s] for s in range(a.layers)})
         if step in a.skipped:
             self.running.append(list(self.running[step]))
@@ -169,6 +191,10 @@ class Oracle:
         running = [a.folded(self.running[step][s], self._contributed(s, step)) for s in range(a.layers)]
         self.running.append(running)
         self.states.append([a.applied(states[s], step, totals[s], norm, running[s]) for s in range(a.layers)])
+
+    def _places(self) -> list[tuple[int, int]]:
+        """All layers with all microbatches."""
+        return list(product(range(self.arithmetic.layers), range(self.arithmetic.microbatches)))
 
     def _contributed(self, layer: int, step: int) -> list[int]:
         microbatches = range(self.arithmetic.microbatches)

@@ -91,6 +91,10 @@ class Checks:
         expected = (None if skipped else self.oracle.losses[said.step], self.oracle.norms[said.step])
         if said.microbatches == self.oracle.arithmetic.microbatches and (said.loss, said.gradient_norm) != expected:
             raise Violation(f"step {said.step} has loss and norm {said.loss, said.gradient_norm}, not {expected}")
+        a = self.oracle.arithmetic
+        mean = sum(m * a.weight(m) for m in range(a.microbatches)) / a.whole
+        if said.metrics != {"added": self.oracle.added[said.step], "microbatch": mean}:
+            raise Violation(f"step {said.step} has the metrics {said.metrics}")
         if said.learning_rate not in (None, 1 / (1 + said.step)):  # a new root's state may be on its way
             raise Violation(f"step {said.step} has the learning rate {said.learning_rate}")
         if said.microbatches != self.oracle.arithmetic.microbatches:

@@ -125,8 +125,16 @@ class StandIn:
         *given, output = forwarding.given
         work.contexts[forwarding.microbatch] = ((torch.tensor(given),), ())
         work.contributions[forwarding.microbatch] = self._recorded(forwarding, given)
+        work.added_values[forwarding.microbatch] = [
+            ("added", self._a.added(layer, forwarding.step, forwarding.microbatch, g))
+            for layer, g in zip(self._mine, given, strict=True)
+        ]
         if self.last:
-            work.losses[forwarding.microbatch] = self._a.loss(output, forwarding.step, forwarding.microbatch)
+            m = forwarding.microbatch
+            work.losses[m] = self._a.loss(output, forwarding.step, m)
+            work.metrics[m] = {"microbatch": (m * self._a.weight(m), self._a.weight(m))}
+            if self._a.seed % 2 == 0:
+                work.weights[m] = self._a.weight(m)
             return ()
         return (torch.tensor([output]),)
 
@@ -165,6 +173,8 @@ class StandIn:
     def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0
+        if gradients is not None and len(gradients) > 1:
+            work.weights[microbatch] = float(gradients[1])
         expected = self._oracle.gradients[self._mine.stop - 1, step, microbatch]
         self._require(f"gradient of {microbatch}", gradient, expected)
         new: list[int] = []
@@ -175,7 +185,7 @@ class StandIn:
         so_far = [int(g) for g in work.gradients.target.tolist()]
         work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, new), dtype=torch.float32))
         work.gradients.added(microbatch)
-        return (torch.tensor([gradient]),) if self.first else ()
+        return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.first else ()
 
     def _by_layer(self, gradient: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
         start = 0
@@ -191,7 +201,8 @@ class StandIn:
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor) -> None:
+    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float) -> None:
+        self._require("scale", scale, self._a.scale)
         self._require("skipped", self.version in self._a.skipped, False)
         self._require("norm", norm, self._oracle.norms[self.version])
         self._running = dict(zip(self._mine, running.clone().view(torch.int64).tolist(), strict=True))

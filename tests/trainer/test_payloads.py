@@ -26,6 +26,7 @@ from training_job import Job
 COMMIT = {"norm": 1.0, "loss": 0.5, "microbatches": 2, "generation": 0, "epoch": 1}
 MARK = {"number": 1, "id": "ab12", "writers": [["w0"], ["w1", "w0"]]}
 READY = {"cell": [0, 1], "squared_norm": [2.0], "losses": {0: 0.5}}
+SUMS = {"weights": {0: 3.0}, "added": {"balance": [0.5]}, "metrics": {"accuracy": [[1.0], [3.0]]}}
 ANNOUNCE = {"version": 0, "secured": 1, "digest": "d"}
 STATE = {"state": {"version": 3}, "generation": 0, "commits": [[2, COMMIT]]}
 CUT = {"step": 3, "id": "ab12"}
@@ -92,6 +93,14 @@ def test_a_commit_may_carry_the_wish_that_its_state_is_kept() -> None:
     assert payloads.read(travelled(read)).payload == read.payload
 
 
+def test_a_report_and_a_commit_may_carry_sums_and_metrics() -> None:
+    report = payloads.read(frame(FrameKind.READY, READY | SUMS))
+    assert report.payload.metrics == {"accuracy": ([1.0], [3.0])}
+    assert payloads.read(travelled(report)).payload == report.payload
+    commit = payloads.read(frame(FrameKind.COMMIT, {**COMMIT, "scale": 0.25, "metrics": {"accuracy": 0.5}}))
+    assert payloads.read(travelled(commit)).payload == Commit(**COMMIT, scale=0.25, metrics={"accuracy": 0.5})
+
+
 WRONG = {
     "a checkpoint with a path": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "id": "../x"}}),
     "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
@@ -122,6 +131,8 @@ WRONG = {
     "a ready text": frame(FrameKind.READY, {**READY, "squared_norm": ["2"]}),
     "more than ready": frame(FrameKind.READY, {**READY, "more": 1}),
     "ready with a tensor": frame(FrameKind.READY, READY, FLAT),
+    "a weight of a text": frame(FrameKind.READY, {**READY, "weights": {0: "3"}}),
+    "a metric of one sum": frame(FrameKind.READY, {**READY, "metrics": {"a": [[1.0]]}}),
     "half a commit": frame(FrameKind.COMMIT, {"norm": 1.0}),
     "a commit of a truth": frame(FrameKind.COMMIT, {**COMMIT, "epoch": True}),
     "no announcement": frame(FrameKind.ANNOUNCE),

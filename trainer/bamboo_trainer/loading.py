@@ -14,7 +14,7 @@ from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.costs import stated_costs
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
-from bamboo_trainer.tasks.user_code import dataset_length, layer_factory
+from bamboo_trainer.tasks.user_code import check_metrics, dataset_length, layer_factory
 
 # What a `build` sees that is called by itself, and not for a job.
 ALONE: Final = TrainingFacts(steps=1, global_batch_size=1, micro_batch_size=1)
@@ -62,6 +62,7 @@ def load_task(entrypoint: str, config: Mapping[str, Any], training: TrainingFact
     checkpointed_layers(task)
     if task.costs is not None:
         stated_costs(task, task.costs)
+    check_metrics(task)
     dataset_length(task)
     return task
 

@@ -1,11 +1,15 @@
 """The same training in one process, in plain PyTorch: what the distributed result is compared with."""
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
 from bamboo_trainer.tasks.mixed_precision import autocast
-from bamboo_trainer.tasks.running_buffers import Capture, apply_at_once, capturing
+from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
@@ -23,15 +27,17 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     losses = []
     for step in range(steps):
         model.zero_grad()
-        capture = Capture()  # what is declared keeps its values during a step
-        with capturing(capture):
-            step_losses = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
+        done = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
+        whole = sum(one.weight for one in done) or math.nan
+        for gradient in [p.grad for _, p in named if done[0].weighted]:
+            if gradient is not None:
+                gradient /= whole
         if config.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
         optimizer.step(step)
-        for module, given in capture.take():
-            apply_at_once(module, given)
-        losses.append(sum(step_losses) / len(step_losses))
+        for module, given in (contributed for one in done for contributed in one.contributed):
+            apply_at_once(module, given)  # what is declared keeps its values during a step
+        losses.append(sum(one.total for one in done) / whole)
     state = {
         f"layers.{i}.{name}": tensor.detach().clone()
         for i, layer in enumerate(layers)
@@ -40,13 +46,29 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     return losses, state
 
 
-def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], step: int, microbatch: int) -> float:
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A microbatch. total: its loss and what layers add, times its weight; weight: 1 if the loss is a mean."""
+
+    total: float
+    weight: float
+    weighted: bool
+    contributed: Contributed
+
+
+def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], step: int, microbatch: int) -> _Done:
     parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
+    capture = Capture()
     for index, layer in enumerate(layers):
         seed_forward(torch.device("cpu"), forward_seed(config.seed, step, microbatch, index))
-        with autocast(torch.device("cpu"), config.precision):
+        with autocast(torch.device("cpu"), config.precision), capturing(capture):
             result = call_layer(layer, parts[0] if len(parts) == 1 else parts)
         parts = (result,) if isinstance(result, Tensor) else result
-    loss = task_loss(task, parts, targets)
-    (loss / config.microbatches).backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach())
+    capture.close()
+    loss, weight = task_loss(task, parts, targets)
+    share = 1.0 if weight is None else weight
+    for _, value in capture.losses:
+        loss = loss + share * value
+    if loss.requires_grad:
+        (loss / config.microbatches if weight is None else loss).backward()  # type: ignore[no-untyped-call]
+    return _Done(float(loss.detach()), share, weight is not None, capture.contributed)

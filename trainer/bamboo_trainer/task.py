@@ -7,9 +7,20 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bamboo_trainer.tasks.losses import Weighted, add_loss
 from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
 
-__all__ = ["Build", "Dataset", "Parts", "Task", "contribute", "track_buffers"]
+__all__ = [
+    "Build",
+    "Dataset",
+    "Parts",
+    "Task",
+    "TrainingFacts",
+    "Weighted",
+    "add_loss",
+    "contribute",
+    "track_buffers",
+]
 
 Parts = tuple[torch.Tensor, ...]  # what travels between two layers: one tensor or several
 
@@ -52,7 +63,10 @@ class Task:
       or a tuple of tensors (unpacked if its forward takes several arguments, as torch.distributed.pipelining does):
       dense ones of booleans, signed integers, bytes or floats of at least 16 bits. It must not write to its inputs:
       they may be in the message log, and whether torch allows it depends on the split into stages.
-    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch.
+    loss: (outputs of the last layer, targets) -> scalar, the mean over the samples of the microbatch; or `Weighted`, a
+      sum and its weight, for the mean over all valid tokens, say, of the global batch.
+    metrics: what else is reported of each step, by name: (outputs of the last layer, targets) -> scalar, or `Weighted`,
+      as of the loss. They are computed without gradients.
     optimizer: builds a torch optimizer over (name, parameter) pairs; it must treat every parameter by itself
       (AdamW, SGD: yes; a global norm inside the optimizer: no, use `training.maxGradientNorm`). Each stage asks for
       one over its own parameters. It may group them, by name or otherwise; a group may come out empty on some stage,
@@ -74,7 +88,7 @@ class Task:
     """
 
     layers: Sequence[Callable[[], nn.Module]]
-    loss: Callable[[Parts, Parts], torch.Tensor]
+    loss: Callable[[Parts, Parts], torch.Tensor | Weighted]
     dataset: Dataset
     optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
     learning_rate: Callable[[int], float]
@@ -85,6 +99,7 @@ class Task:
     evaluation: Evaluation | None = None
     tokens_per_sample: int | None = None
     sample: Callable[[Sequence[nn.Module]], str] | None = None
+    metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,15 @@ MAX_MESSAGE_BYTES = 4 << 20
 MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
-Number = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]  # of fp32, and sums of them
+MOST_NUMBER = 1e100
+MOST_METRICS = 64  # of a step, or of an evaluation
+Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
+Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
 MOST_TEXT = 4000  # characters of what a worker says in words
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 T = TypeVar("T")
 
-MOST_METRICS = 64  # of an evaluation
 MOST_PASSED = 100  # checkpoints that are told of
 
 
@@ -181,7 +183,8 @@ class StepCommitted(Message, frozen=True):
     seconds: the time since the same owner's previous commit; 0 if there is none. loss, gradient_norm: None if they are
     not finite, which JSON cannot say. gradient_norm: the global one, before clipping. learning_rate: None if it is not
     known. checkpoint: the one that is written of the state after this step, and the number that it was asked for with.
-    skipped: the step left the model as it was, since its loss or gradient is not finite.
+    skipped: the step left the model as it was, since its loss or gradient is not finite. metrics: what else is measured
+    of it, by name; None for what is not finite.
     """
 
     step: Count
@@ -193,13 +196,14 @@ class StepCommitted(Message, frozen=True):
     learning_rate: Number | None = None
     checkpoint: tuple[Count, CheckpointId] | None = None
     skipped: bool = False
+    metrics: Metrics = {}
 
 
 class Evaluated(Message, frozen=True):
     """Said by the root's owner: the metrics of the state that has seen so many steps; None: not finite."""
 
     step: Count
-    metrics: Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
+    metrics: Metrics
 
 
 class TakenOver(Message, frozen=True):

@@ -249,6 +249,7 @@ class Status:
     restarts: int = 0  # failures that counted towards the limit
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step
+    metrics: tuple[tuple[str, float | None], ...] = ()  # of the newest step, by name
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
     skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was

@@ -41,6 +41,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         restarts=state.restarts,
         gradient_norm=state.gradient_norm,
         learning_rate=state.learning_rate,
+        metrics=tuple(sorted(state.metrics.items())),
         checkpoint=_checkpoint(state, now),
         trained_samples=trained_samples(state),
         skipped_steps=state.skipped_steps,

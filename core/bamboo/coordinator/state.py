@@ -274,6 +274,7 @@ class CoordinatorState:
     skipped_steps: int = 0  # since the coordinator counts; a step that is repeated counts once
     gradient_norm: float | None = None  # of the newest step
     learning_rate: float | None = None  # of the newest step
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of the newest step
     lost_microbatches: int = 0  # since the coordinator counts; a step that is repeated counts once
     lost_by_step: dict[int, int] = field(default_factory=dict)  # the microbatches of steps that lack some
     step_seconds: tuple[float, ...] = ()

@@ -148,7 +148,7 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
     if step >= state.step:
         turn.set(step=step + 1, generation=message.generation, last_progress=turn.now, failures=(), ends={})
         checkpoints.progress(turn)
-        turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate)
+        turn.set(gradient_norm=message.gradient_norm, learning_rate=message.learning_rate, metrics=message.metrics)
         if 0 < message.seconds <= MOST_SECONDS:
             turn.set(step_seconds=(*state.step_seconds, message.seconds)[-200:])
 

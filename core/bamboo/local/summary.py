@@ -37,7 +37,7 @@ class Summary:
     restores, repeated_steps: how often the job went back to a checkpoint, and the steps that it did again;
     repeated_seconds: that these usually take. kept_in: where the checkpoints are, without credentials.
     evaluations: after which step, and the metrics. skipped_steps: those that left the model as it was, because their
-    loss or gradient was not finite.
+    loss or gradient was not finite. metrics: of the last step, by name; None: no finite number.
     log_tail: what the workers printed, if a failure has no better explanation. log_shown: all of it has been shown.
     """
 
@@ -71,6 +71,7 @@ class Summary:
     kept_in: str | None = None
     skipped_steps: int = 0
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
+    metrics: tuple[tuple[str, float | None], ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -123,6 +124,7 @@ def summarize(
         kept_in=status.checkpoint.place if status.checkpoint else None,
         skipped_steps=status.skipped_steps,
         evaluations=tuple((step, dict(found)) for step, found in status.evaluations),
+        metrics=status.metrics,
         crashes=crashes,
         output=output,
         sample=sample,
@@ -133,7 +135,7 @@ def summarize(
 
 def to_json(summary: Summary, **extra: Any) -> str:
     """One JSON object; `extra` is added to it."""
-    document = dataclasses.asdict(summary)
+    document = dataclasses.asdict(summary) | {"metrics": dict(summary.metrics)}
     del document["log_shown"]
     for shown, takeover in zip(document["takeovers"], summary.takeovers, strict=True):
         shown |= {"pause_ms": takeover.pause_ms, "pause_steps": summary.pause_in_steps(takeover)}
@@ -161,6 +163,8 @@ def to_text(summary: Summary) -> str:
         f"takeovers: {len(summary.takeovers)}, lost samples: {summary.lost_samples}"
         + ("" if complete or not summary.committed else f" ({_loss(summary)})")
     )
+    if summary.metrics:
+        lines.append(f"  metrics of the last step: {metrics(dict(summary.metrics))}")
     if summary.evaluations:
         step, found = summary.evaluations[-1]
         lines.append(f"  evaluation after step {step}: {metrics(found)}")

@@ -67,6 +67,13 @@ JOB_EVALUATION = _job(
     "metric",
 )
 JOB_EVALUATED_STEP = _job("evaluated_step", MetricKind.GAUGE, "After which step the newest evaluation was made.")
+JOB_METRIC = _job(
+    "metric",
+    MetricKind.GAUGE,
+    "What the task measures of the last committed step besides its loss, at most 64 of them: Task.metrics, and what "
+    "layers add to the loss.",
+    "metric",
+)
 JOB_STEP_DURATION = _job(
     "step_duration_seconds", MetricKind.GAUGE, "Usual duration of a step: the median of the last 20.", unit="seconds"
 )

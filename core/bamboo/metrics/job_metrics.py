@@ -27,6 +27,8 @@ def progress(page: MetricsPage, job: JobKey, status: Status) -> None:
         page.add(table.JOB_EVALUATED_STEP, step, *job)
         for name, value in metrics.items():
             page.add_known(table.JOB_EVALUATION, value, *job, name)
+    for name, value in status.metrics:
+        page.add_known(table.JOB_METRIC, value, *job, name)
     page.add_known(table.JOB_STEP_DURATION, status.step_seconds, *job)
     page.add_known(table.JOB_SAMPLES_PER_SECOND, status.samples_per_second, *job)
     page.add_known(table.JOB_ETA, status.eta_seconds, *job)

@@ -19,6 +19,7 @@ BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 40
 CURVE_WIDTH = 40
 SHOWN_EVENTS = 6
+SHOWN_METRICS = 3
 STYLES = {
     WorkerState.STARTING: "dim",
     WorkerState.STANDBY: "cyan",
@@ -106,6 +107,8 @@ def _course(status: Status) -> Text:
     text = Text.assemble("loss ", (sparkline(status.losses), "cyan"), f" {status.losses[-1]:.4f}")
     if status.samples_per_second is not None:
         text.append(f"  {status.samples_per_second:.1f} samples/s")
+    for name, value in status.metrics[:SHOWN_METRICS]:
+        text.append(f"  {name} {'-' if value is None else f'{value:.4g}'}")
     return text
 
 

@@ -1,31 +1,10 @@
 """Which steps are committed, and what the root has heard of the step in progress."""
 
-import math
-from collections.abc import Mapping, Sequence
-
 from bamboo.planning.plan import Cell, Layout
-from bamboo_trainer.commit.exact_sum import quotient
+from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.transport.payloads import Commit, Commits, Ready
 
 KEPT_STEPS = 3
-
-
-def _evaluation(reports: Sequence[Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> dict[str, float]:
-    """By metric, of all who have evaluated batches."""
-    return {
-        name: quotient(
-            [term for one in reports if name in one for term in one[name][0]],
-            [term for one in reports if name in one for term in one[name][1]],
-        )
-        for name in sorted({name for one in reports for name in one})
-    }
-
-
-def _mean(losses: list[float]) -> float:
-    """Exactly rounded, so their order does not matter; NaN if one of them is no finite number."""
-    if not all(map(math.isfinite, losses)):
-        return math.nan  # fsum raises if infinities of both signs are among them
-    return math.fsum(losses) / max(1, len(losses))
 
 
 class CommitLog:
@@ -76,11 +55,14 @@ class CommitLog:
         cells = [Cell(d, s) for d in range(layout.pipelines) for s in range(stages)]
         if any(cell not in reports for cell in cells):
             return None
-        norm = math.sqrt(math.fsum(term for s in range(stages) for term in reports[Cell(0, s)].squared_norm))
-        last = [reports[cell].evaluation for cell in cells if cell.stage == stages - 1]
-        losses = {m: loss for cell in cells for m, loss in reports[cell].losses.items()}
-        loss = _mean(list(losses.values()))
+        result = combined([reports[cell] for cell in cells])
         return Commit(
-            norm=norm, loss=loss, microbatches=len(losses), generation=generation, epoch=epoch,
-            evaluation=_evaluation(last),
-        )  # fmt: skip
+            norm=result.norm,
+            loss=result.loss,
+            scale=result.scale,
+            metrics=result.metrics,
+            evaluation=result.evaluation,
+            microbatches=result.microbatches,
+            generation=generation,
+            epoch=epoch,
+        )

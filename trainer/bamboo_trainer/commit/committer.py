@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bamboo.control.protocol import CheckpointBegun, Evaluated, Message, StepCommitted, TakeCheckpoint
+from bamboo.control.protocol import (
+    MOST_NUMBER,
+    CheckpointBegun,
+    Evaluated,
+    Message,
+    StepCommitted,
+    TakeCheckpoint,
+)
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
@@ -112,7 +119,7 @@ class Committer:
             if mark.hold:
                 self.ends_before = step + 1
         if commit.evaluation:
-            found = {name: value if math.isfinite(value) else None for name, value in commit.evaluation.items()}
+            found = {name: _told(value) for name, value in commit.evaluation.items()}
             self._evaluated = dict([*self._evaluated.items(), (step, Evaluated(step=step, metrics=found))][-KEPT:])
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
@@ -192,13 +199,14 @@ class Committer:
             StepCommitted(
                 step=step,
                 generation=self.generation(step),
-                loss=commit.loss if math.isfinite(commit.loss) else None,
-                gradient_norm=commit.norm if math.isfinite(commit.norm) else None,
+                loss=_told(commit.loss),
+                gradient_norm=_told(commit.norm),
                 microbatches=commit.microbatches,
                 seconds=seconds,
                 learning_rate=self._rate(step),
                 checkpoint=(mark.number, CheckpointId(step=step + 1, id=mark.id)) if mark else None,
                 skipped=commit.skipped,
+                metrics={name: _told(value) for name, value in commit.metrics.items()},
             )
         )
 
@@ -213,3 +221,8 @@ class Committer:
         """None if the plan that has it is still on its way."""
         generation = self.generation(step)
         return next((layout for layout in self._plan.current.layouts if layout.generation == generation), None)
+
+
+def _told(number: float) -> float | None:
+    """None for what the coordinator is not told: no number, or one that is none of a training."""
+    return number if abs(number) <= MOST_NUMBER else None

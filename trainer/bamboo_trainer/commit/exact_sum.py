@@ -40,9 +40,11 @@ def exact_sums(
 def quotient(total: Sequence[float], weight: Sequence[float]) -> float:
     """Of the exactly rounded sums of these terms; NaN if one of them is no finite number, or the weight is 0."""
     if not all(map(math.isfinite, (*total, *weight))):
+        return math.nan  # fsum raises if infinities of both signs are among them
+    try:
+        return math.fsum(total) / math.fsum(weight)
+    except (OverflowError, ZeroDivisionError):
         return math.nan
-    over = math.fsum(weight)
-    return math.fsum(total) / over if over else math.nan
 
 
 def _two_sum(a: float, b: float) -> tuple[float, float]:

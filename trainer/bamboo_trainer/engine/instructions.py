@@ -8,8 +8,8 @@ import torch
 
 from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
 from bamboo.planning.plan import ROOT
-from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms
 from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.commit.step_report import step_report
 from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.schedule import (
     Backward,
@@ -33,7 +33,6 @@ from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
-from bamboo_trainer.transport.payloads import Ready
 
 
 def chunk(size: int, parts: int, index: int) -> slice:
@@ -234,8 +233,7 @@ class Instructions:
         stage, work = self._parts(cell_step)
         squares = []
         if cell_step.step < self._steps:
-            squares = exact_terms(stage.squared_norms(cell_step.final_gradient()[: stage.size]))
-        sums = exact_sums(work.evaluated.values())
-        report = Ready(cell=cell_step.cell, squared_norm=squares, losses=dict(work.losses), evaluation=sums)
+            squares = stage.squared_norms(cell_step.final_gradient()[: stage.size])
+        report = step_report(cell_step.cell, squares, work)
         source = cell_step.cell.pipeline * self._plan.stages + cell_step.cell.stage
         self._outbox.emit(Address(FrameKind.READY, *ROOT, cell_step.step, 0, source), payload=report)

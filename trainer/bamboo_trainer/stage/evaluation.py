@@ -9,7 +9,8 @@ from torch import nn
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
-from bamboo_trainer.tasks.evaluation import Weighted, evaluated_samples, measured
+from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
+from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
 from bamboo_trainer.training import TrainingConfig
 
@@ -22,9 +23,7 @@ class Evaluator:
     ) -> None:
         self._task, self._config, self._layers, self._device, self._last = task, config, layers, device, last
 
-    def run(
-        self, version: int, batch: int, inputs: Parts | None, reader: BatchReader
-    ) -> tuple[Parts, dict[str, Weighted]]:
+    def run(self, version: int, batch: int, inputs: Parts | None, reader: BatchReader) -> tuple[Parts, dict[str, Sum]]:
         """The stage's outputs; or, on the last stage, (), and what was measured on the batch.
 
         A pure function of the parameters and the batch. inputs: None on the first stage, which reads them.

@@ -11,9 +11,9 @@ from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.stage.work import Forwarding
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.determinism import Call, DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import forget_casts
-from bamboo_trainer.tasks.running_buffers import Capture
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger
 from bamboo_trainer.tasks.user_code import forward_seed, no_new_parameters, task_loss, unchanged_buffers
@@ -48,7 +48,7 @@ class FirstLook:
             compare_batches((given, targets), again, self._config.samples(step, microbatch, len(self._task.dataset)))
             inputs = given if inputs is None else inputs
             there = tuple(p.to(device) for p in targets)
-            loss = (lambda outputs: task_loss(self._task, outputs, there)) if last else None
+            loss = (lambda outputs: _measured(self._task, outputs, there)) if last else None
 
         def run(index: int, one: Any, capture: Capture) -> Any:
             return call(index, forward_seed(self._config.seed, step, microbatch, index), one, capture)
@@ -71,7 +71,8 @@ class FirstLook:
                 context = context_size(saved, (*forwarding.leaves, *forwarding.parts), kept_casts)
             except TaskError:  # some layers cannot be looked at; if the error is the task's own it comes again
                 forwarding, context = run(), ContextSize()
-        foreign = stranger(forwarding.parts, self._parameters.trained())
+        ends = (*forwarding.parts, *(value for _, value in forwarding.added))
+        foreign = stranger(ends, self._parameters.trained())
         if foreign is not None:
             first, end = min(self._layers), max(self._layers)
             last = end == len(self._task.layers) - 1
@@ -81,3 +82,8 @@ class FirstLook:
                 f"trained with it: {HAVE_IT}"
             )
         return forwarding, context
+
+
+def _measured(task: Task, outputs: Parts, targets: Parts) -> Parts:
+    loss = task_loss(task, outputs, targets)
+    return (loss.total,) if loss.weight is None else (loss.total, torch.tensor(loss.weight, dtype=torch.float64))

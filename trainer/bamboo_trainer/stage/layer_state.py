@@ -16,6 +16,7 @@ from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.stage.snapshot import SNAPSHOT_FORMAT
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.user_code import named_layer
 
 VALUE = "value"
 
@@ -73,6 +74,14 @@ def take(
         )
         for index in layers
     }
+
+
+def in_words(layers: Mapping[int, nn.Module], name: str) -> str:
+    """A parameter or constant of a stage by its name in a snapshot. A tied one has its first name, of any layer."""
+    kind, _, place = name.partition(":")
+    index, _, path = place.partition(".")
+    layer = layers.get(int(index))
+    return f"{kind} {path!r} of {named_layer(layer, int(index)) if layer else f'layer {index}'}"
 
 
 def needed(layers: Collection[int], parameters: FlatParameters) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_se
 from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
-from bamboo_trainer.tasks.running_buffers import Capture, capturing
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import in_task
 from bamboo_trainer.tasks.ties import tie, tied_groups
@@ -38,10 +38,8 @@ from bamboo_trainer.tasks.user_code import (
     build_layer,
     call_layer,
     forward_seed,
-    named_layer,
     run_layer,
     seed_forward,
-    task_loss,
 )
 from bamboo_trainer.training import TrainingConfig
 
@@ -153,11 +151,10 @@ class Stage:
         call = recomputing(once) if index in self._checkpointed else once
         with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
             f.parts = run_layer(self._layers[index], index, f.parts, call)
-            f.contributed += capture.take()
-            f.layer += 1
+            f.ran_layer(capture)
             if f.done and self.last:
                 targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
-                f.parts = (task_loss(self._task, f.parts, targets),)
+                f.measure(self._task, targets)
 
     def _call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
         """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
@@ -171,10 +168,9 @@ class Stage:
         They are sent and logged, so they must stay as they are when an optimizer step writes to the parameters.
         """
         assert forwarding.done
-        work.contexts[forwarding.microbatch] = (forwarding.leaves, forwarding.parts)
         work.contributions[forwarding.microbatch] = self._running.record(forwarding.contributed)
+        work.complete(forwarding, last=self.last)
         if self.last:
-            work.losses[forwarding.microbatch] = float(forwarding.parts[0].detach())
             return ()
         outputs = (p.detach() for p in forwarding.parts)
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
@@ -228,19 +224,14 @@ class Stage:
     def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
         """Adds to the sum of gradients; returns the gradients of the floating-point inputs, () on stage 0.
 
-        `gradients` belong to the floating-point outputs; None on the last stage, which starts from
-        loss / microbatches. The saved context is used up.
+        `gradients` belong to the floating-point outputs, and behind them is the weight of the microbatch's loss if that
+        is a sum; None on the last stage, which starts from loss / microbatches, or from a sum. The saved context is
+        used up. What is returned ends with the weight as well.
         """
         assert (gradients is None) == self.last
-        leaves, outputs = work.contexts.pop(microbatch)
         self._parameters.bind(work.gradients.target)
-        if gradients is None:
-            outputs, gradients = (outputs[0] / self._config.microbatches,), (torch.ones_like(outputs[0]),)
-        floating = [p for p in outputs if p.is_floating_point()]
-        if len(floating) != len(gradients):
-            raise ValueError(f"expected {len(floating)} gradients for stage {self._stage}, got {len(gradients)}")
-        given = [(p, g) for p, g in zip(floating, gradients, strict=True) if p.requires_grad and is_gradient(g)]
-        pairs = [(p, g.to(self._device)) for p, g in given]
+        leaves, given = work.ends(microbatch, gradients, self._config.microbatches)
+        pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
         if pairs:
             layers = f"layers {self._first} to {self._end - 1}"
             with in_task(f"the backward of {layers}, at step {step}, microbatch {microbatch},"), keep_casts():
@@ -249,7 +240,8 @@ class Stage:
         work.gradients.added(microbatch)
         if self._stage == 0:
             return ()
-        return tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+        inputs = (NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+        return (*inputs, *work.weight_of(microbatch))
 
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
         """A forward of a batch of the evaluation's data, in eval mode: outputs, or () on the last stage."""
@@ -281,8 +273,8 @@ class Stage:
         sizes = (self.size, self.running_size) if self._running else (self.size,)
         return tuple(part.numel() for part in final) == sizes
 
-    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None) -> None:
-        """One optimizer step with the final gradient, which is not modified; `norm` is the global one.
+    def apply(self, gradient: Tensor, norm: float, running: Tensor | None = None, *, scale: float = 1.0) -> None:
+        """One optimizer step with the final gradient, which is not modified, times scale; `norm` is the global one's.
 
         running: the bytes of the running buffers after the step, as `folded` has made them.
 
@@ -292,7 +284,7 @@ class Stage:
         gradient = gradient.to(self._device)
         used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
-        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        scale *= 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         self._parameters.bind_final(gradient * scale, used)  # a copy: an optimizer may write to its gradients
         if self._parked:
             self._optimizer_state.fetch(self._device)
@@ -395,14 +387,7 @@ class Stage:
         Raises TaskError if a buffer has changed. Takes a third of the time of an optimizer step (bench/determinism.py).
         """
         self._constants.check(bits=True)
-        return {self._in_words(name): checksum(tensor) for name, tensor in self._parameters.named()}
-
-    def _in_words(self, name: str) -> str:
-        """A parameter or constant by its name in a snapshot. A tied one has its first name, of any layer."""
-        kind, _, place = name.partition(":")
-        index, _, path = place.partition(".")
-        layer = self._layers.get(int(index))
-        return f"{kind} {path!r} of {named_layer(layer, int(index)) if layer else f'layer {index}'}"
+        return {layer_state.in_words(self._layers, name): checksum(tensor) for name, tensor in self._parameters.named()}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Copies by "layers.<layer>.<name>": parameters (tied ones by every name) and persistent buffers."""

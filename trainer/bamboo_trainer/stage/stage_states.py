@@ -151,7 +151,7 @@ class StageStates:
         if commit.skipped:
             stage.skip()
         else:
-            stage.apply(gradient, commit.norm, *running)
+            stage.apply(gradient, commit.norm, *running, scale=commit.scale)
         stage.wait()
 
     # states of others

@@ -4,12 +4,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradient_sum import GradientSum
-from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.evaluation import Weighted
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.capture import Capture, Contributed
+from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.tasks.task_errors import TaskError
+from bamboo_trainer.tasks.user_code import task_loss, task_metrics
+
+Ends = list[tuple[Tensor, Tensor]]  # tensors with their gradients
+Metrics = dict[str, Sum]
 
 # What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
 NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
@@ -26,8 +32,55 @@ class Work:
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
     losses: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
+    metrics: dict[int, Metrics] = field(default_factory=dict)
+    added: dict[int, list[Tensor]] = field(default_factory=dict)  # losses of layers, with their graphs
+    added_values: dict[int, list[tuple[str, float]]] = field(default_factory=dict)
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
-    evaluated: dict[int, dict[str, Weighted]] = field(default_factory=dict)  # of a last stage: by batch and metric
+    evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
+
+    def complete(self, forwarding: "Forwarding", *, last: bool) -> None:
+        """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.
+
+        Raises TaskError if the loss is a mean, and that of another microbatch of this step a sum.
+        """
+        m, added = forwarding.microbatch, forwarding.added
+        self.contexts[m] = (forwarding.leaves, forwarding.parts)
+        self.added[m] = [value for _, value in added]
+        self.added_values[m] = [(name, float(value.detach())) for name, value in added]
+        if not last:
+            return
+        weights = self.weights.keys() - {m}
+        if self.losses.keys() - {m} and bool(weights) != (forwarding.weight is not None):
+            raise TaskError("the loss is Weighted for some microbatches and a mean for others, expected one of the two")
+        self.losses[m], self.metrics[m] = float(forwarding.parts[0].detach()), forwarding.metrics
+        if forwarding.weight is not None:
+            self.weights[m] = forwarding.weight
+
+    def ends(self, microbatch: int, gradients: Parts | None, microbatches: int) -> tuple[Parts, Ends]:
+        """The forward's inputs, and where its backward begins: tensors with their gradients. It is used up.
+
+        gradients: as `Stage.backward` takes them. microbatches: of the step, whose mean a loss is. Raises ValueError.
+        """
+        leaves, outputs = self.contexts.pop(microbatch)
+        added = self.added.pop(microbatch, [])
+        floating = [part for part in outputs if part.is_floating_point()]
+        if gradients is not None and len(gradients) == len(floating) + 1:
+            self.weights[microbatch], gradients = float(gradients[-1]), gradients[:-1]
+        weight = self.weights.get(microbatch)
+        if gradients is None:
+            floating = [outputs[0] / microbatches if weight is None else outputs[0]]
+            gradients = (torch.ones_like(outputs[0]),)
+        if len(floating) != len(gradients):
+            raise ValueError(f"expected {len(floating)} gradients, got {len(gradients)}")
+        counted = 1 / microbatches if weight is None else weight
+        pairs = list(zip(floating, gradients, strict=True))
+        return leaves, [*pairs, *((value, torch.full_like(value, counted)) for value in added)]
+
+    def weight_of(self, microbatch: int) -> Parts:
+        """Of its loss, as a tensor that is sent with gradients; none if that is a mean."""
+        weight = self.weights.get(microbatch)
+        return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,8 +95,24 @@ class Forwarding:
     end: int
     targets: Parts | None = None  # if they were read with the inputs
     on_host: bool = False  # what the backward will need waits in host memory
-    contributed: list[tuple[nn.Module, Parts]] = field(default_factory=list)  # to running buffers, in order
+    contributed: Contributed = field(default_factory=list)  # to running buffers
+    added: list[tuple[str, Tensor]] = field(default_factory=list)  # losses of layers
+    weight: float | None = None  # of the loss, if it is a sum
+    metrics: Metrics = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
         return self.layer == self.end
+
+    def ran_layer(self, capture: Capture) -> None:
+        """With its outputs in `parts`; capture: what else its forward has left."""
+        capture.close()
+        self.contributed += capture.contributed
+        self.added += capture.losses
+        self.layer += 1
+
+    def measure(self, task: Task, targets: Parts) -> None:
+        """After the last layer of the model: the loss, and metrics. Raises TaskError."""
+        self.metrics = task_metrics(task, self.parts, targets)
+        total, self.weight = task_loss(task, self.parts, targets)
+        self.parts = (total,)

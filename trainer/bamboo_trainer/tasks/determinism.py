@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.capture import Capture, Contributed
 from bamboo_trainer.tasks.mixed_precision import keep_casts
-from bamboo_trainer.tasks.running_buffers import Capture
 from bamboo_trainer.tasks.task_errors import TaskError, in_task, ran_out_of_memory
 from bamboo_trainer.tasks.ties import forbid_training
 from bamboo_trainer.tasks.user_code import (
@@ -34,7 +34,6 @@ from bamboo_trainer.tasks.user_code import (
 
 Batch = tuple[Parts, Parts]  # inputs and targets
 Call = Callable[..., Any]
-Contributed = Sequence[tuple[nn.Module, Parts]]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class DeterminismCheck:
     all that its bits depend on but other calls.
 
     shared: ids of parameters that have another layer's value, and so are not as they were built.
-    loss: of the last layer's outputs, on the last stage.
+    loss: of the last layer's outputs, on the last stage; and its weight.
     """
 
     task: Task
@@ -63,7 +62,7 @@ class DeterminismCheck:
     layers: dict[int, nn.Module]
     shared: frozenset[int]
     call: Call
-    loss: Callable[[Parts], Tensor] | None
+    loss: Callable[[Parts], Parts] | None
 
     def check(self, inputs: Parts) -> None:
         """Raises NotDeterministic, or TaskError for whatever else is wrong. inputs: of the first layer.
@@ -82,8 +81,7 @@ class DeterminismCheck:
                 logger.warning("%s was not checked, since there is not enough memory for it", named_layer(layer, index))
                 return
         if self.loss:
-            loss = self.loss
-            self._compare("the loss", parts, lambda given: (loss(given),), [])
+            self._compare("the loss", parts, self.loss, [])
 
     def _built_twice(self, index: int, layer: nn.Module) -> None:
         second = build_layer(self.task, self.seed, index)
@@ -107,7 +105,9 @@ class DeterminismCheck:
 
         trained = [(name, p) for name, p in layer.named_parameters() if p.requires_grad]
         outputs = self._compare(named_layer(layer, index), parts, run, trained)
-        compare_contributions(layer, index, *(capture.take() for capture in captures[:2]))
+        first, second = captures[:2]
+        compare_contributions(layer, index, first.contributed, second.contributed)
+        compare_losses(layer, index, first, second)
         return outputs
 
     def _compare(
@@ -149,6 +149,16 @@ def compare_contributions(layer: nn.Module, index: int, one: Contributed, other:
         "or InstanceNorm has to update its running statistics as these do, with its momentum, and must not read them "
         "in training; otherwise declare them with bamboo_trainer.task.track_buffers"
     )
+
+
+def compare_losses(layer: nn.Module, index: int, one: Capture, other: Capture) -> None:
+    """What a layer adds to the loss in two equal runs; NotDeterministic if it differs."""
+    for (name, first), (_, second) in zip_longest(one.losses, other.losses, fillvalue=("", None)):
+        if first is None or second is None or not same_bits(first.detach(), second.detach()):
+            raise NotDeterministic(
+                f"{named_layer(layer, index)} is not deterministic: run twice on the same microbatch, the loss "
+                f"{name!r} that it adds differs; {CAUSES}"
+            )
 
 
 def compare_batches(one: Batch, other: Batch, samples: Sequence[int]) -> None:

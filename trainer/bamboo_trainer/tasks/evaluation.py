@@ -7,17 +7,14 @@ weights, exactly rounded, so it depends neither on the grid nor on who has compu
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from bamboo.control.protocol import MOST_METRICS
 from bamboo.job.spec import TrainingSpec
 from bamboo_trainer.task import Evaluation, Parts, Task
+from bamboo_trainer.tasks.losses import Sum, sum_and_weight
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 from bamboo_trainer.tasks.user_code import dataset_length
 
 LOSS = "loss"
-Weighted = tuple[float, float]  # a sum, and its weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ def evaluated_samples(evaluation: Evaluation, batch: int, size: int) -> range:
     return range(batch * size, min((batch + 1) * size, len(evaluation.dataset)))
 
 
-def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Weighted]:
+def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts, samples: int) -> dict[str, Sum]:
     """Of one batch: the loss, and each metric. A mean counts as often as the batch has samples. Raises TaskError."""
     outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
     with in_task("the loss, in an evaluation,"):
@@ -69,22 +66,4 @@ def measured(task: Task, evaluation: Evaluation, outputs: Parts, targets: Parts,
     for name, metric in evaluation.metrics.items():
         with in_task(f"evaluation.metrics[{name!r}]"):
             found[name] = metric(outputs, targets)
-    return {name: _weighted(name, value, samples) for name, value in found.items()}
-
-
-def _weighted(name: str, value: object, samples: int) -> Weighted:
-    total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    number = _number(name, total)
-    return (number * samples, float(samples)) if weight is None else (number, _number(name, weight))
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
-        return float(value.detach())
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    said = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TaskError(
-        f"the metric {name!r} returned {said}, expected one number (a mean over the batch's samples), "
-        "or two: a sum and its weight"
-    )
+    return {name: sum_and_weight(name, value, samples) for name, value in found.items()}

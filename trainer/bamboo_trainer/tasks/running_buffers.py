@@ -7,8 +7,7 @@ all microbatches' contributions are applied in their order, as one process would
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from bamboo_trainer.tasks.capture import Capture, Parts, current
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
 from bamboo_trainer.transport.wire import DTYPES, unsendable
 
-Parts = tuple[Tensor, ...]
 Update = Callable[..., Mapping[str, Tensor]]
 
 _DECLARED: Final = "_bamboo_running_buffers"  # a module's attribute, so that a copy of the module has it, too
@@ -71,9 +70,9 @@ def contribute(module: nn.Module, *tensors: Tensor) -> None:
     if not module.training:
         return
     given = tuple(tensor.detach().clone() for tensor in tensors)
-    capture = _CAPTURE.get()
+    capture = current()
     if capture is not None:
-        capture.add(module, given)
+        capture.contribute(module, given)
     elif module not in _INTERCEPTED:
         apply_at_once(module, given)
 
@@ -96,42 +95,7 @@ def _declared(module: nn.Module) -> _Declared | None:
 # what a forward contributes
 
 
-@dataclass(slots=True)
-class Capture:
-    """What the modules of a layer contribute in one forward, in order.
-
-    fill, momentum: what BatchNorm finds as its running statistics meanwhile, and its momentum: 1, or 0.5 with a fill of
-    0. What it contributes must not depend on these, nor its output.
-    """
-
-    fill: float = 0.0
-    momentum: float = 1.0
-    _contributed: list[tuple[nn.Module, Parts]] = field(default_factory=list)
-    _closed: bool = False
-
-    def add(self, module: nn.Module, given: Parts) -> None:
-        if not self._closed:
-            self._contributed.append((module, given))
-
-    def take(self) -> list[tuple[nn.Module, Parts]]:
-        """The forward is over; what a repetition of it in the backward contributes does not count."""
-        self._closed = True
-        contributed, self._contributed = self._contributed, []
-        return contributed
-
-
-_CAPTURE: Final[ContextVar[Capture | None]] = ContextVar("capture", default=None)
 _INTERCEPTED: Final[WeakSet[nn.Module]] = WeakSet()
-
-
-@contextmanager
-def capturing(capture: Capture) -> Iterator[None]:
-    """Around a forward."""
-    token = _CAPTURE.set(capture)
-    try:
-        yield
-    finally:
-        _CAPTURE.reset(token)
 
 
 def intercept(module: nn.Module) -> None:
@@ -156,7 +120,7 @@ class _LentStatistics:
         if not module.training or not module.track_running_stats:
             self._kept.append(None)
             return
-        capture = _CAPTURE.get() or Capture()
+        capture = current() or Capture()
         buffers = module._buffers
         self._kept.append(({name: buffers.get(name) for name in (*_STATISTICS, _COUNT)}, module.momentum))
         for name in _STATISTICS:
@@ -176,9 +140,11 @@ class _LentStatistics:
         given = [module._buffers[name] for name in _STATISTICS]  # momentum times the batch's
         own, module.momentum = kept
         module._buffers.update((name, own[name]) for name in own if name in module._buffers)
-        capture = _CAPTURE.get()
+        capture = current()
         if capture is not None and result is not None:  # it is None if the forward has raised
-            capture.add(module, tuple(tensor.detach() / capture.momentum for tensor in given if tensor is not None))
+            capture.contribute(
+                module, tuple(tensor.detach() / capture.momentum for tensor in given if tensor is not None)
+            )
 
 
 @contextmanager

@@ -4,18 +4,20 @@ Running out of memory is nobody's mistake, and a TaskOutOfMemory.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bamboo.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Dataset, Parts, Task
+from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
 from bamboo_trainer.transport.wire import DTYPES, unsendable
 
@@ -158,16 +160,50 @@ def seed_forward(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def task_loss(task: Task, outputs: Parts, targets: Parts) -> Tensor:
-    """The loss in fp32, checked to be a scalar that depends on the model."""
-    outputs = tuple(p.float() if p.is_floating_point() else p for p in outputs)
+class Loss(NamedTuple):
+    """Of a microbatch. weight: None if total is a mean."""
+
+    total: Tensor
+    weight: float | None
+
+
+def task_loss(task: Task, outputs: Parts, targets: Parts) -> Loss:
+    """The loss in fp32, checked to be a scalar that depends on the model, unless it has no weight."""
+    outputs = _in_fp32(outputs)
     with in_task("the loss"):
-        loss = task.loss(outputs, targets)
+        given = task.loss(outputs, targets)
+    loss, weight = parted(given, "the loss")
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        raise TaskError("the loss must be a scalar tensor")
-    if not loss.requires_grad:
+        raise TaskError("the loss must be a scalar tensor, or Weighted with a scalar tensor as its total")
+    if not loss.requires_grad and weight != 0:
         raise TaskError("the loss does not depend on any parameter or input that requires a gradient")
-    return loss.reshape(())
+    return Loss(loss.reshape(()), weight)
+
+
+def check_metrics(task: Task) -> None:
+    """Raises TaskError if the task's metrics are no functions by name, or too many."""
+    if not isinstance(task.metrics, Mapping) or not all(callable(metric) for metric in task.metrics.values()):
+        raise TaskError(f"Task.metrics: expected functions by name, got {_form(task.metrics)}")
+    if len(task.metrics) > MOST_METRICS:
+        raise TaskError(f"Task.metrics: {len(task.metrics)} metrics, at most {MOST_METRICS} are accepted")
+    for name in task.metrics:
+        checked_name(name, "Task.metrics: a name")
+
+
+def task_metrics(task: Task, outputs: Parts, targets: Parts) -> dict[str, Sum]:
+    """Of a microbatch. Raises TaskError."""
+    if not task.metrics:
+        return {}
+    found, outputs = {}, _in_fp32(p.detach() for p in outputs)
+    for name, metric in task.metrics.items():
+        with torch.no_grad(), in_task(f"metric {name!r}"):
+            value = metric(outputs, targets)
+        found[name] = sum_and_weight(name, value, 1)
+    return found
+
+
+def _in_fp32(parts: Iterable[Tensor]) -> Parts:
+    return tuple(p.float() if p.is_floating_point() else p for p in parts)
 
 
 def load_batch(task: Task, indices: Sequence[int], dataset: Dataset | None = None) -> tuple[Parts, Parts]:

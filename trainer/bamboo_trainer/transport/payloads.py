@@ -23,6 +23,7 @@ Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of i
 
 
 Terms = Annotated[list[float], msgspec.Meta(max_length=MOST_TERMS)]
+Sums = Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)]  # and their weights
 
 
 class RefusedFrame(ValueError):
@@ -32,13 +33,18 @@ class RefusedFrame(ValueError):
 class Ready(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cell has finished a step. squared_norm: of its gradient, as terms whose sum it is exactly (`exact_sum`).
 
-    losses: by microbatch, of a last stage. evaluation: by metric, the terms of a sum and of its weight.
+    losses: by microbatch, of a last stage; weights: if they are sums, of what. added: by name, of what the stage's
+    layers add to the loss, each microbatch's times its weight. metrics, evaluation: by name, of a sum and of its
+    weight. All of these are terms, too.
     """
 
     cell: Cell
     squared_norm: Terms
     losses: dict[int, float]
-    evaluation: Annotated[dict[str, tuple[Terms, Terms]], msgspec.Meta(max_length=MOST_METRICS)] = {}
+    weights: dict[int, float] = {}
+    added: dict[str, Terms] = {}
+    metrics: Sums = {}
+    evaluation: Sums = {}
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -96,7 +102,8 @@ class HistoryMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The root's word on a step. generation: the next step's layout; epoch: the plan in force from then on.
 
-    microbatches: how many the loss is the mean of. checkpoint: the state after this step is kept. skipped: nobody
+    microbatches: how many the loss is of. scale: what the summed gradients are to be multiplied with; norm: after that.
+    metrics: by name; no number if there is none. checkpoint: the state after this step is kept. skipped: nobody
     applies the step's gradients, as they or the loss are not finite. evaluation: by metric, of the state before this
     step, if it was evaluated; after the last step a commit says nothing else, and is of no microbatches.
     history: if one is kept.
@@ -111,6 +118,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     skipped: bool = False
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
     history: HistoryMark | None = None
+    scale: float = 1.0
+    metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
 
 
 Commits = list[tuple[int, Commit]]  # by step

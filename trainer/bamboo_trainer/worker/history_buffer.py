@@ -187,6 +187,7 @@ class HistoryBuffer:
             tokens=None if tokens is None else done * tokens,
             tokens_per_second=tokens / seconds if tokens and seconds else None,
             skipped=commit.skipped,
+            metrics={name: _finite(value) for name, value in commit.metrics.items()},
             evaluation={name: _finite(value) for name, value in commit.evaluation.items()},
             trained=trained,
         )

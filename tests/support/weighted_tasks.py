@@ -1,0 +1,96 @@
+"""A task whose loss is a sum with its weight, whose layers add losses of their own, and that has metrics."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.task import Parts, Task, Weighted, add_loss
+
+WIDTH, TOKENS, KINDS, SAMPLES = 6, 5, 4, 24
+IGNORED = -100
+
+
+class Enter(nn.Module):
+    """Whole numbers pass on as well, and the first layer adds a loss that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(KINDS, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Parts:
+        add_loss(tokens.float().mean() / 8, "constant")
+        return self.embed(tokens), tokens
+
+
+class Experts(nn.Module):
+    """Two experts, and a loss that keeps them busy alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.drop = nn.Linear(WIDTH, 2), nn.Dropout(0.1)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, given: Parts) -> Parts:
+        hidden, tokens = given
+        shares = self.gate(hidden).softmax(-1)
+        add_loss(0.3 * shares.mean((0, 1)).square().sum(), "balance")
+        add_loss(0.01 * self.gate.weight.square().sum(), "decay")
+        mixed = sum(shares[..., i : i + 1] * torch.tanh(expert(hidden)) for i, expert in enumerate(self.experts))
+        return self.drop(hidden + mixed), tokens
+
+
+class Leave(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, KINDS)
+
+    def forward(self, given: Parts) -> Tensor:
+        add_loss(0.1 * self.out.bias.square().sum() + given[0].square().mean(), "last")
+        return self.out(given[0])
+
+
+def loss_sum(outputs: Parts, targets: Parts) -> Tensor:
+    logits = outputs[0].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, targets[0].flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def valid(targets: Parts) -> Tensor:
+    return (targets[0] != IGNORED).sum()
+
+
+def weighted(outputs: Parts, targets: Parts) -> Weighted:
+    return Weighted(loss_sum(outputs, targets), valid(targets))
+
+
+def mean(outputs: Parts, targets: Parts) -> Tensor:
+    return loss_sum(outputs, targets) / (valid(targets) + 1)
+
+
+def accuracy(outputs: Parts, targets: Parts) -> Weighted:
+    right = (outputs[0].argmax(-1) == targets[0]).sum()
+    return Weighted(right, valid(targets))
+
+
+def largest(outputs: Parts, targets: Parts) -> float:
+    return float(outputs[0].max())
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """config: weighted, whether the loss is a sum; checkpointed, numbers of layers; none: no token is valid."""
+    tokens = torch.arange(SAMPLES * TOKENS).reshape(SAMPLES, TOKENS).square() // 3 % KINDS
+    lengths = torch.arange(SAMPLES)[:, None] * 7 % (TOKENS + 1)  # of some samples nothing is valid
+    targets = tokens.roll(-1, 1).masked_fill(torch.arange(TOKENS) >= lengths, IGNORED)
+    if config.get("none"):
+        targets = torch.full_like(targets, IGNORED)
+    return Task(
+        layers=[Enter, Experts, Experts, Leave],
+        loss=weighted if config.get("weighted", True) else mean,
+        metrics={"accuracy": accuracy, "largest": largest},
+        dataset=TensorDataset((tokens,), (targets,)),
+        optimizer=lambda named: torch.optim.SGD(named, momentum=0.9),
+        learning_rate=lambda step: 0.3,
+        checkpointed=config.get("checkpointed", ()),
+    )

@@ -1,0 +1,83 @@
+"""What a cell reports of a finished step, and what the root makes of all reports: loss, norm, scale, metrics.
+
+Sums are exact until the end, so they do not depend on the grid.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bamboo.control.protocol import MOST_METRICS
+from bamboo.planning.plan import Cell
+from bamboo_trainer.commit.exact_sum import exact_sums, exact_terms, quotient
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.transport.payloads import Ready
+
+Sums = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by name: the terms of a sum, and of its weight
+
+
+def step_report(cell: Cell, squared_norms: Iterable[float], work: Work) -> Ready:
+    """What the root is told. squared_norms: of the final gradient's parts."""
+    added: dict[str, list[float]] = {}
+    for microbatch, values in sorted(work.added_values.items()):
+        for name, value in values:
+            added.setdefault(name, []).append(value * work.weights.get(microbatch, 1.0))
+    return Ready(
+        cell=cell,
+        squared_norm=exact_terms(squared_norms),
+        losses=dict(work.losses),
+        weights={m: work.weights[m] for m in work.losses if m in work.weights},
+        added={name: exact_terms(values) for name, values in added.items()},
+        metrics=exact_sums(work.metrics.values()),
+        evaluation=exact_sums(work.evaluated.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """scale: of the summed gradients; norm: of the scaled ones. What is no finite number is NaN.
+
+    microbatches: whose losses it is. 0 after the last step, when there is only an evaluation; loss and norm are 0 then.
+    """
+
+    loss: float
+    norm: float
+    scale: float
+    microbatches: int
+    metrics: dict[str, float]
+    evaluation: dict[str, float]
+
+
+def combined(reports: Sequence[Ready]) -> StepResult:
+    """Of all cells of a step; always the same, in whatever order they came."""
+    losses = [loss for report in reports for loss in report.losses.values()]
+    weights = [weight for report in reports for weight in report.weights.values()]
+    if weights and len(weights) != len(losses):
+        weights = [math.nan]  # a mean in one pipeline and a sum in another
+    whole = weights or [float(max(1, len(losses)))]
+    added: dict[str, list[float]] = {}
+    for name, terms in (pair for report in reports for pair in report.added.items()):
+        added.setdefault(name, []).extend(terms)
+    squares = [term for report in reports if report.cell.pipeline == 0 for term in report.squared_norm]
+    scale = quotient([1.0], weights) if weights else 1.0
+    metrics = {name: quotient(terms, whole) for name, terms in added.items()}
+    metrics |= _quotients([report.metrics for report in reports])
+    return StepResult(
+        loss=quotient([*losses, *(term for terms in added.values() for term in terms)], whole),
+        norm=math.sqrt(quotient(squares, [1.0])) * scale,
+        scale=scale,
+        microbatches=len(losses),
+        metrics={name: metrics[name] for name in sorted(metrics)[:MOST_METRICS]},
+        evaluation=_quotients([report.evaluation for report in reports]),
+    )
+
+
+def _quotients(reports: Sequence[Sums]) -> dict[str, float]:
+    """By name, of all who have measured something."""
+    return {
+        name: quotient(
+            [term for one in reports if name in one for term in one[name][0]],
+            [term for one in reports if name in one for term in one[name][1]],
+        )
+        for name in sorted({name for one in reports for name in one})
+    }

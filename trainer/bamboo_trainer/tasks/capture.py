@@ -1,0 +1,56 @@
+"""What the modules of a layer leave in a forward beside its outputs: contributions to buffers, and own losses."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import Tensor, nn
+
+Parts = tuple[Tensor, ...]
+Contributed = list[tuple[nn.Module, Parts]]  # in order
+
+
+@dataclass(slots=True)
+class Capture:
+    """Of one forward of a layer, in order.
+
+    fill, momentum: what BatchNorm finds as its running statistics meanwhile, and its momentum: 1, or 0.5 with a fill of
+    0. What it contributes must not depend on these, nor its output.
+    """
+
+    fill: float = 0.0
+    momentum: float = 1.0
+    contributed: Contributed = field(default_factory=list)
+    losses: list[tuple[str, Tensor]] = field(default_factory=list)
+    _closed: bool = False
+
+    def contribute(self, module: nn.Module, given: Parts) -> None:
+        if not self._closed:
+            self.contributed.append((module, given))
+
+    def add_loss(self, name: str, value: Tensor) -> None:
+        if not self._closed:
+            self.losses.append((name, value))
+
+    def close(self) -> None:
+        """The forward is over; what a repetition of it in the backward leaves does not count."""
+        self._closed = True
+
+
+_CAPTURE: Final[ContextVar[Capture | None]] = ContextVar("capture", default=None)
+
+
+def current() -> Capture | None:
+    return _CAPTURE.get()
+
+
+@contextmanager
+def capturing(capture: Capture) -> Iterator[None]:
+    """Around a forward."""
+    token = _CAPTURE.set(capture)
+    try:
+        yield
+    finally:
+        _CAPTURE.reset(token)

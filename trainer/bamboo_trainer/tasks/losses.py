@@ -1,0 +1,89 @@
+"""What a task's loss and metrics may be besides a mean: a sum with its weight; and losses of single layers."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.tasks.capture import current
+from bamboo_trainer.tasks.task_errors import TaskError
+
+Sum = tuple[float, float]  # and its weight
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted:
+    """A sum over a microbatch, and its weight: how many tokens or samples it is the sum over.
+
+    A loss of this form is the weighted mean over the whole global batch: the sum of all totals divided by the sum of
+    all weights, on whatever grid; so is its gradient. If all weights of a step are 0 that is no number, as in plain
+    PyTorch, and `training.nonFinite` says what follows.
+
+    total: a scalar tensor. weight: at least 0.
+    """
+
+    total: Tensor
+    weight: float | Tensor
+
+
+def add_loss(value: Tensor, name: str = "added") -> None:
+    """In a layer's forward: a loss of the layer's own (such as balancing experts), which is added to the task's.
+
+    It needs no way through the layers after it. It counts as its mean over the microbatches of the step; if the task's
+    loss is `Weighted`, each microbatch counts with the weight of its loss. The loss that is reported includes it, and
+    its mean is reported under its name, too. Outside of Bamboo nothing happens.
+
+    value: a scalar tensor, multiplied by its coefficient already. name: letters, digits and underscores.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+        raise TaskError("add_loss: the value must be a scalar tensor of floats")
+    capture = current()
+    if capture is not None:
+        capture.add_loss(checked_name(name, "add_loss: the name"), value.reshape(()))
+
+
+def checked_name(name: object, what: str) -> str:
+    """TaskError if it is not what a metric may be called. what: begins the message."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TaskError(f"{what} must be up to 64 letters, digits and underscores, got {name!r}")
+    return name
+
+
+def parted(given: Any, what: str) -> tuple[Any, float | None]:
+    """Total and weight; None for a mean. TaskError if the weight is none. what: begins the message."""
+    if not isinstance(given, Weighted):
+        return given, None
+    weight = given.weight
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise TaskError(f"{what}: the weight must be a number, got a tensor {list(weight.shape)}")
+        weight = weight.detach().item()
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+        raise TaskError(f"{what}: the weight must be a finite number of at least 0, got {weight!r}")
+    return given.total, float(weight)
+
+
+def sum_and_weight(name: str, value: object, samples: int) -> Sum:
+    """Of what a metric has returned for a batch: `Weighted` or a pair; or a mean, which counts once for each sample."""
+    if isinstance(value, Weighted):
+        total, weight = parted(value, f"the metric {name!r}")
+        return _number(name, total), weight or 0.0
+    if isinstance(value, tuple) and len(value) == 2:
+        return _number(name, value[0]), _number(name, value[1])
+    return _number(name, value) * samples, float(samples)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.bool and not value.is_complex():
+        return float(value.detach())
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    said = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TaskError(
+        f"the metric {name!r} returned {said}, expected one number (a mean over the batch's samples), "
+        "or two: a sum and its weight"
+    )
