@@ -1,5 +1,6 @@
 """Several readers: the same batches in the same order, whatever becomes of the processes that read them."""
 
+import contextlib
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 from bamboo_trainer.data import Prefetched
 from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks import reader_process
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
@@ -124,6 +126,54 @@ def test_a_killed_reader_is_replaced_and_one_that_always_dies_is_an_error(tmp_pa
         assert tuple(reader.batch(0, 3, 0)[0][0].tolist()) == CONFIG.samples(3, 0, 1000)
 
 
+class Locked(Told):
+    """Takes a lock for each batch, as torch's generators and allocators do."""
+
+    lock = threading.Lock()
+
+    def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        with self.lock:
+            return super().batch(indices)
+
+
+def relatives() -> list[tuple[int, int]]:
+    """(process, parent) of all processes."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pid, _, rest = stat.read_text().rpartition(")")
+            found.append((int(pid.split()[0]), int(rest.split()[1])))
+    return found
+
+
+@pytest.mark.parametrize("killed", ["reader", "template"])
+def test_a_reader_is_replaced_while_the_worker_holds_a_lock_that_it_needs(tmp_path, monkeypatch, killed):
+    monkeypatch.setattr(reader_process, "SILENT_SECONDS", PATIENCE)
+    with reading(Locked(tmp_path), readers=1) as reader:
+        (_, again) = reader.twice(0, 0, 0)
+        pid = int(again[0][1][0])
+        template = dict(relatives())[pid]
+        os.kill(pid if killed == "reader" else template, signal.SIGKILL)
+        until(lambda: _is_zombie(pid))
+        with Locked.lock if killed == "reader" else nullcontext():
+            reader.expect(0, 1, 0)
+            (numbers, who), _ = reader.batch(0, 1, 0)
+        assert tuple(numbers.tolist()) == CONFIG.samples(1, 0, 1000)
+        assert int(who[0]) not in (pid, os.getpid())
+    assert os.getpid() not in [parent for _, parent in relatives()]
+
+
+def test_a_reader_that_is_stuck_is_told_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader_process, "SILENT_SECONDS", 1.0)
+    data = Sleeping(tmp_path)
+    data.pid = os.getpid()
+    with reading(data, readers=1) as reader:
+        reader.batch(0, 0, 0)
+        reader.expect(0, 1, 0)
+        with pytest.raises(TaskError, match=r"asked for samples \[.*has not answered within 1 s: its reader"):
+            reader.batch(0, 1, 0)
+
+
 class Unseeded(Told):
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
         torch.rand(1)
@@ -163,6 +213,7 @@ import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import test_readers as kit
+from bamboo_trainer.tasks import reader_process
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.data import Prefetched
 data = kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()

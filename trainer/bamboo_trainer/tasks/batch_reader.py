@@ -13,7 +13,8 @@ import torch
 
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.readers import Batch, Readers
+from bamboo_trainer.tasks.reader_process import Batch
+from bamboo_trainer.tasks.readers import Readers
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; those that a change of plan has made useless go first
@@ -42,7 +43,7 @@ class BatchReader:
         """Inputs and targets of that microbatch, not shared with another stage. Raises TaskError."""
         expected = self._expected.pop((stage, step, microbatch), None)
         if expected:
-            return expected.result()
+            return self._result(expected)
         before = torch.get_rng_state() if self._draws is None else None
         batch = self._read(step, microbatch)
         if before is not None:
@@ -64,7 +65,7 @@ class BatchReader:
         The second time it is read as it will be from now on.
         """
         first = self.batch(stage, step, microbatch)
-        second = self.batch(stage, step, microbatch) if self._draws else self._submit(step, microbatch).result()
+        second = self.batch(stage, step, microbatch) if self._draws else self._result(self._submit(step, microbatch))
         kept: Future[Batch] = Future()
         kept.set_result(first)
         self._expected[stage, step, microbatch] = kept
@@ -85,6 +86,9 @@ class BatchReader:
         if self._readers is None:
             return self._threads.submit(self._read, step, microbatch)
         return self._readers.submit(self._samples(step, microbatch, dataset_length(self._task)))
+
+    def _result(self, future: "Future[Batch]") -> Batch:
+        return self._readers.result(future) if self._readers else future.result()
 
     def _read(self, step: int, microbatch: int) -> Batch:
         with self._calling:

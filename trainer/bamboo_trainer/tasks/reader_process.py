@@ -1,0 +1,289 @@
+"""Processes that read a task's data, and what is said to them.
+
+They are forked by one quiet process, which was itself forked from the worker at a moment when no thread of it held a
+lock: what a thread holds while its process is forked (torch's generator, the allocator, a lock of the dataset's
+library) stays locked in the child for ever. So a reader can be replaced at any time.
+
+    worker  --control-->  template  --forks-->  readers        worker  --channel-->  each reader
+
+Each ends with the process that has forked it, whatever ends that (`PR_SET_PDEATHSIG`), and holds none of the worker's
+connections open.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import Tensor
+
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.child import PR_SET_PDEATHSIG
+from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory
+
+Batch = tuple[Parts, Parts]  # inputs and targets
+Read = Callable[[Sequence[int]], Batch]
+START_SECONDS: Final = 60.0  # for one process to be started or ended
+SILENT_SECONDS: Final = 900.0  # a reader that sends nothing for so long is given up; a store may be silent for 360
+_LENGTH: Final = struct.Struct("<Q")
+_NUMBER: Final = struct.Struct("<q")
+_START: Final = 0  # what the template is asked for, instead of the reader that it shall end
+
+
+class ReaderTemplate:
+    """The process that forks readers. To be made while no other thread holds a lock that a dataset may need, by a
+    thread that then calls `wait`: the process ends with it. Raises OSError.
+    """
+
+    def __init__(self, read: Read) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become(parent, theirs, lambda: _serve(theirs, read))
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            theirs.close()
+        ours.settimeout(START_SECONDS)
+        self._pid, self._control = pid, ours
+        self._asking, self._ending = threading.Lock(), threading.Lock()
+        self._reaped = False
+        self.gone = False  # it can start no reader any more
+
+    def start(self) -> "ReaderProcess":
+        """Another reader. OSError, EOFError if the template has ended."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                answer = self._ask(_START, [theirs.fileno()])
+            if answer < 0:
+                raise OSError(-answer, os.strerror(-answer))
+        except (OSError, EOFError):
+            ours.close()
+            raise
+        return ReaderProcess(self, answer, ours)
+
+    def end(self, pid: int) -> str:
+        """Kills and reaps that reader; how it had ended, in words."""
+        try:
+            code = self._ask(pid)
+        except (OSError, EOFError):  # the readers end with the template
+            return "has ended"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def wait(self) -> None:
+        """Until it has ended; reaps it."""
+        with contextlib.suppress(ChildProcessError):  # others have reaped it
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with self._ending:
+            self.gone = self._reaped = True
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+        with self._asking:  # whoever asks gets an end of file
+            self._control.close()
+
+    def close(self) -> None:
+        """It kills and reaps its readers, and ends. Any thread may ask for that."""
+        self.gone = True
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """Together with its readers, which are then reaped by whoever inherits them."""
+        with self._ending:
+            self.gone = True
+            if not self._reaped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+
+    def _ask(self, number: int, descriptors: Sequence[int] = ()) -> int:
+        with self._asking:
+            try:
+                socket.send_fds(self._control, [_NUMBER.pack(number)], descriptors)
+                if answer := self._control.recv(_NUMBER.size):
+                    return int(_NUMBER.unpack(answer)[0])
+            except TimeoutError:
+                self.kill()  # what it says later would be taken for the answer to something else
+                raise
+            except OSError:
+                self.gone = True
+                raise
+            self.gone = True
+            raise EOFError
+
+
+class ReaderProcess:
+    """One reader, used and ended by one thread."""
+
+    def __init__(self, template: ReaderTemplate, pid: int, channel: socket.socket) -> None:
+        channel.settimeout(SILENT_SECONDS)
+        self._template, self._pid, self._socket = template, pid, channel
+
+    def read(self, indices: Sequence[int]) -> Batch:
+        """EOFError or OSError if the process has ended, TimeoutError if it is silent for SILENT_SECONDS."""
+        send(self._socket, json.dumps(list(indices)).encode())
+        answer = json.loads(_receive(self._socket))
+        if "error" in answer:
+            raise (TaskOutOfMemory if answer["memory"] else TaskError)(answer["error"])
+        inputs, targets = (tuple(_receive_tensor(self._socket, form) for form in forms) for forms in answer["parts"])
+        return inputs, targets
+
+    def end(self) -> str:
+        """Kills and reaps it; how it had ended, in words."""
+        self._socket.close()
+        return self._template.end(self._pid)
+
+
+def _become(parent: int, kept: socket.socket, work: Callable[[], None]) -> NoReturn:
+    """In a process that has just been forked: works until nobody asks any more."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # they are for the worker, which may have time left
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        _let_go_of_connections(kept.fileno())
+        work()
+        os._exit(0)
+    except (EOFError, OSError):
+        os._exit(0)  # the one that asks has ended, or wants no more
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _serve(control: socket.socket, read: Read) -> None:
+    """In the template: starts and ends readers, and ends all of them when nobody asks any more."""
+    gc.freeze()  # what is here stays, and its pages stay shared with the worker
+    readers: set[int] = set()
+    try:
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(control, _NUMBER.size, 1)
+            if not message:
+                break
+            (asked,) = _NUMBER.unpack(message)
+            if asked == _START:
+                answer = _start_reader(descriptors[0], read)
+                if answer > 0:
+                    readers.add(answer)
+            else:
+                readers.remove(asked)
+                answer = _ended(asked)
+            control.send(_NUMBER.pack(answer))
+    finally:
+        for pid in readers:
+            os.kill(pid, signal.SIGKILL)
+        for pid in readers:
+            os.waitpid(pid, 0)
+
+
+def _start_reader(descriptor: int, read: Read) -> int:
+    """Its process id, or the number of the error, negative."""
+    template = os.getpid()
+    with socket.socket(fileno=descriptor) as channel:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return -(error.errno or 1)
+        if pid == 0:
+            _become(template, channel, lambda: _answer_all(channel, read))
+        return pid
+
+
+def _ended(pid: int) -> int:
+    """The exit code, negative for a signal, of a process that is no longer wanted."""
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _answer_all(channel: socket.socket, read: Read) -> None:
+    while True:
+        _answer(channel, json.loads(_receive(channel)), read)
+
+
+def _answer(channel: socket.socket, indices: Sequence[int], read: Read) -> None:
+    try:
+        batch = read(indices)
+        tensors = [[_plain(part) for part in parts] for parts in batch]
+    except (TaskError, TaskOutOfMemory) as error:
+        traceback.print_exc()
+        told = {"error": str(error), "memory": isinstance(error, TaskOutOfMemory)}
+        send(channel, json.dumps(told).encode())
+        return
+    forms = [[[str(p.dtype).removeprefix("torch."), list(p.shape)] for p in parts] for parts in tensors]
+    send(channel, json.dumps({"parts": forms}).encode())
+    for part in (part for parts in tensors for part in parts):
+        channel.sendall(_bytes(part))
+
+
+def _plain(part: Tensor) -> Tensor:
+    """In host memory, one element after the other."""
+    if part.layout is not torch.strided:
+        raise TaskError(f"the dataset returned a tensor of layout {part.layout}, expected torch.strided")
+    return part.detach().cpu().contiguous()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Of a contiguous tensor in host memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _receive_tensor(channel: socket.socket, form: Sequence[Any]) -> Tensor:
+    name, shape = form
+    tensor = torch.empty(shape, dtype=getattr(torch, name))
+    if tensor.numel():
+        _fill(channel, _bytes(tensor))
+    return tensor
+
+
+def send(channel: socket.socket, data: bytes) -> None:
+    channel.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def _receive(channel: socket.socket) -> bytearray:
+    head = bytearray(_LENGTH.size)
+    _fill(channel, memoryview(head))
+    data = bytearray(_LENGTH.unpack(head)[0])
+    _fill(channel, memoryview(data))
+    return data
+
+
+def _fill(channel: socket.socket, view: memoryview) -> None:
+    """EOFError if the other end is gone; TimeoutError if the socket has a limit, and nothing comes for so long."""
+    while view.nbytes:
+        got = channel.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+
+
+def _let_go_of_connections(kept: int) -> None:
+    """What a worker's peers hold the other end of must end with the worker. The descriptors stay taken: objects of the
+    worker, which are here too, may still close them.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number <= 2 or number in (kept, nothing):
+            continue
+        with contextlib.suppress(OSError):  # the listing's own is closed by now
+            kind = os.fstat(number).st_mode
+            if stat.S_ISSOCK(kind) or stat.S_ISFIFO(kind) or not stat.S_IFMT(kind):
+                os.dup2(nothing, number)
