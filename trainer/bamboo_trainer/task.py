@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from bamboo_trainer.loggers.interface import MakeLogger
 from bamboo_trainer.tasks.losses import Weighted, add_loss
 from bamboo_trainer.tasks.running_buffers import contribute, track_buffers
 
@@ -84,6 +85,8 @@ class Task:
       (`bamboo_trainer.tasks.costs`); the split into stages balances it.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
     tokens_per_sample: for `training.until` in tokens.
+    loggers: by name, a function that makes each; given the job's history by the worker that keeps it
+      (`bamboo_trainer.loggers`).
     sample: an optional demonstration of the trained model as text, given all layers.
     """
 
@@ -98,6 +101,7 @@ class Task:
     costs: Sequence[float] | None = None
     evaluation: Evaluation | None = None
     tokens_per_sample: int | None = None
+    loggers: Mapping[str, MakeLogger] = field(default_factory=dict)
     sample: Callable[[Sequence[nn.Module]], str] | None = None
     metrics: Mapping[str, Callable[[Parts, Parts], torch.Tensor | float | Weighted]] = field(default_factory=dict)
 

@@ -77,6 +77,7 @@ from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, fa
 from bamboo_trainer.worker.history import HistoryKeeper
 from bamboo_trainer.worker.history_buffer import Rates
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
+from bamboo_trainer.worker.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.platform import this_platform
 
 logger = logging.getLogger(__name__)
@@ -282,7 +283,11 @@ class WorkerAgent:
         self.device = str(device)
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
-            self.history = HistoryKeeper(welcome.history, rates, self.control.send)
+            loggers = None
+            if task.loggers:
+                facts = facts_of(spec.name, welcome.history)
+                loggers = LoggingThreads(task.loggers, facts, welcome.history, self.control.send)
+            self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 

@@ -16,6 +16,7 @@ from bamboo.planning.plan import Plan
 from bamboo.storage.errors import StorageError
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
 from bamboo_trainer.worker.history_buffer import HistoryBuffer, Rates
+from bamboo_trainer.worker.logging_threads import LoggingThreads
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,15 @@ HELD_SECONDS: Final = 30.0  # for which what waits for the history waits at most
 
 
 class HistoryKeeper:
-    """tell: to the coordinator; any thread may say something. Raises ValueError for a URL that is none."""
+    """tell: to the coordinator; any thread may say something. loggers: are given what is written.
 
-    def __init__(self, url: str, rates: Rates, tell: Callable[[Message], None]) -> None:
-        self._files, self._tell = HistoryFiles(url), tell
+    Raises ValueError for a URL that is none.
+    """
+
+    def __init__(
+        self, url: str, rates: Rates, tell: Callable[[Message], None], loggers: LoggingThreads | None = None
+    ) -> None:
+        self._files, self._tell, self._loggers = HistoryFiles(url), tell, loggers
         self._buffer = HistoryBuffer(rates)
         self._changed = threading.Condition()
         self._term: tuple[int, int] | None = None  # origin and epoch since which this worker is the root
@@ -100,6 +106,8 @@ class HistoryKeeper:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(seconds)
+        if self._loggers is not None:
+            self._loggers.close()
 
     # in the thread of its own
 
@@ -141,6 +149,8 @@ class HistoryKeeper:
                 self._records = []
             with self._changed:
                 told = self._buffer.written(term[0], some)
+            if self._loggers is not None:
+                self._loggers.give(some)
             for source, number in told.items():
                 self._tell(HistoryKept(source=source, number=number))
 
@@ -159,6 +169,8 @@ class HistoryKeeper:
         taken = [file.number for file in there if (file.attempt, file.epoch) == (attempt, epoch)]
         self._file, self._records = HistoryFile(attempt, epoch, max(taken, default=-1) + 1), []
         self._ready = term
+        if self._loggers is not None:
+            self._loggers.begin()
 
     def _hurry(self) -> None:
         self._urgent = True

@@ -1,0 +1,46 @@
+"""What a logger is: something that takes the records of a job's history."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bamboo.history.records import Record, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerFacts:
+    """job: its name. run: the same for all who write for that job, one after the other. folder: of the job's history on
+    this machine; "" if it is in an object store.
+    """
+
+    job: str
+    run: str
+    folder: str = ""
+
+
+class Logger(Protocol):
+    """Called by a thread of its own. What it raises is told once, and it is made anew and asked once more."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Records that are in the history, in order; the last ones may have been given to a logger before, if that one
+        was lost with its worker.
+        """
+
+    def close(self) -> None:
+        """No more will come from this worker."""
+
+
+MakeLogger = Callable[[LoggerFacts], Logger]
+
+
+def scalars(record: StepRecord) -> dict[str, float]:
+    """The numbers of a step by name, those that are known."""
+    found = {
+        "loss": record.loss, "gradient_norm": record.gradient_norm, "learning_rate": record.learning_rate,
+        "seconds": record.seconds, "samples": record.samples, "samples_per_second": record.samples_per_second,
+        "tokens": record.tokens, "tokens_per_second": record.tokens_per_second,
+    }  # fmt: skip
+    found |= record.metrics
+    found |= {f"evaluation/{name}": value for name, value in record.evaluation.items()}
+    known = {name: float(value) for name, value in found.items() if value is not None}
+    return known if record.trained else {name: v for name, v in known.items() if name.startswith("evaluation/")}

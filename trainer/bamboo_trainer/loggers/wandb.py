@@ -1,0 +1,35 @@
+"""To a run of Weights & Biases, which everybody who writes for the job resumes."""
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger, scalars
+
+
+def wandb(project: str, **settings: Any) -> MakeLogger:
+    """settings: further arguments of `wandb.init`. The key comes from the environment, WANDB_API_KEY."""
+    return partial(_WeightsAndBiases, {"project": project, **settings})
+
+
+class _WeightsAndBiases(Logger):
+    """A step that the run has already is left out by it, so that none is there twice."""
+
+    def __init__(self, settings: dict[str, Any], facts: LoggerFacts) -> None:
+        try:
+            module: Any = importlib.import_module("wandb")
+        except ImportError:
+            raise ValueError("wandb is not installed: pip install 'bamboo-trainer[wandb]'") from None
+        self._run: Any = module.init(**{"name": facts.job, "id": facts.run, "resume": "allow", **settings})
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if isinstance(record, StepRecord):
+                self._run.log({**scalars(record), "attempt": record.attempt}, step=record.step)
+            elif isinstance(record, EventRecord) and record.warning:
+                self._run.summary["last_warning"] = f"{record.reason}: {record.message}"
+
+    def close(self) -> None:
+        self._run.finish()

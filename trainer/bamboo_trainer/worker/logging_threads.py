@@ -1,0 +1,182 @@
+"""Gives the history to loggers, each in a thread of its own, which alone waits for it.
+
+How far a logger has come is kept beside the history, so that a new root's goes on there.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from bamboo.control.protocol import MOST_TEXT, Message, WorkerWarning
+from bamboo.history.files import HistoryFiles
+from bamboo.history.merge import merged
+from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo.storage.url import parse_url
+from bamboo_trainer.loggers.interface import Logger, LoggerFacts, MakeLogger
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 20_000  # records; a logger that is further behind goes without the oldest
+AGAIN_SECONDS: Final = 10.0  # after a failure
+SLOW_SECONDS: Final = 60.0  # in which a logger should have taken what it was given
+CLOSE_SECONDS: Final = 5.0
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """What a logger has been given: steps up to this one, and of each source the events up to that number."""
+
+    attempt: int = 0
+    step: int = -1
+    events: dict[str, int] = {}
+
+    def has(self, record: Record) -> bool:
+        match record:
+            case StepRecord():
+                return (record.attempt, record.step) <= (self.attempt, self.step)
+            case EventRecord():
+                return record.number <= self.events.get(record.source, 0)
+        return (record.attempt, record.last) <= (self.attempt, self.step)
+
+    def after(self, records: Sequence[Record]) -> "Reached":
+        attempt, step, events = self.attempt, self.step, dict(self.events)
+        for record in records:
+            if isinstance(record, StepRecord):
+                attempt, step = max((attempt, step), (record.attempt, record.step))
+            elif isinstance(record, EventRecord):
+                events[record.source] = max(record.number, events.get(record.source, 0))
+        return Reached(attempt=attempt, step=step, events=events)
+
+
+def facts_of(job: str, url: str) -> LoggerFacts:
+    parsed = parse_url(url, "the URL of a history")
+    run = hashlib.blake2b(f"{job} {parsed.path}".encode(), digest_size=8).hexdigest()
+    return LoggerFacts(job=job, run=run, folder=parsed.path if parsed.protocol == "file" else "")
+
+
+class LoggingThreads:
+    """loggers: by name. tell: to the coordinator. They begin with `begin`."""
+
+    def __init__(
+        self, loggers: Mapping[str, MakeLogger], facts: LoggerFacts, url: str, tell: Callable[[Message], None]
+    ) -> None:
+        self._threads = [_LoggingThread(name, make, facts, url, tell) for name, make in loggers.items()]
+
+    def begin(self) -> None:
+        """This worker is the root; what is in the history and was not given is given first."""
+        for thread in self._threads:
+            thread.begin()
+
+    def give(self, records: Sequence[Record]) -> None:
+        """These are in the history now."""
+        for thread in self._threads:
+            thread.give(records)
+
+    def close(self) -> None:
+        """At the worker's end: what waits is still given if that takes no longer than CLOSE_SECONDS."""
+        until = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.end()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+class _LoggingThread:
+    def __init__(
+        self, name: str, make: MakeLogger, facts: LoggerFacts, url: str, tell: Callable[[Message], None]
+    ) -> None:
+        self._name, self._make, self._facts, self._tell = name, make, facts, tell
+        self._files = HistoryFiles(url)
+        self._changed = threading.Condition()
+        self._waiting: deque[Record] = deque(maxlen=MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._watch: threading.Timer | None = None
+        self._logger: Logger | None = None
+        self._reached: Reached | None = None
+        self._ended = self._troubled = False
+
+    def begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"logger-{self._name}", daemon=True)
+            self._thread.start()
+
+    def give(self, records: Sequence[Record]) -> None:
+        with self._changed:
+            self._waiting.extend(records)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    # in the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended or self._reached is None)
+                given, ended = list(self._waiting), self._ended
+            watch = threading.Timer(SLOW_SECONDS, self._trouble, [f"it has not answered for {SLOW_SECONDS:g} s"])
+            watch.daemon = True
+            watch.start()
+            try:
+                self._write(given)
+            except Exception as error:  # whatever a logger raises
+                self._logger = None
+                self._trouble(f"{type(error).__name__}: {error}")
+                with self._changed:
+                    if not self._ended:
+                        self._changed.wait_for(lambda: self._ended, AGAIN_SECONDS)
+                if not ended:
+                    continue
+            finally:
+                watch.cancel()
+            if ended:
+                self._close()
+                return
+
+    def _write(self, given: Sequence[Record]) -> None:
+        reached = self._reached
+        if reached is None:  # this is the beginning, or nothing has worked yet
+            found = self._files.read_bytes(self._file)
+            reached = msgspec.json.decode(found, type=Reached) if found else Reached()
+            given = merged([*self._files.read_all(), *given])
+        new = [record for record in given if not reached.has(record)]
+        if self._logger is None:
+            self._logger = self._make(self._facts)
+        if new:
+            self._logger.write(new)
+            reached = reached.after(new)
+            self._files.write_bytes(self._file, msgspec.json.encode(reached))
+        self._reached, self._troubled = reached, False
+        with self._changed:
+            while self._waiting and reached.has(self._waiting[0]):
+                self._waiting.popleft()
+
+    def _close(self) -> None:
+        if self._logger is not None:
+            try:
+                self._logger.close()
+            except Exception as error:
+                self._trouble(f"{type(error).__name__}: {error}")
+
+    @property
+    def _file(self) -> str:
+        return f"logger-{self._name}.json"
+
+    def _trouble(self, message: str) -> None:
+        """Said once, until it works again."""
+        logger.warning("the logger %s fails: %s", self._name, message)
+        if not self._troubled:
+            self._troubled = True
+            self._tell(WorkerWarning(reason="LoggerFailed", message=f"the logger {self._name}: {message}"[:MOST_TEXT]))
