@@ -360,11 +360,15 @@ def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
     assert world.finish is None
 
 
-def gone_back() -> tuple[World, str]:
-    """A world that went from step 13 to its checkpoint of step 8, and the worker that was asked for it."""
+def gone_back(*, skipped: bool = False) -> tuple[World, str]:
+    """A world that went from step 13 to its checkpoint of step 8, and the worker that was asked for it.
+
+    skipped: the last of these steps left the model as it was.
+    """
     world = made(3)
     kept = save(world)
-    train(world, 13)
+    train(world, 12)
+    world.commit(skipped=skipped)
     world.found = None
     lose_stage(world)
     world.settle()
@@ -377,6 +381,15 @@ def test_the_steps_after_the_checkpoint_are_done_again() -> None:
     world, _ = gone_back()
     assert (world.state.phase, world.state.step) == ("Running", 8)
     assert max(world.state.losses) == 7
+
+
+def test_a_skipped_step_that_is_done_again_is_progress_and_counts_once() -> None:
+    world, _ = gone_back(skipped=True)
+    world.settle()
+    assert world.state.skips == ()
+    train(world, 12)
+    world.commit(skipped=True)
+    assert (world.state.step, world.state.skips, world.state.skipped_steps) == (13, (12,), 1)
 
 
 def test_without_a_checkpoint_the_job_ends() -> None:

@@ -174,18 +174,19 @@ class World:
             self.deliver()
         raise AssertionError("the coordinator does not come to rest")
 
-    def commit(self, checkpoint: tuple[int, CheckpointId] | None = None) -> None:
+    def commit(self, checkpoint: tuple[int, CheckpointId] | None = None, *, skipped: bool = False) -> None:
         """The root commits the next step. checkpoint: the wish that this fulfils, and the checkpoint."""
         plan = self.state.plan
         assert plan is not None
         message = protocol.StepCommitted(
             step=self.state.step,
             generation=plan.target.generation,
-            loss=1.0,
-            gradient_norm=1.0,
+            loss=None if skipped else 1.0,
+            gradient_norm=None if skipped else 1.0,
             microbatches=8,
             seconds=0.1,
             checkpoint=checkpoint,
+            skipped=skipped,
         )
         self.tell(Received(plan.at(Cell(0, 0)).owner, message))
 

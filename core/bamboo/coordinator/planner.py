@@ -287,6 +287,7 @@ def _forget_what_was(turn: Turn, step: int) -> None:
         plan=None, step=step, generation=-1, finished=(), finishers={}, asked_to_save={}, saved=frozenset(),
         losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,
         lost_by_step={k: lost for k, lost in turn.state.lost_by_step.items() if k < step},
+        skips=tuple(k for k in turn.state.skips if k < step),
         applied=frozenset(), synced=frozenset(), reports={}, asked_at=None, ends={}, last_progress=turn.now,
         gradient_norm=None, learning_rate=None, metrics={},
     )  # fmt: skip

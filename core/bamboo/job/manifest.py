@@ -155,7 +155,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             precision=f.choice("precision", s.Precision.FP32),
             max_gradient_norm=f.optional_positive("maxGradientNorm"),
             non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
-            max_consecutive_skips=f.integer("maxConsecutiveSkips", 10),
+            max_consecutive_skips=f.integer("maxConsecutiveSkips", 10, high=s.MOST_SKIPS),
             evaluation=_evaluation(f.child("evaluation")) if f.has("evaluation") else None,
             ema=_ema(f.child("ema")) if f.has("ema") else None,
             reproducible=f.flag("reproducible", default=True),

@@ -16,6 +16,7 @@ MOST_LAYERS = 10_000  # of a model
 MOST_REPLICAS = 3  # of a stage's state
 UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_MANAGER = "bamboo.dev/operator"
+MOST_SKIPS = 1000  # in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
