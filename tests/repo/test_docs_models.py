@@ -89,7 +89,8 @@ def test_the_first_model_of_the_tutorial_trains_and_its_weights_are_loaded(tmp_p
     command = [sys.executable, "-m", "bamboo", "run", "first-model.yaml", "--output", "trained"]
     done = subprocess.run([*command, "--preempt", "at:2:1"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "trained").iterdir()} == {"weights", "workers.log", "page.html"}
+    kept = {path.name for path in (tmp_path / "trained").iterdir()}
+    assert kept == {"weights", "workers.log", "page.html", "history", "history.jsonl"}
 
     (code,) = re.findall(r"```python\n(.*?)```", section("The trained weights"), re.DOTALL)
     names: dict[str, Any] = {
