@@ -98,7 +98,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store, self.lookahead, self.work = SimStore(self.clock, oracle, rng), 1, ()
+        self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, (), False
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid
