@@ -1,6 +1,8 @@
 """Images, arrays, columns and samples of one's own, by what a manifest says of them."""
 
+import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bamboo_trainer.data import Indexed, Prefetched, dataset_from
+from bamboo_trainer.data import CacheConfig, Indexed, Prefetched, dataset_from, open_sources, sources
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -62,6 +64,69 @@ def test_what_is_no_image_is_named(tmp_path):
     (folder / "stray.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"data: .*stray.png is in no folder of a class"):
         dataset_from({"kind": "images", "path": str(folder)})
+
+
+def test_classes_are_the_folders_also_where_one_has_no_image(tmp_path):
+    folder = painted(tmp_path, {"cat/a.png": (1, 2, 3), "eel/b.png": (1, 2, 3)})
+    (folder / "dog").mkdir()
+    config = {"kind": "images", "path": str(folder), "size": 8}
+    with pytest.raises(ValueError, match=r"^data: .*/dog has no image, so it is no class"):
+        dataset_from(config)
+    data = dataset_from({**config, "classes": ["cat", "dog", "eel"]})
+    assert data.batch([0, 1])[1][0].tolist() == [0, 2]
+    with pytest.raises(ValueError, match="images of a class 'eel', which is none of classes: cat, dog"):
+        dataset_from({**config, "classes": ["cat", "dog"]})
+    with pytest.raises(ValueError, match="classes must be different names"):
+        dataset_from({**config, "classes": ["cat", "eel", "cat"]})
+
+
+def test_a_link_that_leads_back_is_not_followed(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.txt").touch()
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    names = [source.name for source in open_sources(str(tmp_path), (".txt",)).files]
+    assert names == [f"{tmp_path}/a/x.txt", f"{tmp_path}/b/x.txt"]
+
+
+def test_the_default_folder_for_blocks_is_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("BAMBOO_DATA_CACHE", raising=False)
+    (folder := CacheConfig.default().folder).mkdir(mode=0o755)
+    assert folder == tmp_path / f"bamboo-data-{os.geteuid()}"
+    sources._claim(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is not a folder of this user"):
+        sources._claim(folder)
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def spoiled(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    at = data.index(b"'descr'")
+    data[at : at + 60] = b"(" * 60
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_bytes(npy()), "it holds a single array"),
+        (lambda path: np.savez(path, x=np.float32(1), y=np.zeros(1)), "array 'x' is a single value, expected a row"),
+        (lambda path: (np.savez(path, x=np.zeros(3), y=np.zeros(3)), spoiled(path)), "array 'x' cannot be read: "),
+    ],
+)
+def test_arrays_that_are_no_samples_are_told(tmp_path, make, said):
+    make(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=f"^data: .*a.npz cannot be used as an .npz file of samples: {said}"):
+        dataset_from({"kind": "npz", "path": str(tmp_path / "a.npz"), "inputs": "x", "targets": "y"})
 
 
 def test_arrays_of_an_npz_file(tmp_path):
@@ -163,6 +228,13 @@ def test_samples_that_cannot_be_stacked_are_told(samples, said):
         ({"kind": "text", "length": 8, "readAhead": 2}, "data: readAhead and threads: expected together with readers"),
         ({"kind": "text", "path": "/nowhere", "length": 8}, "data: path must be stdlib or a readable file"),
         ({"kind": "images", "path": "/", "std": [1, 0]}, r"data.std must be three numbers, got \[1, 0\]"),
+        (
+            {"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": float("inf")}},
+            "data.cache.gigabytes must",
+        ),
+        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": 10**400}}, "data.cache.gigabytes must"),
+        ({"kind": "tokens", "path": "/", "length": 8, "cache": {"gigabytes": -1}}, "cache.gigabytes must be at least"),
+        ({"kind": "images", "path": "/", "leastArea": float("nan")}, "data.leastArea must be a finite number, got nan"),
         ({"kind": "own", "entrypoint": "json"}, 'data: entrypoint must be "module:function"'),
         ({"kind": "own", "entrypoint": "json:nothing"}, "data: entrypoint: json has no function 'nothing'"),
     ],

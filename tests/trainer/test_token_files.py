@@ -1,5 +1,6 @@
 """Files of tokens: what is written is what is read; nothing half written is ever seen; what is wrong is a sentence."""
 
+import gzip
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from bamboo.cli.commands import app
 from bamboo_trainer.data import Documents, Tokens, dataset_from, open_sources
 from bamboo_trainer.data.__main__ import main
 from bamboo_trainer.data.token_file import TokenFile, TokenWriter, new_file
+from bamboo_trainer.data.tokenizing import ByteEncoder, Texts, tokenize
 
 PATIENCE = 120.0
 
@@ -97,6 +99,41 @@ def test_sequences_lie_one_after_the_other_and_stay_inside_a_file(tmp_path):
     assert inputs.tolist() == [[6, 7, 8], [100, 101, 102], [0, 1, 2]]
     assert targets.tolist() == [[7, 8, 9], [101, 102, 103], [1, 2, 3]]
     assert inputs.dtype == targets.dtype == torch.int64
+
+
+def test_a_file_without_tokens_shifts_nothing(tmp_path):
+    for name, document in {"a": list(range(21)), "b": [], "c": list(range(100, 121))}.items():
+        written(tmp_path / f"{name}.tokens", [document])
+    data = Tokens(open_sources(str(tmp_path), (".tokens",)).files, 4)
+    assert len(data) == 10
+    assert data.batch(range(10))[0][0][:, 0].tolist() == [0, 4, 8, 12, 16, 100, 104, 108, 112, 116]
+
+
+class WithoutBlanks(ByteEncoder):
+    def encode(self, texts):
+        return [text.strip() for text in texts]
+
+
+def test_a_shard_begins_with_a_document_that_has_tokens(tmp_path):
+    contents = [b" ", b"a" * 9, b" ", b"b" * 9, b" ", b" "]
+    files = [tmp_path / f"{number}.txt" for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    assert tokenize(Texts(files=files), WithoutBlanks(), tmp_path / "out", shard=5).files == 2
+    headers = [opened(file).header for file in sorted((tmp_path / "out").iterdir())]
+    assert [(header.tokens, header.documents) for header in headers] == [(9, 3), (9, 3)]
+
+
+def test_a_damaged_or_overlong_text_is_told(tmp_path, monkeypatch, capsys):
+    packed = bytearray(gzip.compress(b'{"text": "abc"}\n' * 1000))
+    packed[15:30] = b"\xff" * 15
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    tokenized(tmp_path / "a.jsonl.gz", "--output", tmp_path / "o.tokens", code=1)
+    assert "a.jsonl.gz: its compressed content is damaged" in capsys.readouterr().err
+    monkeypatch.setattr("bamboo_trainer.data.tokenizing.LONGEST_LINE", 8)
+    (tmp_path / "b.txt").write_text("1234567\n12345678\n")
+    tokenized(tmp_path / "b.txt", "--output", tmp_path / "o.tokens", "--lines", code=1)
+    assert "b.txt line 2 is longer than 8 bytes" in capsys.readouterr().err
 
 
 def test_a_documents_first_token_is_no_target_if_that_is_wanted(tmp_path):

@@ -1,6 +1,7 @@
 """A dataset by what a manifest says of it, such as {"kind": "tokens", "path": "/data/train", "length": 1024}."""
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -78,8 +79,8 @@ class _Keys:
 
     def real(self, key: str, default: float) -> float:
         value = self._take(key, default)
-        if type(value) not in (int, float):
-            raise self._problem(key, "a number", value)
+        if not _is_finite(value):
+            raise self._problem(key, "a finite number", value)
         return float(value)
 
     def truth(self, key: str, default: bool) -> bool:
@@ -98,7 +99,7 @@ class _Keys:
 
     def triple(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         value = self._take(key, default)
-        if not isinstance(value, list | tuple) or len(value) != 3 or any(type(v) not in (int, float) for v in value):
+        if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_finite, value)):
             raise self._problem(key, "three numbers", value)
         return (float(value[0]), float(value[1]), float(value[2]))
 
@@ -122,10 +123,16 @@ class _Keys:
         return KeyProblem(f"{self._where}.{key} must be {expected}, got {value!r}")
 
 
+def _is_finite(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def _cache(keys: _Keys) -> CacheConfig:
     below, default = keys.below("cache"), CacheConfig.default()
     folder = Path(below.text("folder", str(default.folder)))
     gigabytes = below.real("gigabytes", default.bytes / 1e9)
+    if gigabytes < 0:
+        raise ValueError(f"cache.gigabytes must be at least 0, got {gigabytes:g}")
     below.finish("cache")
     return CacheConfig(folder=folder, bytes=int(gigabytes * 1e9))
 
@@ -148,7 +155,7 @@ def _images(keys: _Keys) -> Dataset:
         mean=keys.triple("mean", IMAGENET_MEAN),
         std=keys.triple("std", IMAGENET_STD),
     )
-    return ImageFolder(open_sources(path, SUFFIXES, cache), options, variants)
+    return ImageFolder(open_sources(path, SUFFIXES, cache), options, variants, keys.texts("classes", ()))
 
 
 def _npz(keys: _Keys) -> Dataset:

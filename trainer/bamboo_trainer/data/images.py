@@ -45,13 +45,17 @@ class ImageOptions:
 class ImageFolder:
     """Inputs float32 [samples, 3, size, size], targets int64 [samples]: the number of the class, by name.
 
-    A file's class is the topmost folder that it is in. variants: each image is so many samples, which differ in what
-    the augmentation does, a pure function of the sample's number; sample i is of image i // variants.
+    A file's class is the topmost folder that it is in. classes: their names in the order of their numbers, of which
+    some may have no image here; by default the folders, of which none may be empty. variants: each image is so many
+    samples, which differ in what the augmentation does, a pure function of the sample's number; sample i is of image
+    i // variants.
 
     Raises ValueError.
     """
 
-    def __init__(self, sources: Sources, options: ImageOptions | None = None, variants: int = 1) -> None:
+    def __init__(
+        self, sources: Sources, options: ImageOptions | None = None, variants: int = 1, classes: Sequence[str] = ()
+    ) -> None:
         try:
             from PIL import Image
         except ImportError:
@@ -64,7 +68,8 @@ class ImageFolder:
         stray = [source.name for source, name in zip(sources.files, named, strict=True) if not name]
         if stray:
             raise ValueError(f"{stray[0]} is in no folder of a class below {sources.root}")
-        self.classes = tuple(sorted(set(named)))
+        self.classes = tuple(classes) or _all_classes(sources, named)
+        _require_classes(self.classes, named)
         numbers = {name: number for number, name in enumerate(self.classes)}
         self._samples = [(source, numbers[name]) for source, name in zip(sources.files, named, strict=True)]
 
@@ -95,6 +100,23 @@ class ImageFolder:
         pixels = torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 255
         mean, std = torch.tensor(self._options.mean), torch.tensor(self._options.std)
         return ((pixels - mean[:, None, None]) / std[:, None, None]).contiguous()
+
+
+def _all_classes(sources: Sources, named: Sequence[str]) -> tuple[str, ...]:
+    found = sorted({*named, *sources.folders})
+    if empty := [name for name in found if name not in set(named)]:
+        raise ValueError(
+            f"{sources.root}/{empty[0]} has no image, so it is no class; remove it, or name all classes as `classes`"
+        )
+    return tuple(found)
+
+
+def _require_classes(classes: Sequence[str], named: Sequence[str]) -> None:
+    """Different ones, and all that files are in."""
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes must be different names, got {list(classes)}")
+    if unknown := sorted(set(named) - set(classes)):
+        raise ValueError(f"there are images of a class {unknown[0]!r}, which is none of classes: {', '.join(classes)}")
 
 
 def _class_of(name: str, root: str) -> str:

@@ -72,15 +72,29 @@ class NpzDataset(TensorDataset):
 
     def __init__(self, path: str | Path, inputs: Sequence[str], targets: Sequence[str]) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds a single array")
+            loaded = np.load(path, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            with loaded as file:
                 missing = [name for name in (*inputs, *targets) if name not in file.files]
                 if missing:
                     raise ValueError(f"it has {', '.join(file.files)}, and no array {missing[0]!r}")
-                arrays = {name: as_tensor(file[name], f"array {name!r}") for name in {*inputs, *targets}}
+                arrays = {name: _rows(file, name) for name in dict.fromkeys((*inputs, *targets))}
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} cannot be used as an .npz file of samples: {error}") from None
         super().__init__(tuple(arrays[name] for name in inputs), tuple(arrays[name] for name in targets))
+
+
+def _rows(file: "np.lib.npyio.NpzFile", name: str) -> torch.Tensor:
+    """One of its arrays. Raises ValueError, OSError."""
+    try:
+        array = file[name]
+    except OSError:
+        raise
+    except Exception as error:  # of a damaged one: zlib's, zipfile's, tokenize's, struct's and others
+        raise ValueError(f"array {name!r} cannot be read: {error}") from None
+    if not array.ndim:
+        raise ValueError(f"array {name!r} is a single value, expected a row for each sample")
+    return as_tensor(array, f"array {name!r}")

@@ -1,7 +1,9 @@
 """The files of a dataset, on this machine or in an object store, as bytes."""
 
+import contextlib
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +27,8 @@ class CacheConfig:
 
     @classmethod
     def default(cls) -> "CacheConfig":
-        folder = os.environ.get(FOLDER_VARIABLE) or os.path.join(tempfile.gettempdir(), "bamboo-data")
-        return cls(folder=Path(folder), bytes=int(DEFAULT_GIGABYTES * 1e9))
+        folder = os.environ.get(FOLDER_VARIABLE)
+        return cls(folder=Path(folder) if folder else _private_folder(), bytes=int(DEFAULT_GIGABYTES * 1e9))
 
 
 class LocalFile:
@@ -63,10 +65,14 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Files in the order of their names, and the folder that they are in, as a beginning of their names."""
+    """Files in the order of their names, and the folder that they are in, as a beginning of their names.
+
+    folders: the names of those right below it, also of empty ones; object stores have none of these.
+    """
 
     root: str
     files: Sequence[Source]
+    folders: Sequence[str] = ()
 
 
 def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None = None) -> Sources:
@@ -83,6 +89,8 @@ def open_sources(path: str, suffixes: Sequence[str], cache: CacheConfig | None =
     if not entries:
         raise ValueError(f"{remote.shown} has no file {_named(suffixes)}")
     settings = cache or CacheConfig.default()
+    if settings.folder == _private_folder():
+        _claim(settings.folder)
     blocks = BlockCache(settings.folder, settings.bytes)
     block = BlockCache.block_size(sum(entry.size for entry in entries), settings.bytes)
     return Sources(root=remote.shown, files=[CachedFile(remote, entry, blocks, block) for entry in entries])
@@ -94,12 +102,46 @@ def _local(path: str, suffixes: Sequence[str]) -> Sources:
     if not os.path.isdir(path):
         raise ValueError(f"cannot read {path}: there is no such file or folder")
     names: list[str] = []
+    topmost: list[str] = []
+    around = {path: {_identity(path)}}  # of each folder to come: itself and those that it is in
     for folder, folders, files in os.walk(path, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = around.pop(folder)
+        below = {name: _identity(os.path.join(folder, name)) for name in folders if not name.startswith(".")}
+        folders[:] = [name for name, identity in below.items() if identity not in inside]  # a link may lead back
+        around |= {os.path.join(folder, name): inside | {below[name]} for name in folders}
+        if folder == path:
+            topmost = sorted(folders)
         names += [os.path.join(folder, name) for name in files if _has(name, suffixes)]
     if not names:
         raise ValueError(f"{path} has no file {_named(suffixes)}")
-    return Sources(root=path, files=[LocalFile(name) for name in sorted(names)])
+    return Sources(root=path, files=[LocalFile(name) for name in sorted(names)], folders=topmost)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _private_folder() -> Path:
+    """The default one for blocks: below a folder that all users of the machine may write to."""
+    return Path(tempfile.gettempdir()) / f"bamboo-data-{os.geteuid()}"
+
+
+def _claim(folder: Path) -> None:
+    """Nobody else can have put blocks there, or will. ValueError if it is not this user's own."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    except OSError:
+        return  # the cache tells that it cannot be written to, and does without
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise ValueError(
+            f"{folder}, for blocks of remote data, is not a folder of this user (id {os.geteuid()}); name another one "
+            f"as cache.folder or in ${FOLDER_VARIABLE}"
+        )
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
 
 
 def _has(name: str, suffixes: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -73,8 +74,12 @@ class Texts:
         with path.open("rb") as raw, _unpacked(path, raw) as file:
             is_json = path.name.endswith((".jsonl", ".jsonl.gz"))
             number = 0
-            while line := file.readline(LONGEST_LINE):
+            while line := file.readline(LONGEST_LINE + 1):
                 number += 1
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(
+                        f"{path} line {number} is longer than {LONGEST_LINE} bytes, the most of a document"
+                    )
                 if not line.strip():
                     continue
                 content = _of_line(line, self.field) if is_json else line.rstrip(b"\r\n")
@@ -178,7 +183,7 @@ def _shards(folder: Path, documents: Iterator[Any], vocabulary: int, shard: int)
     document = next(documents, None)
     while document is not None:
         with (folder / f"part-{number:05}{SUFFIX}").open("wb") as file, TokenWriter(file, vocabulary) as writer:
-            while document is not None and (writer.tokens < shard or not writer.documents):
+            while document is not None and (writer.tokens < max(1, shard) or not len(document)):
                 _add(writer, document)
                 document = next(documents, None)
         number, counted, tokens = number + 1, counted + writer.documents, tokens + writer.tokens
@@ -242,5 +247,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except zlib.error as error:
+        raise ValueError(f"cannot read {path}: its compressed content is damaged ({error})") from None
     except EOFError:
         raise ValueError(f"cannot read {path}: it ends in the middle (was its compression interrupted?)") from None

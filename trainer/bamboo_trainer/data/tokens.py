@@ -41,7 +41,7 @@ class Tokens:
         self.length = self.tokens_per_sample = length
         self._documents = documents
         self._files = [TokenFile(source) for source in sources]
-        self._before = [0, *accumulate((file.header.tokens - 1) // length for file in self._files)]
+        self._before = [0, *accumulate(max(0, file.header.tokens - 1) // length for file in self._files)]
         self.vocabulary = max((file.header.vocabulary for file in self._files), default=0)
         self.tokens = sum(file.header.tokens for file in self._files)
         if not self._before[-1]:
