@@ -18,6 +18,7 @@ from bamboo_trainer.split.first_values import without_values
 from bamboo_trainer.split.structures import CannotSplit
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
 from bamboo_trainer.training import TrainingConfig
@@ -104,6 +105,90 @@ def test_a_worker_is_lost_and_the_bits_stay(name: str, stages: int, pipelines: i
     config = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=1.0, microbatches=4, micro_batch_size=2)
     losses, _ = train(task, config, 3)
     torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
+
+
+def under_autocast(model: Any, x: Tensor) -> Tensor:
+    x = model.norm(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for block in model.blocks:
+            x = block(x)
+    return x.float()
+
+
+def without_autocast(model: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        for block in model.blocks:
+            x = block(x)
+    return x.float()
+
+
+def partly_without_gradients(model: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = model.blocks[1](model.blocks[0](model.norm(x)))
+    return model.blocks[2](x)  # type: ignore[no-any-return]
+
+
+def through_a_view(model: Any, x: Tensor) -> Tensor:
+    y = model.norm(x)
+    x = model.blocks[0](y * 1)
+    x[:, :3].mul_(2)
+    x = model.blocks[1](x)
+    y[:, 1:].add_(1)
+    return model.blocks[2](x) + y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("forward", [under_autocast, without_autocast, partly_without_gradients, through_a_view])
+def test_what_the_forward_does_around_and_between_blocks_is_done(forward: Any, precision: torch.dtype) -> None:
+    """Also in a job whose own precision is bf16."""
+    make = model_of(forward)
+    task = from_module(make, **small())
+    layers, model = whole(task, make)
+    inputs, targets = task.dataset.batch([1, 4, 5])
+    with torch.autocast("cpu", dtype=precision, enabled=precision is not torch.float32):
+        results, expected = run(layers, inputs), model(*inputs)
+    assert torch.equal(results[0], expected)
+    task.loss((results[0].float(),), targets).backward()
+    nn.functional.mse_loss(expected.float(), targets[0]).backward()
+    named = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    for key, parameter in model.named_parameters():
+        assert (named[key] is None) == (parameter.grad is None), key
+        if parameter.grad is not None:
+            torch.testing.assert_close(named[key], parameter.grad)
+
+
+class Normed(nn.Module):
+    """frozen: its BatchNorm, which is in the model's own code."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(2))
+        self.head = nn.Linear(4, 4)
+        self.norm.train(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def running(make: Callable[[], nn.Module]) -> list[Any]:
+    return [found for layer in layers_of(from_module(make, **small())) for found in running_modules(layer)]
+
+
+def test_a_frozen_norm_before_the_blocks_stays_as_it_is() -> None:
+    """Its count is no part of the layer that computes it, as that does not use it."""
+    assert [found.contributes for found in running(lambda: Normed(frozen=True))] == [False]
+    assert [found.names for found in running(lambda: Normed(frozen=True))] == [("running_mean", "running_var")]
+    assert [found.contributes for found in running(lambda: Normed(frozen=False))] == [True]
+
+
+def test_a_model_that_is_made_in_eval_mode_is_trained_as_a_plain_loop_would() -> None:
+    assert [found.contributes for found in running(lambda: Normed(frozen=True).eval())] == [True]
+    layers = layers_of(from_module(lambda: Normed(frozen=False).eval(), **small()))
+    assert all(m.training for layer in layers for m in layer.modules() if isinstance(m, nn.Dropout))
 
 
 # first values
@@ -296,6 +381,21 @@ def failing(model: Any, x: Tensor) -> Tensor:
     raise RuntimeError("no way")
 
 
+def writing_elsewhere(model: Any, x: Tensor) -> Tensor:
+    y = model.norm(x) * 1
+    part = y[:, :3]
+    x = model.blocks[0](y)
+    part.mul_(2)
+    x = model.blocks[1](x) + y
+    return model.blocks[2](x)
+
+
+def inferring(model: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        x = model.blocks[0](x)
+    return model.blocks[2](model.blocks[1](x))
+
+
 @pytest.mark.parametrize(("make", "given", "said"), [
     (model_of(out_of_order), {}, "blocks.2 is called before blocks.0: the blocks have to be called in their order"),
     (model_of(once_more), {}, "blocks.2 is called after blocks.2"),
@@ -305,6 +405,8 @@ def failing(model: Any, x: Tensor) -> Tensor:
     (model_of(failing), {}, "its forward on tensors without data raised RuntimeError: no way"),
     (with_a(lambda m, x: Cache()), {}, "blocks.0 gets something that has a value of type Cache, which cannot go from"),
     (with_a(lambda m, x: m.norm.weight), {}, "blocks.0 is called with a parameter or buffer of the model's"),
+    (model_of(writing_elsewhere), {}, "after blocks.0 the model's forward writes to a tensor that shares its memory"),
+    (model_of(inferring), {}, "calls blocks.0 with torch.inference_mode around it: use it within the block"),
     (model_of(lambda m, x: x), {"blocks": "layers"}, "blocks: the model has no 'layers'"),
     (model_of(lambda m, x: x), {"blocks": "norm"}, "blocks: 'norm' is a LayerNorm of the model, expected a ModuleList"),
     (lambda: nn.Linear(4, 4), {}, "blocks must name the model's ModuleList of blocks; of those it has: none"),
@@ -316,6 +418,17 @@ def test_what_cannot_be_split_is_refused_with_the_reason(make: Any, given: Mappi
         from_module(make, **given, **small())
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_the_lists_that_a_parametrization_keeps_are_no_blocks() -> None:
+    make = model_of(lambda m, x: m.norm(m.blocks[2](m.blocks[1](m.blocks[0](x)))))
+
+    def parametrized() -> nn.Module:
+        model: nn.Module = make()
+        model.head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        return model
+
+    assert len(from_module(parametrized, **small()).layers) == 4
 
 
 def test_a_block_that_uses_what_it_does_not_have_is_refused() -> None:

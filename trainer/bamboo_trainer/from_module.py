@@ -27,7 +27,8 @@ def from_module(
     checkpoint: bool = False,
     **task: Any,
 ) -> Task:
-    """make: builds the whole model, as for one process. It is called without values being computed.
+    """make: builds the whole model, as for one process. It is called without values being computed. A model in eval
+      mode is put into training mode; parts in eval mode of one in training mode stay so.
     loss: (what the model returns, the target) -> a scalar, as for one process; a dictionary, say, is one again. Of
       several targets it gets a tuple.
     blocks: the name of the ModuleList or Sequential whose modules become layers, or the names of several that the

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bamboo_trainer.split.call_settings import around
 from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, name_of, numbered
 from bamboo_trainer.split.structures import CannotSplit, put_together, take_apart
 from bamboo_trainer.task import Parts
@@ -132,7 +133,9 @@ class SplitLayer(nn.Module):
         i = self._position - 1
         block = self.module.get_submodule(self._route.blocks[i])
         args, kwargs = put_together(recording.calls[i], [values[key] for key in recording.call_keys[i]])
-        note_outs(recording, i, block(*args, **kwargs), self._route.blocks[i], values)
+        with around(self._route.base.settings[i]):
+            result = block(*args, **kwargs)
+        note_outs(recording, i, result, self._route.blocks[i], values)
 
 
 def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict[Key, Tensor]) -> None:

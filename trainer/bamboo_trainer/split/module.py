@@ -77,6 +77,8 @@ class SplitModule:
         try:
             with without_values(self._mode) as values:
                 model = make()
+                if isinstance(model, nn.Module) and not model.training:
+                    model.train()  # as a training loop does with a model that was loaded in eval mode
         except Exception as error:
             raise CannotSplit(f"the model cannot be built without data: {told(error)}") from error
         if not isinstance(model, nn.Module):
@@ -302,7 +304,11 @@ def _block_names(model: nn.Module, blocks: str | Sequence[str] | None) -> Iterat
 
 
 def _only_list(model: nn.Module) -> str:
-    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) and "parametrizations" not in name.split(".")
+    ]
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     if len(outer) != 1:
         found = ", ".join(map(repr, outer)) or "none"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
+from bamboo_trainer.split.call_settings import CallSettings, settings_of, surroundings
 from bamboo_trainer.split.first_values import NEEDS_VALUES
 from bamboo_trainer.split.structures import CannotSplit, Form, take_apart
 from bamboo_trainer.tasks.task_errors import told, where
@@ -39,8 +40,9 @@ def born(key: Key) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """By block: the forms and tensors of its call and of what it returns, and what shapes the latter have: those of
-    the call's tensor of that number, or these. result, result_keys: what the model returns.
+    """By block: the forms and tensors of its call and of what it returns, what shapes the latter have (those of the
+    call's tensor of that number, or these), and the settings around the call. result, result_keys: what the model
+    returns.
 
     boundaries: by position, the tensors that later positions need, in order. own_code: positions that run code of the
     model's besides a block. gradients: tensors that have one. written: tensors that a position
@@ -53,6 +55,7 @@ class Recording:
     outs: tuple[Form, ...]
     out_keys: tuple[tuple[Key, ...], ...]
     out_shapes: tuple[tuple[int | Shape, ...], ...]
+    settings: tuple[CallSettings, ...]
     result: Form
     result_keys: tuple[Key, ...]
     boundaries: tuple[tuple[Key, ...], ...]
@@ -140,6 +143,9 @@ class _Recorder(TorchFunctionMode):
         self._used: dict[int, set[int]] = {}
         self._calls: list[tuple[Form, tuple[Key, ...]]] = []
         self._outs: list[tuple[Form, tuple[Key, ...], tuple[int | Shape, ...]]] = []
+        self._outside, self._settings = surroundings(), list[CallSettings]()
+        self._lost: dict[int, str] = {}  # by id of what must not be used any more: why
+        self._changing: set[int] = set()  # positions that write to what has another key, too
         self._ran: set[int] = set()
         for n, tensor in enumerate(inputs):
             self._know(tensor, ("input", 0, n))
@@ -189,12 +195,14 @@ class _Recorder(TorchFunctionMode):
         own = {p for p in range(count) if any(born(k) == p and k[0] != "out" for k in boundaries[p])}
         if any(key == _UNKNOWN or born(key) > count for key in keys):
             own.add(count + 1)
+        own |= self._changing
         return Recording(
             calls=tuple(form for form, _ in self._calls),
             call_keys=tuple(keys for _, keys in self._calls),
             outs=tuple(form for form, _, _ in self._outs),
             out_keys=tuple(keys for _, keys, _ in self._outs),
             out_shapes=tuple(shapes for _, _, shapes in self._outs),
+            settings=tuple(self._settings),
             result=form,
             result_keys=keys,
             boundaries=boundaries,
@@ -217,6 +225,10 @@ class _Recorder(TorchFunctionMode):
                 "their order, each once"
             )
         name, self._next = self._names[i], i + 1
+        try:
+            self._settings.append(settings_of(name, self._outside, surroundings()))
+        except CannotSplit as error:
+            raise self._refuse(str(error)) from None
         given, form = take_apart((args, kwargs), f"{name} gets something that")
         for n, tensor in enumerate(given):
             key = self._key(tensor)
@@ -244,7 +256,8 @@ class _Recorder(TorchFunctionMode):
         for tensor, changed in zip(given, written, strict=True):
             if changed:
                 self._written.add((i + 1, self._key(tensor)))
-                self._keys[id(tensor)] = _LOST, tensor
+                for lost in (tensor, *self._sharing(tensor)):
+                    self._lose(lost, f"{name} or an earlier block writes to a tensor that is used later")
         made, form = take_apart(result, f"{name} returns something that")
         for n, tensor in enumerate(made):
             if self._key(tensor) in (_UNKNOWN, _LOST):
@@ -286,16 +299,37 @@ class _Recorder(TorchFunctionMode):
             return None
         key = self._keys[id(tensor)][0]
         if key == _LOST:
-            raise self._refuse(
-                f"{self._names[self._next - 1]} or an earlier block writes to a tensor that is used later"
-            )
+            raise self._refuse(self._lost[id(tensor)])
         self._last_use[key] = max(self._position, self._last_use.get(key, -1))
         return key
 
     def _written_to(self, tensor: Tensor) -> None:
-        key = self._key(tensor)
-        if key not in (_UNKNOWN, _LOST) and born(key) < self._position:
-            self._written.add((self._position, key))
+        """Between the blocks. Of what shares its memory in the model, a position has a copy of its own of each tensor
+        from earlier ones, so what is written to one of them is not seen in the others.
+        """
+        sharing = self._sharing(tensor)
+        if sharing:
+            self._changing.add(self._position)
+        known = [tensor, *sharing] if self._key(tensor) not in (_UNKNOWN, _LOST) else sharing
+        earlier = [t for t in known if born(self._key(t)) < self._position]
+        self._written |= {(self._position, self._key(t)) for t in earlier}
+        place = f"after {self._names[self._next - 1]}" if self._next else f"before {self._names[0]}"
+        for lost in earlier if len(earlier) > 1 else ():
+            self._lose(
+                lost,
+                f"{place} the model's forward writes to a tensor that shares its memory with another one, both made "
+                "earlier: write to a copy (.clone())",
+            )
+
+    def _sharing(self, tensor: Tensor) -> list[Tensor]:
+        """Other tensors that are known and lie in the same memory."""
+        storage = tensor.untyped_storage()._cdata
+        known = [t for key, t in self._keys.values() if key not in (_UNKNOWN, _LOST)]
+        return [t for t in known if t is not tensor and t.untyped_storage()._cdata == storage]
+
+    def _lose(self, tensor: Tensor, why: str) -> None:
+        self._keys[id(tensor)] = _LOST, tensor
+        self._lost[id(tensor)] = why
 
     def _unkept(self, name: str) -> Key:
         raise self._refuse(

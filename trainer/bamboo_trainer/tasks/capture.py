@@ -16,11 +16,12 @@ Contributed = list[tuple[nn.Module, Parts]]  # in order
 class Capture:
     """Of one forward of a layer, in order.
 
-    fill, momentum: what BatchNorm finds as its running statistics meanwhile, and its momentum: 1, or 0.5 with a fill of
-    0. What it contributes must not depend on these, nor its output.
+    fill, count, momentum: what BatchNorm finds as its running statistics meanwhile, as the number of its batches, and
+    as its momentum: 1, or 0.5 with a fill of 0. What it contributes must not depend on these, nor its output.
     """
 
     fill: float = 0.0
+    count: int = 0
     momentum: float = 1.0
     contributed: Contributed = field(default_factory=list)
     losses: list[tuple[str, Tensor]] = field(default_factory=list)

@@ -100,7 +100,7 @@ class DeterminismCheck:
         captures: list[Capture] = []
 
         def run(given: Parts) -> Parts:
-            captures.append(Capture(momentum=0.5) if captures else Capture(fill=1.0))
+            captures.append(Capture(count=1 << 30, momentum=0.5) if captures else Capture(fill=1.0))
             return run_layer(layer, index, given, lambda one: self.call(index, one, captures[-1]))
 
         trained = [(name, p) for name, p in layer.named_parameters() if p.requires_grad]

@@ -129,7 +129,7 @@ class _LentStatistics:
             buffers[name] = torch.full_like(own, capture.fill)
         count = buffers.get(_COUNT)
         if count is not None:
-            buffers[_COUNT] = torch.zeros_like(count)
+            buffers[_COUNT] = torch.full_like(count, capture.count)
         module.momentum = capture.momentum
 
     def take_back(self, module: nn.Module, _args: object, result: Any) -> None:
@@ -209,8 +209,8 @@ def running_modules(layer: nn.Module) -> list[RunningModule]:
         if declared is not None:
             found.append(RunningModule(module, path, declared.names))
         elif isinstance(module, _BatchNorm | _InstanceNorm) and isinstance(module._buffers.get("running_mean"), Tensor):
-            names = (*_STATISTICS, *((_COUNT,) if isinstance(module.num_batches_tracked, Tensor) else ()))
-            found.append(RunningModule(module, path, names))
+            names = [name for name in (*_STATISTICS, _COUNT) if isinstance(module._buffers.get(name), Tensor)]
+            found.append(RunningModule(module, path, tuple(names)))
     return found
 
 
