@@ -19,7 +19,7 @@ from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
 from bamboo_trainer.models.huggingface_weights import PublishedWeights
 from bamboo_trainer.reference import train
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Task, Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
@@ -109,7 +109,9 @@ def test_logits_losses_and_gradients_are_those_of_transformers(family: str, atte
     output = model(input_ids=inputs[0], attention_mask=mask if padding else None, **theirs)
     (logits,) = run(layers, inputs)
     assert torch.equal(logits[mask.bool()], output.logits[mask.bool()])
-    loss = task.loss((logits,), (labels,))
+    weighted = task.loss((logits,), (labels,))
+    assert isinstance(weighted, Weighted)
+    loss = weighted.total / weighted.weight
     torch.testing.assert_close(loss, output.loss)
     loss.backward()
     output.loss.backward()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.settings import MadeUpPairs
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
 
 FILL: Final = 0  # a word that does not count
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -124,9 +124,11 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     )
 
 
-def loss(outputs: Parts, targets: Parts) -> Tensor:
-    """The mean over the words that count."""
-    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=FILL, label_smoothing=SMOOTHING)
+def loss(outputs: Parts, targets: Parts) -> Weighted:
+    """Summed over the words that count: a step's loss is the mean over those of all its batch."""
+    logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
+    summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=SMOOTHING, reduction="sum")
+    return Weighted(summed, (words != FILL).sum())
 
 
 def _first_values(lstm: nn.LSTM) -> None:

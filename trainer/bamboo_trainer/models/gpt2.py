@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.sequences import IGNORED, open_sequences
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
 
 _COMMON: Final = {"vocabulary": 50257, "positions": 1024, "dropout": 0.1}
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -98,6 +98,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     )
 
 
-def loss(outputs: Parts, targets: Parts) -> Tensor:
-    """The mean over the tokens that count."""
-    return F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=IGNORED)
+def loss(outputs: Parts, targets: Parts) -> Weighted:
+    """Summed over the tokens that count: a step's loss is the mean over those of all its batch."""
+    summed = F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=IGNORED, reduction="sum")
+    return Weighted(summed, (targets[0] != IGNORED).sum())

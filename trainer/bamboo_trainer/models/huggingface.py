@@ -26,7 +26,7 @@ from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.sequences import IGNORED, Objective, open_sequences
 from bamboo_trainer.split.module import SplitModule
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
 
 ATTENTIONS: Final = ("sdpa", "eager")
 
@@ -161,10 +161,10 @@ def mask_token(config: Any) -> int:
     return int(found) if found is not None else min(103, vocabulary_of(config) - 1)
 
 
-def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the tokens whose label is not -100."""
+def loss(logits: Tensor, labels: Tensor) -> Weighted:
+    """Summed over the tokens whose label is not -100, so that a step's loss is the mean over all of its batch."""
     summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-    return summed / (labels != IGNORED).sum().clamp(min=1)
+    return Weighted(summed, (labels != IGNORED).sum())
 
 
 def optimizer(settings: Settings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
