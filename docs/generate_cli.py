@@ -13,7 +13,9 @@ HERE = (
     "run", "validate", "simulate", "trace", "traces", "checkpoints", "export", "data", "history",
     "completion", "version",
 )  # fmt: skip
-CLUSTER = ("submit", "list", "status", "top", "events", "logs", "suspend", "resume", "delete", "preempt", "page")
+CLUSTER = (
+    "submit", "list", "status", "top", "events", "logs", "rollout", "suspend", "resume", "delete", "preempt", "page",
+)  # fmt: skip
 
 HEAD = """\
 # The command line
@@ -46,7 +48,7 @@ Rights that a person needs, in the job's namespace:
 | --- | --- |
 | `list`, `status`, `top` | get, list on `bamboojobs.bamboo.dev`; without list on `pods` and `events`, and get on `nodes`, workers, events and zones are not shown, and the output says so |
 | `events`, `logs` | also list on `pods` and `events`; get on `pods/log` |
-| `submit`, `suspend`, `resume` | also patch (and create) on `bamboojobs.bamboo.dev` |
+| `submit`, `suspend`, `resume`, `rollout` | also patch (`submit`: and create) on `bamboojobs.bamboo.dev` |
 | `delete` | also delete on `bamboojobs.bamboo.dev` |
 | `preempt` | also delete on `pods`; with `--node` get and patch on `nodes` |
 | `page` | get on the job; in the operator's namespace get and create on `pods/portforward` and create on `serviceaccounts/token`; list on `pods` in all namespaces, or with `--operator-namespace` in that one |
