@@ -12,7 +12,7 @@ from bamboo.job import spec as s
 from bamboo.job.fields import Fields
 from bamboo.job.manifest import METADATA, parse_manifest
 from bamboo.job.yaml_file import load_document
-from crd_cases import KEPT, RULES, SPEC, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
+from crd_cases import KEPT, RULES, SPEC, UNTIL, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
 from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
 from manifest_kit import minimal
 
@@ -27,6 +27,7 @@ FORMS = {
     "metadata.name": s.DNS_LABEL,
     "spec.managedBy": s.MANAGER,
     "spec.task.entrypoint": s.ENTRYPOINT,
+    "spec.training.evaluation.metric": s.METRIC,
     "spec.nodePools[].name": s.DNS_LABEL,
     "spec.nodePools[].pricePerHour": s.DECIMAL,
     "spec.spread.topologyKey": s.LABEL_KEY,
@@ -41,6 +42,9 @@ FORMS = {
 WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
+    *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),
+    *(f"spec.training.until.{unit}" for unit in ("steps", "samples", "tokens", "epochs")),
+    *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
     *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
     *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
     *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
@@ -78,6 +82,7 @@ def test_both_know_the_same_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fields, "close", noting)
     parse_manifest(whole())
     parse_manifest(whole_with_uri())
+    parse_manifest(changed(UNTIL))
     schema = {path: set(node["properties"]) for path, node in nodes() if "properties" in node}
     schema = {path: fields for path, fields in schema.items() if not path.startswith("status")}
     schema["metadata"] |= set(METADATA) | {"namespace"}

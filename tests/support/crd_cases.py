@@ -189,7 +189,15 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
+UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 2}}
 RULES: list[tuple[dict[str, Any], str]] = [
+    ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
+    (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
+    ({"checkpoint": ABSENT}, "spec.training.evaluation.patience: expected only with spec.checkpoint"),
+    (
+        {"training.evaluation": ABSENT, "checkpoint.keepBest": True},
+        "spec.checkpoint.keepBest: expected only with spec.training.evaluation",
+    ),
     ({"training.microBatchSize": 7}, "spec.training.globalBatchSize: expected a multiple"),
     ({"training.microBatchSize": 2147483647}, "spec.training.globalBatchSize: expected a multiple"),
     ({"training.globalBatchSize": 8, "training.gradientGroups": ABSENT}, "spec.topology.pipelines: expected at most"),
@@ -221,6 +229,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"worker.resources.requests": {"a" * 254: 1}}, "spec.worker.resources.requests: expected resource names"),
 ]
 KEPT: list[dict[str, Any]] = [
+    UNTIL,
+    {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
     {"topology.pipelines": 16, "elastic": ABSENT},
@@ -261,6 +271,8 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
         least = schema.get("minItems", 0)
         return st.lists(values(schema["items"]), min_size=least, max_size=least + 2, **key)  # type: ignore[arg-type]
     if kind == "number":
+        if schema.get("exclusiveMaximum"):
+            return st.floats(1e-9, schema["maximum"], exclude_max=True)
         return st.floats(1e-9, schema["maximum"]) | st.integers(1, schema["maximum"])
     if kind == "integer":
         return st.integers(schema["minimum"], schema.get("maximum", 2**63 - 1))
@@ -286,6 +298,10 @@ STORAGES = {
     for name, storage in SPEC["properties"]["checkpoint"]["properties"]["storage"]["properties"].items()
 }
 
+UNITS = {
+    name: values(unit) for name, unit in SPEC["properties"]["training"]["properties"]["until"]["properties"].items()
+}
+
 
 @st.composite
 def manifests(draw: st.DrawFn) -> dict[str, Any]:
@@ -295,6 +311,13 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     microbatches = draw(st.integers(1, 1024))
     training["microBatchSize"] = draw(st.integers(1, (2**31 - 1) // microbatches))
     training["globalBatchSize"] = training["microBatchSize"] * microbatches
+    if draw(st.booleans()):
+        unit = draw(st.sampled_from(sorted(UNITS)))
+        training.pop("steps", None)
+        training["until"] = {unit: draw(UNITS[unit])}
+    else:
+        training.pop("until", None)
+        training["steps"] = draw(st.integers(1, 2**31 - 1))
     if training.get("reproducible") is False:
         training["gradientGroups"] = None
     if training.get("gradientGroups") is not None:
@@ -325,5 +348,9 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     if spec.get("checkpoint") is not None:
         kind = draw(st.sampled_from(sorted(STORAGES)))
         spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
+        if training.get("evaluation") is None:
+            spec["checkpoint"].pop("keepBest", None)
+    elif training.get("evaluation") is not None:
+        training["evaluation"].pop("patience", None)
     metadata = {"name": draw(NAMES)}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}

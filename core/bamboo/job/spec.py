@@ -46,7 +46,7 @@ DNS_LABEL = _form(
     63,
 )
 DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
-METRIC = _form("the name of a metric", r"[^\s].{0,63}", 64)
+METRIC = _form("the name of a metric", r"[A-Za-z_][A-Za-z0-9_]{0,63}", 64)
 ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
 LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
