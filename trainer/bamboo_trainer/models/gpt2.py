@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import IGNORED, open_sequences
-from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.models.sequences import language_model
+from bamboo_trainer.task import Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 50257, "positions": 1024, "dropout": 0.1}
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -86,19 +86,5 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
-    blocks, last = [partial(Block, c)] * c["blocks"], c["blocks"] + 1
-    return Task(
-        layers=(partial(Embedding, c), *blocks, partial(Head, c)),
-        loss=loss,
-        dataset=open_sequences({"length": c["positions"], **c["data"]}, "causal", c["vocabulary"], 0),
-        optimizer=settings.adamw(c),
-        learning_rate=settings.rate(c, training),
-        tied=(("0.token.weight", f"{last}.out.weight"),),
-        checkpointed=range(1, last) if c["checkpoint"] else (),
-    )
-
-
-def loss(outputs: Parts, targets: Parts) -> Weighted:
-    """Summed over the tokens that count: a step's loss is the mean over those of all its batch."""
-    summed = F.cross_entropy(outputs[0].flatten(0, 1), targets[0].flatten(), ignore_index=IGNORED, reduction="sum")
-    return Weighted(summed, (targets[0] != IGNORED).sum())
+    layers = (partial(Embedding, c), *[partial(Block, c)] * c["blocks"], partial(Head, c))
+    return language_model(layers, c, training)

@@ -18,15 +18,15 @@ os.environ.setdefault(
 )  # before the library is imported: it would look for files of a folder there
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.huggingface_weights import PublishedWeights
-from bamboo_trainer.models.sequences import IGNORED, Objective, open_sequences
+from bamboo_trainer.models.sequences import Objective, open_sequences, token_loss
+from bamboo_trainer.models.settings import decaying
 from bamboo_trainer.split.module import SplitModule
-from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.task import Parts, Task, TrainingFacts
 
 ATTENTIONS: Final = ("sdpa", "eager")
 
@@ -83,7 +83,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         weights.check(split.forms)
     return task_of(
         split,
-        loss=loss,
+        loss=token_loss,
         dataset=dataset,
         optimizer=partial(optimizer, settings),
         learning_rate=rate(settings, training.steps if training else None),
@@ -161,20 +161,8 @@ def mask_token(config: Any) -> int:
     return int(found) if found is not None else min(103, vocabulary_of(config) - 1)
 
 
-def loss(logits: Tensor, labels: Tensor) -> Weighted:
-    """Summed over the tokens whose label is not -100, so that a step's loss is the mean over all of its batch."""
-    summed = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-    return Weighted(summed, (labels != IGNORED).sum())
-
-
 def optimizer(settings: Settings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-    """AdamW; matrices decay, norms and biases do not. A group may come out empty on some stage."""
-    parameters = [p for _, p in named]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate)
+    return torch.optim.AdamW(decaying(named, settings.weight_decay), lr=settings.learning_rate)
 
 
 def rate(settings: Settings, steps: int | None) -> Callable[[int], float]:

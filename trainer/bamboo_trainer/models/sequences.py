@@ -1,18 +1,19 @@
 """Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
-from bamboo_trainer.task import Dataset, Parts
+from bamboo_trainer.models import settings
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
-MADE_UP: Final = "random"
 SYNTHETIC: Final = {"length": 32, "samples": 512}
 
 
@@ -79,7 +80,7 @@ def open_sequences(config: Mapping[str, Any], objective: Objective, vocabulary: 
         raise ValueError(f"data.shift must be true or false, got {shift!r}")
     if given.get("documents") == Documents.NUMBERED:
         raise ValueError("data.documents: numbered is not for language models of this kind, expected joined or masked")
-    if given.get("kind", MADE_UP) == MADE_UP:
+    if given.get("kind", settings.MADE_UP) == settings.MADE_UP:
         given.pop("kind", None)
         source: Dataset = _made_up(given, vocabulary)
     else:
@@ -114,3 +115,40 @@ def _whole(value: Any, key: str) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"data.{key} must be a whole number of at least 1, got {value!r}")
     return value
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
+    """Summed over the tokens that count: a step's loss is the mean over those of all its batch.
+
+    logits: [samples, length, vocabulary]. targets: int64 [samples, length].
+    """
+    summed = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return Weighted(summed, (targets != IGNORED).sum())
+
+
+def language_model(
+    layers: Sequence[Callable[[], nn.Module]],
+    c: Mapping[str, Any],
+    training: TrainingFacts | None,
+    *,
+    objective: Objective = "causal",
+    mask_token: int = 0,
+    tied: bool = True,
+) -> Task:
+    """The task of a model of the library. layers: an embedding, blocks, and a head, whose weights are the embedding's
+    if they are tied. c: its config, as `settings.read` gives it. Raises ValueError for data that cannot be.
+    """
+    last = len(layers) - 1
+    return Task(
+        layers=layers,
+        loss=_loss,
+        dataset=open_sequences({"length": c["positions"], **c["data"]}, objective, c["vocabulary"], mask_token),
+        optimizer=settings.adamw(c),
+        learning_rate=settings.rate(c, training),
+        tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
+        checkpointed=range(1, last) if c["checkpoint"] else (),
+    )
+
+
+def _loss(outputs: Parts, targets: Parts) -> Weighted:
+    return token_loss(outputs[0], targets[0])

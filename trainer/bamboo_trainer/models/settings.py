@@ -74,8 +74,8 @@ def sgd(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
     return partial(_sgd, values["learningRate"], values["weightDecay"])
 
 
-def _groups(named: Named, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not."""
+def decaying(named: Named, decay: float) -> list[dict[str, Any]]:
+    """An optimizer's groups: matrices decay, norms and biases do not. Without a group that is empty on some stage."""
     parameters = [p for _, p in named]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
@@ -85,11 +85,11 @@ def _groups(named: Named, decay: float) -> list[dict[str, Any]]:
 
 
 def _adamw(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(_groups(named, decay), lr=rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(decaying(named, decay), lr=rate, betas=(0.9, 0.95))
 
 
 def _sgd(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
-    return torch.optim.SGD(_groups(named, decay), lr=rate, momentum=0.9)
+    return torch.optim.SGD(decaying(named, decay), lr=rate, momentum=0.9)
 
 
 def open_data(config: Mapping[str, Any], made_up: Callable[[int], Dataset]) -> Dataset:

@@ -1,7 +1,7 @@
 """A stage's forward for evaluation: nothing is drawn, kept or changed, and layers are in eval mode."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
 from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
 from bamboo_trainer.training import TrainingConfig
 
@@ -33,7 +34,7 @@ class Evaluator:
             read, targets, samples = self._read(batch, reader)
             inputs = read if inputs is None else inputs
         parts = tuple(p.to(self._device) for p in inputs)
-        with torch.no_grad(), eval_mode(self._layers), _uncached(self._device, self._config.precision):
+        with torch.no_grad(), evaluating(self._layers.values()), _uncached(self._device, self._config.precision):
             for index, layer in self._layers.items():
                 seed_forward(self._device, pure_seed("evaluation", self._config.seed, version, batch, index))
                 parts = run_layer(layer, index, parts)
@@ -58,16 +59,3 @@ def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcon
     if precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
-
-
-@contextmanager
-def eval_mode(layers: Mapping[int, nn.Module]) -> Iterator[None]:
-    """Each module is then again in the mode in which it was: a task may keep some of them in eval mode all the time."""
-    modes = [(module, module.training) for layer in layers.values() for module in layer.modules()]
-    for layer in layers.values():
-        layer.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
