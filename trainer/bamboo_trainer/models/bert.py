@@ -3,7 +3,7 @@
 The output matrix is tied to the embedding of words. Pairs of sentences, and whether they follow, are left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -86,7 +86,11 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
-    layers = (partial(Embedding, c), *[partial(Block, c)] * c["blocks"], partial(Head, c))
+    layers: tuple[Callable[[], nn.Module], ...] = (
+        partial(Embedding, c),
+        *[partial(Block, c)] * c["blocks"],
+        partial(Head, c),
+    )
     return language_model(layers, c, training, objective="masked", mask_token=c["maskToken"])
 
 

@@ -1,7 +1,7 @@
 """GPT-2 in its four published sizes: `bamboo_trainer.models.gpt2:build`. The head is tied to the embedding."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -86,5 +86,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
     if c["width"] % c["heads"]:
         raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
-    layers = (partial(Embedding, c), *[partial(Block, c)] * c["blocks"], partial(Head, c))
+    layers: tuple[Callable[[], nn.Module], ...] = (
+        partial(Embedding, c),
+        *[partial(Block, c)] * c["blocks"],
+        partial(Head, c),
+    )
     return language_model(layers, c, training)
