@@ -1,0 +1,189 @@
+"""Write the profiles of the six published models on V100 machines (EC2 p3.2xlarge), for `bamboo simulate`.
+
+    python bench/profiles.py              # core/bamboo/profiles/shipped/*.json
+    python bench/profiles.py --only vgg
+
+What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
+step on on-demand machines, whose grid had no redundancy and no preemptions, is taken to be an ideal 1F1B pipeline of
+balanced stages, which gives the seconds of a microbatch on all layers; and these are dealt to the layers in proportion
+to the operations that `bamboo_trainer.tasks.costs` counts. A third is the forward. Whatever the published step spent on
+its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+from _common import say, show
+from bamboo.job.manifest import parse_manifest
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.profiles.files import FOLDER
+from bamboo.profiles.profile import (
+    Layer,
+    Machine,
+    Network,
+    Prices,
+    Profile,
+    Published,
+    Source,
+    Storage,
+    Times,
+    to_json,
+)
+from bamboo.simulation.research_workloads import (
+    CREATION_MS,
+    GLOBAL_RENDEZVOUS_MS,
+    ON_DEMAND_USD,
+    SPOT_USD,
+    WORKLOADS,
+    Workload,
+)
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.estimate import measure
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.sharing import settled
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}}),
+    "bert": ("bert", {"size": "large", "data": {"length": 512}}),
+    "resnet": ("resnet", {"size": "152"}),
+    "gnmt": ("gnmt", {"size": "16"}),
+    "vgg": ("vgg", {"size": "19"}),
+    "alexnet": ("alexnet", {"size": "full"}),
+}
+PIPELINES = 4  # of the published grids, on spot and on demand
+FORWARD = 1 / 3  # of forward and backward together
+FLOW, MACHINE = 5e9 / 8, 10e9 / 8
+LATENCY = 0.001
+MEMORY_BANDWIDTH = 900e9
+UPDATE_BYTES = 28  # moved for each parameter: weight, gradient and two moments are read, all but the gradient written
+
+
+def run(only: Annotated[str | None, typer.Option(help=f"One of {', '.join(CONFIGS)}.")] = None) -> None:
+    """Count each model's layers and write its profile."""
+    rows = []
+    for name in (name for name in CONFIGS if only in (None, name)):
+        say(name)
+        profile = profile_of(WORKLOADS[name])
+        FOLDER.mkdir(exist_ok=True)
+        (FOLDER / f"{name}-v100.json").write_bytes(to_json(profile))
+        seconds = sum(layer.forward + layer.backward for layer in profile.layers)
+        rows.append([name, str(len(profile.layers)), str(profile.samples), f"{seconds * 1000:.1f}"])
+    show("profiles", ["model", "layers", "samples", "ms a microbatch"], rows)
+
+
+def microbatch(workload: Workload) -> int:
+    """The most samples with which each pipeline has twice as many microbatches as stages; else 1."""
+    share = workload.samples // PIPELINES
+    fitting = [size for size in range(1, share + 1) if share % size == 0 and share // size >= 2 * workload.stages]
+    return max(fitting, default=1)
+
+
+def whole_seconds(workload: Workload, samples: int) -> float:
+    """Of a microbatch's forward and backward on all layers: a step is (M + P - 1) / P of these."""
+    stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
+    return workload.on_demand_seconds * stages / (count + stages - 1)
+
+
+def profile_of(workload: Workload) -> Profile:
+    model, config = CONFIGS[workload.name]
+    samples = microbatch(workload)
+    task = settled(load_task(f"bamboo_trainer.models.{model}:build", config), 0)
+    costs, seconds = layer_costs(task, samples), whole_seconds(workload, samples)
+    sizes = measure(task, _spec(model, config, samples))
+    layers = tuple(
+        Layer(
+            forward=_rounded(FORWARD * seconds * cost / sum(costs)),
+            backward=_rounded((1 - FORWARD) * seconds * cost / sum(costs)),
+            update=_rounded(UPDATE_BYTES * size.parameters / MEMORY_BANDWIDTH),
+            parameters=size.held, optimizer=size.remembered, gradients=size.gradients, activations=size.kept,
+            boundary=0 if index == len(sizes) - 1 else size.outputs, cost=cost,
+        )
+        for index, (cost, size) in enumerate(zip(costs, sizes, strict=True))
+    )  # fmt: skip
+    return Profile(
+        name=f"{workload.name}-v100",
+        device="NVIDIA V100 16 GB (EC2 p3.2xlarge)",
+        samples=samples,
+        layers=layers,
+        network=Network(flow=FLOW, machine=MACHINE, latency=LATENCY),
+        storage=Storage(write=FLOW, read=FLOW, latency=LATENCY),
+        times=Times(
+            start=CREATION_MS / 1000, detection=HEARTBEAT_TIMEOUT_SECONDS, rendezvous=GLOBAL_RENDEZVOUS_MS / 1000,
+            regroup=workload.local_rendezvous_ms / 1000,
+        ),
+        machine=Machine(memory=16 * 10**9, host_memory=61 * 10**9),
+        prices=Prices(spot=SPOT_USD, on_demand=ON_DEMAND_USD),
+        published=_published(workload),
+        sources=_sources(workload, samples),
+    )  # fmt: skip
+
+
+def _published(workload: Workload) -> Published:
+    return Published(
+        batch=workload.samples, stages=workload.stages, pipelines=PIPELINES,
+        on_demand_stages=workload.on_demand_gpus // PIPELINES, on_demand_pipelines=PIPELINES,
+        on_demand_seconds=workload.on_demand_seconds,
+        step_seconds={str(count): ms / 1000 for count, ms in sorted(workload.step_ms.items())}, steps=workload.steps,
+    )  # fmt: skip
+
+
+def _sources(workload: Workload, samples: int) -> dict[str, Source]:
+    stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
+    simulator = "the published Bamboo simulator (NSDI 2023)"
+    return {
+        "layers.seconds": Source(
+            text=f"a step of {workload.samples} samples on {workload.on_demand_gpus} on-demand V100s takes"
+            f" {workload.on_demand_seconds:g} s in {simulator}; taken to be an ideal 1F1B pipeline, {PIPELINES} x"
+            f" {stages} with {count} microbatches of {samples} each, so all layers take {workload.on_demand_seconds:g}"
+            f" x {stages} / ({count} + {stages} - 1) s a microbatch; dealt to the layers by counted"
+            " operations, a third to the forward. The grid and the microbatch are assumed, too",
+            estimated=True,
+        ),
+        "layers.update": Source(
+            text=f"{UPDATE_BYTES} bytes moved for each parameter at the 900 GB/s of the V100's data sheet",
+            estimated=True,
+        ),
+        "layers.bytes": Source(
+            text=f"counted from bamboo_trainer.models.{CONFIGS[workload.name][0]} with {CONFIGS[workload.name][1]}, in"
+            " fp32, on tensors without data"
+        ),
+        "network": Source(
+            text="EC2 limits a connection to 5 Gb/s outside of a cluster placement group; that a machine has twice"
+            " as much for all of its connections, and a latency of 1 ms between zones, is assumed",
+            estimated=True,
+        ),
+        "storage": Source(text="assumed to be as fast as one connection", estimated=True),
+        "times": Source(
+            text=f"start, rendezvous and regroup: creation of a node, global and local rendezvous of {simulator};"
+            " detection: Bamboo's heartbeat timeout, as of a machine that vanishes without closing its connections"
+        ),
+        "memory": Source(text="of a p3.2xlarge, as the published system's paper says"),
+        "prices": Source(text=f"of {simulator}"),
+        "published": Source(
+            text=f"{simulator}; that the on-demand grid had {PIPELINES} pipelines, as that on spot machines, is assumed"
+        ),
+    }
+
+
+def _spec(model: str, config: dict[str, Any], samples: int) -> Any:
+    return parse_manifest(
+        {
+            "apiVersion": "bamboo.dev/v1alpha1",
+            "kind": "BambooJob",
+            "metadata": {"name": "profile"},
+            "spec": {
+                "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": config},
+                "training": {"steps": 1, "globalBatchSize": samples, "microBatchSize": samples},
+                "topology": {"stages": 1},
+            },
+        }
+    )
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.6g}")
+
+
+if __name__ == "__main__":
+    typer.run(run)
