@@ -25,7 +25,7 @@ from bamboo.local.trace_summary import (
     to_text,
 )
 from bamboo.planning.plan import Cell
-from bamboo_trainer.engine.schedule import Instruction
+from bamboo.planning.schedule import Instruction
 from bamboo_trainer.telemetry.trace import IN_ADVANCE, NEVER_AWAITED, TraceFile
 
 CELL = Cell(0, 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo_trainer.engine.schedule import Backward, Forward, one_f_one_b
+from bamboo.planning.schedule import Backward, Forward, one_f_one_b
 
 stages = st.integers(1, 9)
 microbatches = st.integers(1, 20)

@@ -6,7 +6,7 @@ from typing import Self
 from torch import Tensor
 
 from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, evaluation, last_program, program
+from bamboo.planning.schedule import Backward, Forward, Instruction, evaluation, last_program, program
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bamboo.control.protocol import CellFinished, Message, TakenOver
 from bamboo.planning.plan import Cell, Plan, WorkerId
+from bamboo.planning.schedule import Backward, Forward, Instruction, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
@@ -15,7 +16,7 @@ from bamboo_trainer.engine.cell_step import CellStep, Evaluating, TakeoverProgre
 from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
-from bamboo_trainer.engine.schedule import Backward, Forward, Instruction, ReportReady, needs
+from bamboo_trainer.engine.schedule import needs
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

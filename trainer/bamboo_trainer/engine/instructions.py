@@ -8,10 +8,7 @@ import torch
 
 from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
 from bamboo.planning.plan import ROOT
-from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.commit.step_report import step_report
-from bamboo_trainer.engine.cell_step import CellStep
-from bamboo_trainer.engine.schedule import (
+from bamboo.planning.schedule import (
     Backward,
     Evaluate,
     ExchangeTied,
@@ -24,6 +21,9 @@ from bamboo_trainer.engine.schedule import (
     SumTied,
     SyncReplicas,
 )
+from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.commit.step_report import step_report
+from bamboo_trainer.engine.cell_step import CellStep
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bamboo.control.memory import Memory
+from bamboo.planning.schedule import Backward
 from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.redundant_work import RedundantWork
-from bamboo_trainer.engine.schedule import Backward
 from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage_states import StageStates
