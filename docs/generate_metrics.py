@@ -7,16 +7,14 @@ from typing import Any
 
 import yaml
 
-from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.every_metric import EVERY_METRIC
 from bamboo.metrics.exposition import Exporter, Metric
 
 PAGE = Path(__file__).with_name("metrics.md")
 RUNBOOKS = Path(__file__).with_name("runbooks")
 ALERTS = Path(__file__).parent.parent / "dashboards" / "alerts.yaml"
 
-BEGIN = (
-    "<!-- metrics: made by `make docs` from core/bamboo/metrics/catalog.py, dashboards/alerts.yaml and runbooks -->\n"
-)
+BEGIN = "<!-- metrics: made by `make docs` from core/bamboo/metrics, dashboards/alerts.yaml and runbooks -->\n"
 END = "<!-- end of metrics -->\n"
 
 SECTIONS = (
@@ -46,7 +44,7 @@ def page(text: str) -> str:
 
 def _section(title: str, prefix: str, text: str) -> Iterator[str]:
     yield from (f"## {title}", "", text, "", "| Metric | Type | Labels | What |", "| --- | --- | --- | --- |")
-    yield from (_row(metric) for metric in TABLE if metric.name.startswith(prefix))
+    yield from (_row(metric) for metric in EVERY_METRIC if metric.name.startswith(prefix))
     yield ""
 
 

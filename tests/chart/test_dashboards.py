@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.every_metric import EVERY_METRIC
 from bamboo.metrics.exposition import Metric, MetricKind
 from dashboard_kit import FOLDER, NAMES, ROOT, alerts, dashboard, panels, queries
 from prometheus_kit import promtool
@@ -49,7 +49,7 @@ def test_every_panel_says_what_it_shows(name: str) -> None:
         assert used <= {*variables, "__rate_interval", "__range", "__interval"}, panel["title"]
         for one in panel["targets"]:
             named = set(re.findall(r"{{(\w+)}}", one.get("legendFormat", "")))
-            assert named <= SCRAPED | {"le", *(label for metric in TABLE for label in metric.labels)}
+            assert named <= SCRAPED | {"le", *(label for metric in EVERY_METRIC for label in metric.labels)}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,7 +66,7 @@ def test_panels_do_not_overlap(name: str) -> None:
 
 def _metrics(expr: str) -> list[tuple[Metric, set[str]]]:
     """The metrics in a query, and the labels by which it chooses."""
-    known = {name: metric for metric in TABLE for name in _series(metric)}
+    known = {name: metric for metric in EVERY_METRIC for name in _series(metric)}
     found = []
     for name, selector in re.findall(r"\b(bamboo_\w+)(?:{([^}]*)})?", expr):
         assert name in known, f"{name} in {expr} is not declared"
@@ -92,7 +92,7 @@ def test_every_query_is_about_metrics_and_labels_that_are_declared() -> None:
 def test_every_metric_is_looked_at_somewhere() -> None:
     looked_at = {metric.name for query in queries() for metric, _ in _metrics(query.expr)}
     looked_at |= {metric.name for alert in alerts() for metric, _ in _metrics(alert["expr"])}
-    unseen = {metric.name for metric in TABLE} - looked_at
+    unseen = {metric.name for metric in EVERY_METRIC} - looked_at
     assert unseen == {
         "bamboo_job_metric",  # of the task's own, which a dashboard does not know
         "bamboo_job_lost_samples_total",  # for a query of one's own, when a node is lost in a strange way
@@ -142,7 +142,7 @@ def test_the_tables_of_metrics_are_not_stale() -> None:
     page = ROOT / "docs" / "metrics.md"
     made = runpy.run_path(str(ROOT / "docs" / "generate_metrics.py"))["page"](page.read_text())
     assert made == page.read_text(), "run `make docs`"
-    for metric in TABLE:
+    for metric in EVERY_METRIC:
         assert f"| `{metric.name}` |" in made
     for alert in alerts():
         assert f"| [{alert['alert']}](runbooks/{alert['alert']}.md) |" in made

@@ -21,7 +21,8 @@ from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts
 from bamboo.coordinator.events import CheckpointSummary, SlowWorker, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.local.metrics_view import MetricsError, MetricsView, fill
-from bamboo.metrics import catalog as table
+from bamboo.metrics import job_catalog, worker_catalog
+from bamboo.metrics.every_metric import EVERY_METRIC
 from bamboo.metrics.exposition import Exporter, Metric, MetricKind, MetricsPage, MetricsPageCollector
 from bamboo.metrics.histogram import Histogram
 from bamboo.metrics.job_metrics import useful_seconds
@@ -70,9 +71,9 @@ def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
 
 
 def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
-    names = [metric.name for metric in table.TABLE]
+    names = [metric.name for metric in EVERY_METRIC]
     assert len(names) == len(set(names))
-    for metric in table.TABLE:
+    for metric in EVERY_METRIC:
         assert re.fullmatch(r"bamboo_(operator|job|worker)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") is (metric.kind is MetricKind.COUNTER), metric.name
         assert metric.name.endswith(UNITS.get(metric.unit, ("",))), metric.name
@@ -88,13 +89,13 @@ def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
 def test_what_is_not_declared_cannot_be_exported() -> None:
     page = MetricsPage(Exporter.WORKER)
     with pytest.raises(AssertionError, match="not declared for worker"):
-        page.add(table.JOB_STEP, 1, *JOB)
+        page.add(job_catalog.JOB_STEP, 1, *JOB)
     with pytest.raises(AssertionError, match="has the labels"):
-        page.add(table.WORKER_STAGES, 1)
+        page.add(worker_catalog.WORKER_STAGES, 1)
     with pytest.raises(AssertionError):
-        page.add(table.WORKER_STEP_DURATION, 1)
+        page.add(worker_catalog.WORKER_STEP_DURATION, 1)
     with pytest.raises(AssertionError):
-        page.add_histogram(table.WORKER_STEP_DURATION, Histogram((1.0,)))
+        page.add_histogram(worker_catalog.WORKER_STEP_DURATION, Histogram((1.0,)))
 
 
 @given(st.lists(st.floats(0, 100)), st.lists(st.floats(0.1, 90), min_size=1, unique=True).map(sorted))
@@ -110,7 +111,7 @@ def test_a_histogram_counts_every_value_once(observed: list[float], bounds: list
 @pytest.mark.parametrize("exporter", Exporter)
 def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
     page = MetricsPage(exporter)
-    for metric in table.TABLE:
+    for metric in EVERY_METRIC:
         if exporter in metric.by and metric.kind is MetricKind.HISTOGRAM:
             page.add_histogram(metric, metric.histogram([1.0]), *metric.labels)
         elif exporter in metric.by:
@@ -149,21 +150,21 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     page, spec = MetricsPage(Exporter.RUN), job()
     fill(page, JOB, status, spec)
     check_page(Exporter.RUN, exposed(page), complete=True)
-    assert values(page, table.JOB_SAMPLES) == {(): 20}
-    assert values(page, table.JOB_EVALUATION) == {("loss",): 2.5, ("accuracy",): 0.5}
-    assert values(page, table.JOB_EVALUATED_STEP) == {(): 4}
-    assert values(page, table.JOB_METRIC) == {("accuracy",): 0.5}
-    assert values(page, table.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
-    assert values(page, table.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
-    assert values(page, table.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}
-    assert values(page, table.JOB_TAKEOVER_PASSES) == {("forward",): 6, ("backward",): 9, ("reused",): 3}
-    assert values(page, table.JOB_WORKERS)["training",] == 2
-    assert values(page, table.JOB_READY_WORKERS) == {(): 2}
-    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
-    assert values(page, table.JOB_STRAGGLERS) == {(): 1}
-    assert values(page, table.JOB_STRAGGLER_SECONDS) == {("w2", "own"): 0.2, ("w2", "usual"): 0.1}
-    assert values(page, table.JOB_LARGEST_MEMORY)["log",] == 9
-    assert values(page, table.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
+    assert values(page, job_catalog.JOB_SAMPLES) == {(): 20}
+    assert values(page, job_catalog.JOB_EVALUATION) == {("loss",): 2.5, ("accuracy",): 0.5}
+    assert values(page, job_catalog.JOB_EVALUATED_STEP) == {(): 4}
+    assert values(page, job_catalog.JOB_METRIC) == {("accuracy",): 0.5}
+    assert values(page, job_catalog.JOB_PREEMPTIONS) == {("true",): 1, ("false",): 2}
+    assert values(page, job_catalog.JOB_TAKEOVER_PAUSE) == {("true",): 1, ("false",): 2}
+    assert values(page, job_catalog.JOB_TAKEOVER_PHASE) == {("decide",): 3, ("reform",): 3, ("recompute",): 3}
+    assert values(page, job_catalog.JOB_TAKEOVER_PASSES) == {("forward",): 6, ("backward",): 9, ("reused",): 3}
+    assert values(page, job_catalog.JOB_WORKERS)["training",] == 2
+    assert values(page, job_catalog.JOB_READY_WORKERS) == {(): 2}
+    assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, job_catalog.JOB_STRAGGLERS) == {(): 1}
+    assert values(page, job_catalog.JOB_STRAGGLER_SECONDS) == {("w2", "own"): 0.2, ("w2", "usual"): 0.1}
+    assert values(page, job_catalog.JOB_LARGEST_MEMORY)["log",] == 9
+    assert values(page, job_catalog.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
     text = exposed(page)
     assert (
         'bamboo_job_takeover_pause_seconds_bucket{job="tiny",le="0.1",namespace="default",notice="false"} 2.0' in text
@@ -186,19 +187,19 @@ def test_what_became_of_checkpoints_is_told() -> None:
     page = MetricsPage(Exporter.RUN)
     fill(page, JOB, said(checkpoint=kept()), job())
     told = {
-        table.JOB_CHECKPOINT_STEP: {(): 8},
-        table.JOB_CHECKPOINT_EVERY: {(): 4},
-        table.JOB_CHECKPOINT_AGE: {(): 30.0},
-        table.JOB_CHECKPOINT_DURATION: {(): 2},
-        table.JOB_CHECKPOINT_STALL: {(): 2},
-        table.JOB_CHECKPOINT_BYTES: {(): 250},
-        table.JOB_REPEATED_STEPS: {(): 12},
-        table.JOB_REPEATED_SECONDS: {(): 6.0},
-        table.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1},
-        table.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
+        job_catalog.JOB_CHECKPOINT_STEP: {(): 8},
+        job_catalog.JOB_CHECKPOINT_EVERY: {(): 4},
+        job_catalog.JOB_CHECKPOINT_AGE: {(): 30.0},
+        job_catalog.JOB_CHECKPOINT_DURATION: {(): 2},
+        job_catalog.JOB_CHECKPOINT_STALL: {(): 2},
+        job_catalog.JOB_CHECKPOINT_BYTES: {(): 250},
+        job_catalog.JOB_REPEATED_STEPS: {(): 12},
+        job_catalog.JOB_REPEATED_SECONDS: {(): 6.0},
+        job_catalog.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1},
+        job_catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
     }
     assert {metric: values(page, metric) for metric in told} == told
-    abandoned = values(page, table.JOB_CHECKPOINTS_ABANDONED)
+    abandoned = values(page, job_catalog.JOB_CHECKPOINTS_ABANDONED)
     assert abandoned == {(reason.value,): reason is AbandonReason.STORE_FAILED for reason in AbandonReason}
     text = exposed(page)
     assert 'bamboo_job_checkpoint_duration_seconds_sum{job="tiny",namespace="default"} 42.0' in text
@@ -215,16 +216,16 @@ def test_the_operator_tells_the_age_that_the_status_knows() -> None:
     unknown = replace(kept(), step=None, age=None)
     written = {"checkpoint": {"lastStep": 40, "lastTime": at}}
     job_page(page, look(status=said(checkpoint=unknown), written=written), JobMeter(OperatorCounts()))
-    assert values(page, table.JOB_CHECKPOINT_STEP) == {(): 40}
-    assert 89 < values(page, table.JOB_CHECKPOINT_AGE)[()] < 3600
+    assert values(page, job_catalog.JOB_CHECKPOINT_STEP) == {(): 40}
+    assert 89 < values(page, job_catalog.JOB_CHECKPOINT_AGE)[()] < 3600
 
 
 def test_how_far_a_rollout_is_told_as_in_the_status() -> None:
     page = MetricsPage(Exporter.OPERATOR)
     written = {"rollout": {"revision": "a", "state": "Stalled", "updated": 1, "total": 2}}
     job_page(page, look(written=written), JobMeter(OperatorCounts()))
-    assert values(page, table.JOB_UPDATED_WORKERS) == {(): 1}
-    told = values(page, table.JOB_ROLLOUT_STATE)
+    assert values(page, job_catalog.JOB_UPDATED_WORKERS) == {(): 1}
+    told = values(page, job_catalog.JOB_ROLLOUT_STATE)
     assert told == {("Complete",): 0, ("Progressing",): 0, ("Paused",): 0, ("Stalled",): 1}
     unknown = MetricsPage(Exporter.OPERATOR)
     job_page(unknown, look(written={}), JobMeter(OperatorCounts()))
@@ -238,15 +239,15 @@ def test_the_states_are_those_of_the_status() -> None:
         for flags in product((True, False), repeat=len(names))
         for reason in ("Training", "Saving")
     }
-    assert shown == set(table.STATES)
+    assert shown == set(job_catalog.STATES)
 
 
 def test_a_job_without_redundancy_is_not_called_protected() -> None:
     page = MetricsPage(Exporter.RUN)
     bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
     fill(page, JOB, bare, job(redundancy={"mode": "None"}))
-    assert values(page, table.JOB_UNPROTECTED_STAGES) == {(): 1}
-    assert values(page, table.JOB_PROTECTED) == {("RedundancyOff",): 0}
+    assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, job_catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
 
 
 def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
@@ -255,27 +256,27 @@ def test_the_operator_tells_a_jobs_state_pods_and_cost() -> None:
     meter.signals["NodeDeleted"] += 1
     meter.repeated = 0.02
     assert job_page(page, look(), meter) == "Running"
-    assert {state for state, value in values(page, table.JOB_STATE).items() if value} == {("Running",)}
-    assert values(page, table.JOB_CONDITION)["FallbackActive",] == 1
-    assert values(page, table.JOB_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 1}
-    assert values(page, table.JOB_PAID_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 0}
-    assert values(page, table.JOB_COST_PER_HOUR) == {(): 1.0}
-    assert values(page, table.JOB_COST) == {(): 0.1}, "what this operator has seen of it"
-    assert values(page, table.JOB_COST_SO_FAR) == {(): 0.25}
-    assert values(page, table.JOB_REPEATED_COST) == {(): 0.02}
-    assert values(page, table.JOB_REPEATED_COST_SO_FAR) == {(): 0.05}
+    assert {state for state, value in values(page, job_catalog.JOB_STATE).items() if value} == {("Running",)}
+    assert values(page, job_catalog.JOB_CONDITION)["FallbackActive",] == 1
+    assert values(page, job_catalog.JOB_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 1}
+    assert values(page, job_catalog.JOB_PAID_PODS) == {("spot", "Spot"): 2, ("sure", "OnDemand"): 0}
+    assert values(page, job_catalog.JOB_COST_PER_HOUR) == {(): 1.0}
+    assert values(page, job_catalog.JOB_COST) == {(): 0.1}, "what this operator has seen of it"
+    assert values(page, job_catalog.JOB_COST_SO_FAR) == {(): 0.25}
+    assert values(page, job_catalog.JOB_REPEATED_COST) == {(): 0.02}
+    assert values(page, job_catalog.JOB_REPEATED_COST_SO_FAR) == {(): 0.05}
     samples = 3 * 8
-    assert values(page, table.JOB_SAMPLES) == {(): 48}
-    assert values(page, table.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}
-    assert values(page, table.JOB_SIGNALS) == {("NodeDeleted",): 1}
-    assert values(page, table.JOB_PAID) == {(): 40.0}
-    assert values(page, table.JOB_LAST_COMMIT) == {(): 1000.0}
+    assert values(page, job_catalog.JOB_SAMPLES) == {(): 48}
+    assert values(page, job_catalog.JOB_COST_PER_SAMPLES) == {(): pytest.approx(0.25 / samples * 1e6)}
+    assert values(page, job_catalog.JOB_SIGNALS) == {("NodeDeleted",): 1}
+    assert values(page, job_catalog.JOB_PAID) == {(): 40.0}
+    assert values(page, job_catalog.JOB_LAST_COMMIT) == {(): 1000.0}
 
 
 def test_a_restarted_operator_keeps_silent_on_what_it_does_not_know() -> None:
     page = MetricsPage(Exporter.OPERATOR)
     job_page(page, look(status=said(phase="Recovering", step=0)), JobMeter(OperatorCounts()))
-    for metric in (table.JOB_STEP, table.JOB_COST_PER_SAMPLES):
+    for metric in (job_catalog.JOB_STEP, job_catalog.JOB_COST_PER_SAMPLES):
         assert values(page, metric) == {}
 
 
@@ -284,9 +285,9 @@ def test_a_suspended_job_has_no_workers_and_costs_nothing_now() -> None:
     page = MetricsPage(Exporter.OPERATOR)
     facts = StatusFacts(now=NOW, generation=1, spec=spec, pods={"spot": 2}, cost=Decimal(1))
     assert job_page(page, look(spec=spec, facts=facts), JobMeter(OperatorCounts())) == "Suspended"
-    assert set(values(page, table.JOB_WORKERS).values()) == {0}
-    assert values(page, table.JOB_PODS)["spot", "Spot"] == 0
-    assert values(page, table.JOB_COST_PER_HOUR) == {(): 0}
+    assert set(values(page, job_catalog.JOB_WORKERS).values()) == {0}
+    assert values(page, job_catalog.JOB_PODS)["spot", "Spot"] == 0
+    assert values(page, job_catalog.JOB_COST_PER_HOUR) == {(): 0}
 
 
 def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
@@ -294,7 +295,7 @@ def test_a_job_that_cannot_be_read_is_told_all_the_same() -> None:
     facts = StatusFacts(now=NOW, generation=1, spec=None, problems=("spec.task: is missing",))
     found = JobView(namespace="default", name="bad", spec=None, facts=facts)
     assert job_page(page, found, JobMeter(OperatorCounts())) == "Invalid"
-    assert values(page, table.JOB_DESIRED_WORKERS) == {(): 0}
+    assert values(page, job_catalog.JOB_DESIRED_WORKERS) == {(): 0}
     check_page(Exporter.OPERATOR, exposed(page), complete=False)
 
 

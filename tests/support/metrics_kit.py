@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bamboo.metrics.catalog import TABLE
+from bamboo.metrics.every_metric import EVERY_METRIC
 from bamboo.metrics.exposition import Exporter, Metric, MetricKind
 
 STANDARD = "process_"  # prometheus-client's own
@@ -16,7 +16,7 @@ SOMETIMES = {
 
 def declared(exporter: Exporter) -> dict[str, Metric]:
     """By the name that a page gives to the family."""
-    return {_family(metric): metric for metric in TABLE if exporter in metric.by}
+    return {_family(metric): metric for metric in EVERY_METRIC if exporter in metric.by}
 
 
 def _family(metric: Metric) -> str:

@@ -9,8 +9,8 @@ from bamboo.coordinator.events import Emit, Status
 from bamboo.coordinator.protection import protection
 from bamboo.job.spec import JobSpec
 from bamboo.metrics import job_metrics
-from bamboo.metrics.catalog import JOB_SAMPLES, RUN_WORKER_MEMORY
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
+from bamboo.metrics.job_catalog import JOB_SAMPLES, RUN_WORKER_MEMORY
 from bamboo.metrics.job_metrics import JobKey
 from bamboo.terminal.view import UserRequest
 

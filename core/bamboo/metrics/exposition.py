@@ -1,4 +1,4 @@
-"""How metrics are declared and exported: what is not in the table (`catalog`) cannot be put on a page.
+"""How metrics are declared and exported: what is in none of the catalogs (all: `every_metric`) is on no page.
 
 Nothing is counted with prometheus-client's own counters. Whoever exports keeps plain numbers, and a page is filled from
 them when it is asked for: nothing is counted twice, and what is gone has no series any more.
@@ -27,6 +27,9 @@ class Exporter(StrEnum):
     RUN = "bamboo run"
 
 
+Buckets = tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """name: as it is queried, a histogram's without _bucket. unit: empty for a plain number. buckets: upper bounds."""
@@ -37,7 +40,7 @@ class Metric:
     by: tuple[Exporter, ...]
     labels: tuple[str, ...] = ()
     unit: str = ""
-    buckets: tuple[float, ...] = ()
+    buckets: Buckets = ()
 
     def histogram(self, values: Iterable[float] = ()) -> Histogram:
         """An empty one, or one of those values, with this metric's buckets."""

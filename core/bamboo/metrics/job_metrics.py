@@ -8,7 +8,7 @@ from bamboo.coordinator.events import Status, Takeover, WorkerState
 from bamboo.coordinator.job_status import trained_samples
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec
-from bamboo.metrics import catalog as table
+from bamboo.metrics import job_catalog as table
 from bamboo.metrics.exposition import Metric, MetricsPage
 from bamboo.metrics.histogram import Histogram
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from bamboo.metrics import catalog as table
-from bamboo.metrics import job_metrics
+from bamboo.metrics import job_catalog, job_metrics, operator_catalog
 from bamboo.metrics.exposition import Metric, MetricsPage
 from bamboo.metrics.job_metrics import JobKey
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -38,7 +37,7 @@ class MetricSources:
 
     def fill(self, page: MetricsPage) -> None:
         """In any thread."""
-        states = dict.fromkeys(table.STATES, 0)
+        states = dict.fromkeys(job_catalog.STATES, 0)
         reconcilers = self.reconcilers()
         for job in reconcilers:
             try:
@@ -47,10 +46,13 @@ class MetricSources:
                 logger.exception("%s/%s: no metrics", *job.key)
         _operator(page, self)
         now = time.monotonic()
-        page.add(table.OPERATOR_OLDEST_RECONCILE, max((now - job.last_progress for job in reconcilers), default=0.0))
-        page.add(table.OPERATOR_EVENT_QUEUE, sum(job.event_queue_depth for job in reconcilers))
+        page.add(
+            operator_catalog.OPERATOR_OLDEST_RECONCILE,
+            max((now - job.last_progress for job in reconcilers), default=0.0),
+        )
+        page.add(operator_catalog.OPERATOR_EVENT_QUEUE, sum(job.event_queue_depth for job in reconcilers))
         for state, count in states.items():
-            page.add(table.OPERATOR_JOBS, count, state)
+            page.add(operator_catalog.OPERATOR_JOBS, count, state)
 
 
 def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
@@ -58,22 +60,22 @@ def job_page(page: MetricsPage, view: JobView, meter: JobMeter) -> str:
     job, status = (view.namespace, view.name), view.status
     status_now = job_status(status, view.written, view.facts)
     state = str(status_now["state"])
-    for name in table.STATES:
-        page.add(table.JOB_STATE, name == state, *job, name)
+    for name in job_catalog.STATES:
+        page.add(job_catalog.JOB_STATE, name == state, *job, name)
     for condition in status_now["conditions"]:
-        page.add(table.JOB_CONDITION, condition["status"] == "True", *job, condition["type"])
+        page.add(job_catalog.JOB_CONDITION, condition["status"] == "True", *job, condition["type"])
         if condition["type"] == "Protected":
             holds = condition["status"] == "True"
             job_metrics.protected(page, job, holds=holds, reason=condition["reason"])
     _workers(page, job, status_now)
     _rollout(page, job, status_now)
     _pods(page, job, view, idle=state in IDLE_STATES)
-    page.add(table.JOB_LAST_COMMIT, meter.committed, *job)
+    page.add(job_catalog.JOB_LAST_COMMIT, meter.committed, *job)
     for source, count in dict(meter.signals).items():
-        page.add(table.JOB_SIGNALS, count, *job, source)
-    page.add(table.JOB_USEFUL, meter.useful, *job)
-    page.add(table.JOB_PAID, meter.paid, *job)
-    page.add(table.JOB_SAMPLES, meter.samples, *job)
+        page.add(job_catalog.JOB_SIGNALS, count, *job, source)
+    page.add(job_catalog.JOB_USEFUL, meter.useful, *job)
+    page.add(job_catalog.JOB_PAID, meter.paid, *job)
+    page.add(job_catalog.JOB_SAMPLES, meter.samples, *job)
     if status is not None and view.spec is not None:
         job_metrics.progress(page, job, status)
         job_metrics.grid(page, job, None if state in IDLE_STATES else status, view.spec)
@@ -96,25 +98,25 @@ def _checkpoint(page: MetricsPage, view: JobView, newest: Mapping[str, Any]) -> 
 
 
 def _workers(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
-    page.add(table.JOB_DESIRED_WORKERS, status_now["workers"]["desired"], *job)
-    page.add(table.JOB_DESIRED_PIPELINES, status_now["pipelines"]["desired"], *job)
-    page.add(table.JOB_DEGRADED_PIPELINES, status_now["pipelines"]["degraded"], *job)
+    page.add(job_catalog.JOB_DESIRED_WORKERS, status_now["workers"]["desired"], *job)
+    page.add(job_catalog.JOB_DESIRED_PIPELINES, status_now["pipelines"]["desired"], *job)
+    page.add(job_catalog.JOB_DEGRADED_PIPELINES, status_now["pipelines"]["degraded"], *job)
 
 
 def _rollout(page: MetricsPage, job: JobKey, status_now: Mapping[str, Any]) -> None:
     """Once it is known."""
     if (rollout := status_now.get("rollout")) is None:
         return
-    page.add(table.JOB_UPDATED_WORKERS, rollout["updated"], *job)
+    page.add(job_catalog.JOB_UPDATED_WORKERS, rollout["updated"], *job)
     for state in RolloutState:
-        page.add(table.JOB_ROLLOUT_STATE, rollout["state"] == state, *job, state.value)
+        page.add(job_catalog.JOB_ROLLOUT_STATE, rollout["state"] == state, *job, state.value)
 
 
 def _pods(page: MetricsPage, job: JobKey, view: JobView, *, idle: bool) -> None:
     facts = view.facts
     capacities = {pool.name: pool.capacity.value for pool in facts.spec.node_pools} if facts.spec else {}
     paid = facts.pods if facts.paid is None else facts.paid
-    for metric, counts in ((table.JOB_PODS, facts.pods), (table.JOB_PAID_PODS, paid)):
+    for metric, counts in ((job_catalog.JOB_PODS, facts.pods), (job_catalog.JOB_PAID_PODS, paid)):
         for pool in capacities.keys() | counts.keys():
             page.add(metric, 0 if idle else counts.get(pool, 0), *job, pool, capacities.get(pool, ""))
 
@@ -125,36 +127,36 @@ def _cost(page: MetricsPage, view: JobView, meter: JobMeter, status_now: Mapping
     if (cost := status_now.get("cost")) is None:
         return
     total = float(view.facts.earlier.cost + view.facts.cost)
-    page.add(table.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
-    page.add(table.JOB_COST, meter.cost, *job)
-    page.add(table.JOB_COST_SO_FAR, total, *job)
-    page.add(table.JOB_REPEATED_COST, meter.repeated, *job)
-    page.add(table.JOB_REPEATED_COST_SO_FAR, float(cost["repeated"]), *job)
+    page.add(job_catalog.JOB_COST_PER_HOUR, float(cost["perHour"]), *job)
+    page.add(job_catalog.JOB_COST, meter.cost, *job)
+    page.add(job_catalog.JOB_COST_SO_FAR, total, *job)
+    page.add(job_catalog.JOB_REPEATED_COST, meter.repeated, *job)
+    page.add(job_catalog.JOB_REPEATED_COST_SO_FAR, float(cost["repeated"]), *job)
     if view.facts.comparison.since is not None:
-        page.add(table.JOB_ON_DEMAND_COST, meter.on_demand, *job)
-        page.add(table.JOB_SAVED, float(view.facts.comparison.saved), *job)
+        page.add(job_catalog.JOB_ON_DEMAND_COST, meter.on_demand, *job)
+        page.add(job_catalog.JOB_SAVED, float(view.facts.comparison.saved), *job)
     status, spec = view.status, view.spec
     if status is not None and spec is not None and status.step and status.phase != "Recovering":
         samples = status.step * spec.training.global_batch_size - status.lost_samples
         if samples > 0:
-            page.add(table.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
+            page.add(job_catalog.JOB_COST_PER_SAMPLES, total / samples * 1e6, *job)
 
 
 def _operator(page: MetricsPage, sources: MetricSources) -> None:
     counts, calls = sources.counts, sources.calls
-    page.add(table.OPERATOR_INFO, 1, version("bamboo-operator"))
+    page.add(operator_catalog.OPERATOR_INFO, 1, version("bamboo-operator"))
     for result in ("ok", "failed"):
-        page.add(table.OPERATOR_RECONCILES, counts.reconciles[result], result)
-    page.add_histogram(table.OPERATOR_RECONCILE_DURATION, counts.reconcile_seconds)
-    page.add_histogram(table.OPERATOR_TICK_DELAY, counts.tick_delay)
+        page.add(operator_catalog.OPERATOR_RECONCILES, counts.reconciles[result], result)
+    page.add_histogram(operator_catalog.OPERATOR_RECONCILE_DURATION, counts.reconcile_seconds)
+    page.add_histogram(operator_catalog.OPERATOR_TICK_DELAY, counts.tick_delay)
     for (verb, resource, code), count in dict(calls.requests).items():
-        page.add(table.OPERATOR_API_REQUESTS, count, verb, resource, code)
+        page.add(operator_catalog.OPERATOR_API_REQUESTS, count, verb, resource, code)
     for (verb, resource), seconds in dict(calls.seconds).items():
-        page.add_histogram(table.OPERATOR_API_DURATION, seconds, verb, resource)
-    _table(page, table.OPERATOR_EVENTS, counts.events)
-    _table(page, table.OPERATOR_WATCH_EVENTS, counts.watched)
-    _table(page, table.OPERATOR_REFUSALS, sources.gateway.refusals)
-    page.add(table.OPERATOR_CHANNELS, sources.gateway.connected)
+        page.add_histogram(operator_catalog.OPERATOR_API_DURATION, seconds, verb, resource)
+    _table(page, operator_catalog.OPERATOR_EVENTS, counts.events)
+    _table(page, operator_catalog.OPERATOR_WATCH_EVENTS, counts.watched)
+    _table(page, operator_catalog.OPERATOR_REFUSALS, sources.gateway.refusals)
+    page.add(operator_catalog.OPERATOR_CHANNELS, sources.gateway.connected)
 
 
 def _table(page: MetricsPage, metric: Metric, counts: Counter[str]) -> None:

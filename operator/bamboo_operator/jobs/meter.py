@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from bamboo.coordinator.events import Event
 from bamboo.coordinator.state import CoordinatorState
-from bamboo.metrics.catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
 from bamboo.metrics.histogram import Histogram
 from bamboo.metrics.job_metrics import samples, useful_seconds
+from bamboo.metrics.operator_catalog import OPERATOR_RECONCILE_DURATION, OPERATOR_TICK_DELAY
 
 
 @dataclass(slots=True)

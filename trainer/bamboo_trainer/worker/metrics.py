@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
 
-from bamboo.metrics import catalog as table
+from bamboo.metrics import worker_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import FrameKind

@@ -1,21 +1,16 @@
-"""Every metric that any part of Bamboo exports: the one table. docs/metrics.md is written from it."""
+"""What is exported of a job: every metric, with its help text and labels."""
 
 from bamboo.coordinator.checkpoint_counts import DURATIONS, STALLS
-from bamboo.metrics.exposition import Exporter, Metric, MetricKind
-from bamboo.metrics.histogram import STEP_SECONDS
+from bamboo.metrics.exposition import Buckets, Exporter, Metric, MetricKind
 
-OPERATOR, RUN, WORKER = Exporter.OPERATOR, Exporter.RUN, Exporter.WORKER
+OPERATOR, RUN = Exporter.OPERATOR, Exporter.RUN
 
 STATES = (
     "Pending", "Running", "Degraded", "Saving", "Restoring", "Suspended", "Invalid", "Complete", "Failed",
 )  # fmt: skip
 PHASES = ("decide", "reform", "recompute")  # of a takeover
 
-LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-Buckets = tuple[float, ...]
 
 
 def _job(
@@ -25,17 +20,6 @@ def _job(
     by = (OPERATOR, RUN) if run else (OPERATOR,)
     names, full = ("namespace", "job", *labels), f"bamboo_job_{name}"
     return Metric(name=full, kind=kind, help=help, labels=names, unit=unit, by=by, buckets=buckets)
-
-
-def _operator(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
-    full = f"bamboo_operator_{name}"
-    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(OPERATOR,), buckets=buckets)
-
-
-def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
-    """Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its user's code."""
-    full = f"bamboo_worker_{name}"
-    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(WORKER,), buckets=buckets)
 
 
 # A job's progress
@@ -325,6 +309,9 @@ JOB_REPEATED_COST_SO_FAR = _job(
 JOB_COST_PER_SAMPLES = _job(
     "cost_per_million_samples", MetricKind.GAUGE, "Cost so far over samples so far, times a million.", run=False
 )
+
+# How its workers fare
+
 JOB_STRAGGLERS = _job(
     "stragglers", MetricKind.GAUGE, "Workers that are slower than others with the same work, and hold the job up so."
 )
@@ -347,127 +334,3 @@ RUN_WORKER_MEMORY = Metric(
     name="bamboo_job_worker_memory_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
     labels=("namespace", "job", "worker", "kind"), help="Memory use of a local worker, by kind.",
 )  # fmt: skip
-
-# The operator
-
-OPERATOR_INFO = _operator("info", MetricKind.GAUGE, "Always 1; version: of the operator.", "version")
-OPERATOR_JOBS = _operator("jobs", MetricKind.GAUGE, "Jobs that the operator manages, by state.", "state")
-OPERATOR_RECONCILES = _operator(
-    "reconciles_total",
-    MetricKind.COUNTER,
-    "Reconciliations of running jobs; result: ok, or failed if the API server refused a part.",
-    "result",
-)
-OPERATOR_RECONCILE_DURATION = _operator(
-    "reconcile_duration_seconds", MetricKind.HISTOGRAM, "Duration of a reconciliation, its API calls included.",
-    unit="seconds", buckets=LATENCIES,
-)  # fmt: skip
-OPERATOR_OLDEST_RECONCILE = _operator(
-    "oldest_reconcile_age_seconds",
-    MetricKind.GAUGE,
-    "Time since the last reconciliation of the job that has waited longest.",
-    unit="seconds",
-)
-OPERATOR_API_REQUESTS = _operator(
-    "api_requests_total",
-    MetricKind.COUNTER,
-    "Calls to the API server, without the watches. code: of the answer, or error without one.",
-    *("verb", "resource", "code"),
-)
-OPERATOR_API_DURATION = _operator(
-    "api_request_duration_seconds",
-    MetricKind.HISTOGRAM,
-    "Duration of these calls.",
-    "verb",
-    "resource",
-    unit="seconds",
-    buckets=LATENCIES,
-)
-OPERATOR_WATCH_EVENTS = _operator(
-    "watch_events_total",
-    MetricKind.COUNTER,
-    "What the API server reported, by kind of object: job, pod or node.",
-    "kind",
-)
-OPERATOR_EVENTS = _operator(
-    "events_total", MetricKind.COUNTER, "Events that coordinators have handled, by type.", "event"
-)
-OPERATOR_EVENT_QUEUE = _operator("event_queue_depth", MetricKind.GAUGE, "Events that wait for their coordinator.")
-OPERATOR_TICK_DELAY = _operator(
-    "tick_delay_seconds",
-    MetricKind.HISTOGRAM,
-    "How late the coordinators' periodic ticks were, which is how long an event waits.",
-    unit="seconds",
-    buckets=LATENCIES,
-)
-OPERATOR_CHANNELS = _operator("control_channels", MetricKind.GAUGE, "Workers that are connected.")
-OPERATOR_REFUSALS = _operator(
-    "refusals_total", MetricKind.COUNTER, "Callers at the workers' port that were refused, by reason.", "reason"
-)
-
-# Workers
-
-WORKER_INFO = _worker(
-    "info", MetricKind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
-    *("worker", "device", "version"),
-)  # fmt: skip
-WORKER_STEP = _worker("step", MetricKind.GAUGE, "Step in progress.")
-WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
-WORKER_STEP_DURATION = _worker(
-    "step_duration_seconds",
-    MetricKind.HISTOGRAM,
-    "Time between two commits. Only the owner of the first stage of the first pipeline counts.",
-    unit="seconds",
-    buckets=STEP_SECONDS,
-)
-WORKER_TIME = _worker(
-    "time_seconds_total",
-    MetricKind.COUNTER,
-    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
-    "kind",
-    unit="seconds",
-)
-WORKER_SENT = _worker(
-    "sent_bytes_total",
-    MetricKind.COUNTER,
-    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
-    "replicas), state (whole states for replicas) or control.",
-    "kind",
-    unit="bytes",
-)
-WORKER_RESENT = _worker(
-    "resent_bytes_total",
-    MetricKind.COUNTER,
-    "The part of it that had been sent before, from the log.",
-    "kind",
-    unit="bytes",
-)
-WORKER_BROKEN_LINKS = _worker(
-    "broken_links_total", MetricKind.COUNTER, "Times that a link to a peer in the plan broke."
-)
-WORKER_CHECKPOINT_BYTES = _worker(
-    "checkpoint_written_bytes_total",
-    MetricKind.COUNTER,
-    "Its parts of checkpoints, written to the store.",
-    unit="bytes",
-)
-WORKER_CHECKPOINT_STALL = _worker(
-    "checkpoint_stall_seconds_total",
-    MetricKind.COUNTER,
-    "How long it has not trained because it copied its parts of checkpoints.",
-    unit="seconds",
-)
-WORKER_MICROBATCH = _worker(
-    "microbatch_seconds",
-    MetricKind.GAUGE,
-    "What a microbatch takes in the stages that the worker runs, without waits: the median of the newest ones.",
-    "stage",
-    "pass",
-    unit="seconds",
-)
-WORKER_MEMORY = _worker(
-    "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
-    unit="bytes",
-)  # fmt: skip
-
-TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,74 @@
+"""What each worker exports of itself: every metric, with its help text and labels."""
+
+from bamboo.metrics.exposition import Buckets, Exporter, Metric, MetricKind
+from bamboo.metrics.histogram import STEP_SECONDS
+
+
+def _worker(name: str, kind: MetricKind, help: str, *labels: str, unit: str = "", buckets: Buckets = ()) -> Metric:
+    """Whose it is (namespace, job, pod) is for the scraper to say: a worker runs its user's code."""
+    full = f"bamboo_worker_{name}"
+    return Metric(name=full, kind=kind, help=help, labels=labels, unit=unit, by=(Exporter.WORKER,), buckets=buckets)
+
+
+WORKER_INFO = _worker(
+    "info", MetricKind.GAUGE, "Always 1. worker: its name; device: what it computes on; version: of the trainer.",
+    *("worker", "device", "version"),
+)  # fmt: skip
+WORKER_STEP = _worker("step", MetricKind.GAUGE, "Step in progress.")
+WORKER_STAGES = _worker("stages", MetricKind.GAUGE, "Stages whose state it holds; role: owner or replica.", "role")
+WORKER_STEP_DURATION = _worker(
+    "step_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "Time between two commits. Only the owner of the first stage of the first pipeline counts.",
+    unit="seconds",
+    buckets=STEP_SECONDS,
+)
+WORKER_TIME = _worker(
+    "time_seconds_total",
+    MetricKind.COUNTER,
+    "How the worker spent its time. The bubble is idle, redundant_forward, redundant_backward and rehearsal together.",
+    "kind",
+    unit="seconds",
+)
+WORKER_SENT = _worker(
+    "sent_bytes_total",
+    MetricKind.COUNTER,
+    "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
+    "replicas), state (whole states for replicas) or control.",
+    "kind",
+    unit="bytes",
+)
+WORKER_RESENT = _worker(
+    "resent_bytes_total",
+    MetricKind.COUNTER,
+    "The part of it that had been sent before, from the log.",
+    "kind",
+    unit="bytes",
+)
+WORKER_BROKEN_LINKS = _worker(
+    "broken_links_total", MetricKind.COUNTER, "Times that a link to a peer in the plan broke."
+)
+WORKER_CHECKPOINT_BYTES = _worker(
+    "checkpoint_written_bytes_total",
+    MetricKind.COUNTER,
+    "Its parts of checkpoints, written to the store.",
+    unit="bytes",
+)
+WORKER_CHECKPOINT_STALL = _worker(
+    "checkpoint_stall_seconds_total",
+    MetricKind.COUNTER,
+    "How long it has not trained because it copied its parts of checkpoints.",
+    unit="seconds",
+)
+WORKER_MICROBATCH = _worker(
+    "microbatch_seconds",
+    MetricKind.GAUGE,
+    "What a microbatch takes in the stages that the worker runs, without waits: the median of the newest ones.",
+    "stage",
+    "pass",
+    unit="seconds",
+)
+WORKER_MEMORY = _worker(
+    "memory_bytes", MetricKind.GAUGE, "Its memory use by kind, the larger of two measurements in a step.", "kind",
+    unit="bytes",
+)  # fmt: skip
