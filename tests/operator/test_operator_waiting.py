@@ -70,7 +70,7 @@ async def test_a_pod_whose_making_is_answered_after_its_end_was_told_is_no_ghost
     started = begin(place, nodePools=[{"name": "spot", "maxWorkers": 2}])
     place.meanwhile = lambda: place.take("tiny-w0") if place.made == 1 else None
     await started.reconciles(count=8)
-    assert sorted(place.pods) == sorted(started.controller._pods()) == ["tiny-w1", "tiny-w2"]
+    assert sorted(place.pods) == sorted(started.controller.pods.all()) == ["tiny-w1", "tiny-w2"]
     assert started.problems() == {}
 
 
@@ -95,7 +95,7 @@ async def test_a_pod_whose_end_was_found_does_not_come_back(begin: Callable[...,
     await started.reconciles(65)
     place.cluster.pod_event("MODIFIED", late)
     await started.reconciles()
-    assert sorted(started.controller._pods()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
+    assert sorted(started.controller.pods.all()) == sorted(place.pods) == ["tiny-w1", "tiny-w2"]
 
 
 async def test_only_some_pods_are_asked_for_in_one_pass(begin: Callable[..., Job]) -> None:

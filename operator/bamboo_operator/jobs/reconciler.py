@@ -146,13 +146,13 @@ class JobReconciler:
         self._runner = runner
         settings, record = self._pod_settings(), runner.events.append
         templates = WorkerTemplates(self._meta, settings, self._spec.accepted.section)
-        pods = PodController(
+        controller = PodController(
             self.key, self._meta, runner, shared.cluster, shared.api, settings=settings, record=record,
             created=status.created, resumed=run.resumed,
             rolling=RollingChange(templates, status.written.get("rollout"), record),
         )  # fmt: skip
         training = Training(
-            run, runner, pods, status, self._spec, shared, edited=self._edited, wake=self._wake,
+            run, runner, controller, status, self._spec, shared, edited=self._edited, wake=self._wake,
             refusals=self._refusals, heartbeat=self._heartbeat, log_failure=self._removal.log_failure,
         )  # fmt: skip
         try:
@@ -161,7 +161,10 @@ class JobReconciler:
             self._training = None
             await self._removal.wait_for_exit()
             status.update(
-                pods=dict(pods.by_pool()), paid=dict(pods.paid_for()), startup_problems=(), rollout=pods.rollout
+                pods=dict(controller.pods.by_pool()),
+                paid=dict(controller.pods.paid_for()),
+                startup_problems=(),
+                rollout=controller.rollout,
             )
             await self._write_until_done(runner.status())
         finally:

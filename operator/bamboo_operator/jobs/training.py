@@ -53,11 +53,11 @@ class Training:
     """
 
     def __init__(
-        self, run: TrainingRun, runner: CoordinatorRunner, pods: PodController, status: StatusWriter,
+        self, run: TrainingRun, runner: CoordinatorRunner, controller: PodController, status: StatusWriter,
         spec: EffectiveSpec, shared: SharedResources, *, edited: asyncio.Event, wake: asyncio.Event,
         refusals: RefusalReports, heartbeat: Callable[[], None], log_failure: Callable[[str, BaseException], None],
     ) -> None:  # fmt: skip
-        self._run, self._runner, self._pods, self._status, self._spec = run, runner, pods, status, spec
+        self._run, self._runner, self._controller, self._status, self._spec = run, runner, controller, status, spec
         self._api, self._turns, self._status_turns = shared.api, shared.turns, shared.status_turns
         self._burst = shared.burst
         self._edited, self._wake, self._heartbeat, self._log_failure = edited, wake, heartbeat, log_failure
@@ -73,7 +73,7 @@ class Training:
         """Until the job is over, or is suspended, and its workers have exited or had the time to."""
         await self._reconcile_until_over()
         self._follows_edits = False
-        await self._attempt("remove the disruption budget", self._pods.end())
+        await self._attempt("remove the disruption budget", self._controller.end())
 
     async def close(self) -> None:
         """Also after a failure, so that the workers notice, and connect to the next one."""
@@ -108,10 +108,12 @@ class Training:
         """Bring the facts up to date, and the cost by what the workers cost since it was counted last."""
         counted = time.monotonic()
         seconds, self._counted = counted - self._counted, counted
-        self._status.update(pods=dict(self._pods.by_pool()), finish=self._runner.finish, rollout=self._pods.rollout)
+        self._status.update(
+            pods=dict(self._controller.pods.by_pool()), finish=self._runner.finish, rollout=self._controller.rollout
+        )
         repeated = self._runner.state.checkpoints.counts.repeated_seconds
         more, self._repeated = repeated - self._repeated, repeated
-        add_cost(self._status, self._run.meter, dict(self._pods.paid_for()), seconds, repeated=more)
+        add_cost(self._status, self._run.meter, dict(self._controller.pods.paid_for()), seconds, repeated=more)
 
     # reconciling
 
@@ -168,8 +170,8 @@ class Training:
             await self._burst.wait_for_its_end()
             self._began = time.monotonic()
             await self._save_manifest()
-            pods = await self._attempt("bring the pods up to date", self._pods.reconcile())
-            self._status.update(startup_problems=self._pods.startup_problems())  # which records events, too
+            pods = await self._attempt("bring the pods up to date", self._controller.reconcile())
+            self._status.update(startup_problems=self._controller.startup_problems())  # which records events, too
             posting = post_events(self._api, self._run.key, self._run.uid, self._runner.events)
             return pods, await self._attempt("post events", posting)
 
@@ -186,9 +188,9 @@ class Training:
         async with turn(self._status_turns, self._heartbeat):
             await self._burst.wait_for_its_end()
             self._count()
-            self._status.update(startup_problems=self._pods.startup_problems(), plan=self._runner.plan_record())
+            self._status.update(startup_problems=self._controller.startup_problems(), plan=self._runner.plan_record())
             return await self._attempt(
-                "write the status", self._status.write(self._runner.status(), self._pods.created)
+                "write the status", self._status.write(self._runner.status(), self._controller.created)
             )
 
     async def _attempt(self, what: str, act: Coroutine[Any, Any, None]) -> bool:

@@ -2,33 +2,33 @@
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
-from bamboo.coordinator.events import Emit, Status, WorkerState
+from bamboo.coordinator.events import Emit, WorkerState
 from bamboo.coordinator.membership import surplus_requests
-from bamboo.coordinator.state import CoordinatorState
 from bamboo.job.spec import JobSpec, NodePool, wanted_workers
 from bamboo.kube.errors import ApiError
 from bamboo.kube.request_parts import pod_path
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.cache import ClusterCache
-from bamboo_operator.cluster.signals import is_deleted, lives, worker_exit
+from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
 from bamboo_operator.pods import join_timeout
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
+from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool, fallback_pool
 from bamboo_operator.pods.recheck import RecheckSchedule
+from bamboo_operator.pods.requests import PodRequests
 from bamboo_operator.pods.rolling_change import RollingChange, Sight
 from bamboo_operator.pods.rollout import Act, RolloutRecord, RolloutStep
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
-from bamboo_operator.pods.scheduling_gates import GateReleases, gates_of
+from bamboo_operator.pods.scheduling_gates import GateReleases
 from bamboo_operator.pods.start_backoff import StartBackoff
 from bamboo_operator.pods.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
 from bamboo_operator.pods.worker_templates import WorkerTemplate
@@ -40,41 +40,6 @@ CREATING_SECONDS = 10.0  # after which the rest of a reconciliation gets its tur
 GIVE_BACK_SECONDS = 3600.0
 LONGEST_REFUSAL = 1000
 DELETED_SECONDS = 30.0  # after which a pod that is still there is deleted again
-
-
-class PodRequests(Protocol):
-    """What a job's coordinator wants of its pods, and is told of them."""
-
-    @property
-    def state(self) -> CoordinatorState: ...
-
-    @property
-    def joined(self) -> Collection[WorkerId]: ...
-
-    @property
-    def removing(self) -> Mapping[WorkerId, float]:
-        """Workers that were told to stop and whose pods are to go, and since when (time.monotonic())."""
-
-    @property
-    def finished(self) -> bool:
-        """Has the job ended?"""
-
-    def status(self) -> Status: ...
-
-    def withdraw(self, count: int) -> None:
-        """So many requested pods are not needed any more."""
-
-    def give_back(self, worker: WorkerId, seconds: float) -> None:
-        """The worker is to leave as soon as it can be spared."""
-
-    def removal_forced(self, worker: WorkerId) -> None:
-        """Its pod is about to be deleted, because the worker did not exit."""
-
-    def removal_done(self, worker: WorkerId) -> None:
-        """Its pod has ended, or was deleted."""
-
-    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
-        """Workers that have ended before they joined, and how, since this was asked last."""
 
 
 class PodController:
@@ -90,7 +55,8 @@ class PodController:
     ) -> None:  # fmt: skip
         self._key, self._meta, self._requests, self._cluster, self._api = key, meta, requests, cluster, api
         self._settings, self._record = settings, record
-        self.created = max(created, self._next_number())
+        self.pods = JobPods(key, meta.uid, cluster)
+        self.created = max(created, self.pods.next_number())
         self._rolling = rolling
         self._waiting_since: float | None = None
         self._releases = GateReleases(self._spec)
@@ -142,7 +108,7 @@ class PodController:
 
     def startup_problems(self) -> tuple[StartupProblem, ...]:
         """Why workers do not start; a reason that is new is recorded as an event."""
-        found = startup_problems(self._pods())
+        found = startup_problems(self.pods.all())
         if self._pools_full:
             message = f"{self.adding} worker(s) are not requested: every node pool is at its maxWorkers"
             found = (StartupProblem("PoolsFull", message), *found)
@@ -171,14 +137,6 @@ class PodController:
         extra = self._probes | self._rolling.surged
         return max(0, self._requests.state.requested - len(self._not_joined().keys() - extra))
 
-    def by_pool(self) -> Counter[str]:
-        """Living workers' pods by the name of their pool."""
-        return Counter(worker_pool(pod) or "" for pod in self._living().values())
-
-    def paid_for(self) -> Counter[str]:
-        """The same, but only those that have a node."""
-        return Counter(worker_pool(p) or "" for p in self._living().values() if p["spec"].get("nodeName"))
-
     # what is there
 
     @property
@@ -193,38 +151,21 @@ class PodController:
     def _not_joined(self) -> dict[str, dict[str, Any]]:
         """The pods of workers that have not joined, and may."""
         known = self._known()
-        return {name: pod for name, pod in self._pods().items() if name not in known}
-
-    def _pods(self) -> dict[str, dict[str, Any]]:
-        return self._cluster.pods(self._key, self._meta.uid)
-
-    def _living(self) -> dict[str, dict[str, Any]]:
-        return {n: p for n, p in self._pods().items() if lives(p)}
-
-    def _without_node(self) -> dict[str, dict[str, Any]]:
-        return {n: p for n, p in self._living().items() if not p["spec"].get("nodeName")}
-
-    def _unscheduled(self) -> dict[str, dict[str, Any]]:
-        """Those of them for which the scheduler looks for a node."""
-        return {n: p for n, p in self._without_node().items() if not gates_of(p)}
-
-    def _next_number(self) -> int:
-        """The first number that no pod has, as far as is known."""
-        return max((n + 1 for pod in self._pods().values() if (n := worker_number(pod)) is not None), default=0)
+        return {name: pod for name, pod in self.pods.all().items() if name not in known}
 
     def _unjoined(self, since: datetime) -> dict[WorkerId, float]:
-        return join_timeout.seconds_unjoined(self._living(), self._requests.joined, since, utc_now())
+        return join_timeout.seconds_unjoined(self.pods.living(), self._requests.joined, since, utc_now())
 
     def _observe(self) -> None:
-        pods, now = self._pods(), time.monotonic()
-        self.created = max(self.created, self._next_number())  # the answer to a creation may have been lost
+        pods, now = self.pods.all(), time.monotonic()
+        self.created = max(self.created, self.pods.next_number())  # the answer to a creation may have been lost
         self._withdraw()
-        self._releases.observe(self._without_node(), now)
-        if not self._unscheduled() and not self.adding:
+        self._releases.observe(self.pods.without_node(), now)
+        if not self.pods.unscheduled() and not self.adding:
             self._waiting_since = None
         elif self._waiting_since is None:
-            released = {name: self._releases.at(name) for name in self._unscheduled()}
-            since = (now - _age(pods[name]) if at is None else at for name, at in released.items())
+            released = {name: self._releases.at(name) for name in self.pods.unscheduled()}
+            since = (now - age(pods[name]) if at is None else at for name, at in released.items())
             self._waiting_since = min(since, default=now)
         if set(self._requests.joined) - self._joined_before:
             self._joined_before, self._backoff = set(self._requests.joined), StartBackoff()
@@ -235,7 +176,7 @@ class PodController:
 
     def _sight(self) -> Sight:
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
-        return Sight(state=self._requests.state, status=self._requests.status(), pods=self._pods(), waited=waited)
+        return Sight(state=self._requests.state, status=self._requests.status(), pods=self.pods.all(), waited=waited)
 
     def _withdraw(self) -> None:
         if count := min(self.adding, surplus_requests(self._requests.state)):
@@ -250,7 +191,7 @@ class PodController:
 
     async def _update_disruption_budget(self) -> None:
         if self._budget is not None:
-            placed = sum(1 for p in self._living().values() if p["spec"].get("nodeName") and not cannot_start(p))
+            placed = sum(1 for pod in self.pods.placed().values() if not cannot_start(pod))
             await self._budget.update(self._requests.status(), self._spec, placed)
 
     async def _create_pods(self) -> None:
@@ -262,7 +203,7 @@ class PodController:
             if not self.adding or self._requests.finished or self._backoff.holds(now) or now > end:
                 return
             pools = self._spec.node_pools
-            pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.by_pool())
+            pool = choose_pool(pools, time.monotonic(), self._waiting_since, self.pods.by_pool())
             if pools and pool is None:
                 self._pools_full = True
                 return
@@ -289,7 +230,7 @@ class PodController:
 
     async def _delete_ended_pods(self) -> None:
         """But for the last failed ones; and the pods of workers that were to leave and did not."""
-        now, pods = time.monotonic(), self._pods()
+        now, pods = time.monotonic(), self.pods.all()
         ended = {name: found for name, pod in pods.items() if (found := worker_exit(pod)) is not None}
         failed = sorted((n for n, (code, _) in ended.items() if code != 0), key=lambda n: worker_number(pods[n]) or 0)
         kept = failed[-KEPT_CRASHES:]
@@ -312,7 +253,7 @@ class PodController:
             if seconds > join_timeout.REPLACE_SECONDS:
                 message = f"{name} has run for {seconds:.0f} s and has not joined; it is replaced"
                 self._record(Emit("WorkerSilent", message, True))
-                if pod := self._pods().get(name):
+                if pod := self.pods.all().get(name):
                     await self._delete(pod)
 
     async def _recheck_pods(self) -> None:
@@ -342,12 +283,12 @@ class PodController:
         """A pod that finds no node for too long is created again in a later pool."""
         if self._waiting_since is None:
             return
-        for name, pod in self._unscheduled().items():
+        for name, pod in self.pods.unscheduled().items():
             pool, released = worker_pool(pod), self._releases.at(name)
             if pool is None or name in self._probes | self._rolling.surged:
                 continue
             since = max(self._waiting_since, released or 0.0)
-            target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.by_pool())
+            target = fallback_pool(self._spec.node_pools, pool, time.monotonic(), since, self.pods.by_pool())
             if target is not None:
                 self._record(
                     Emit("FallbackPool", f"{name} finds no node in pool {pool}; pool {target.name} is tried", True)
@@ -359,14 +300,14 @@ class PodController:
         """Replace a worker whose pod would be made in another way now, or what it takes for that."""
         step = self._rolling.step()
         if step.act is Act.DELETE:
-            await self._delete(self._pods()[step.worker])
+            await self._delete(self.pods.all()[step.worker])
         elif step.act is not Act.NOTHING and not self._backoff.holds(time.monotonic()):
             await self._replace_one(step)
 
     async def _replace_one(self, step: RolloutStep) -> None:
         """Let an old worker go, or request one more for it; if there is no room, the rollout goes on in another way."""
         pools = self._spec.node_pools
-        pool = choose_pool(pools, time.monotonic(), None, self.by_pool())
+        pool = choose_pool(pools, time.monotonic(), None, self.pods.by_pool())
         newest = self._rolling.newest(self._sight())
         if not self._rolling.proven and await self._is_invalid(newest.pod(self.created, pool)):
             return
@@ -408,15 +349,15 @@ class PodController:
             self._probes |= {worker_name(self._spec.name, self.created)}
             await self._create(self._rolling.template(self._sight()), decision.probe)
         elif decision.delete is not None:
-            await self._delete(self._pods()[decision.delete])
+            await self._delete(self.pods.all()[decision.delete])
 
     def _workers_by_pool(self) -> WorkersByPool:
         status, gone = self._requests.status(), self._requests.state.gone
         by_state = {state: [w for w, found in status.workers if found is state] for state in WorkerState}
         return WorkersByPool(
             pools=self._spec.node_pools,
-            placed={name: worker_pool(pod) or "" for name, pod in self._living().items() if name not in gone},
-            without_node={name: worker_pool(pod) or "" for name, pod in self._without_node().items()},
+            placed={name: worker_pool(pod) or "" for name, pod in self.pods.living().items() if name not in gone},
+            without_node={name: worker_pool(pod) or "" for name, pod in self.pods.without_node().items()},
             joined={worker for worker, _ in status.workers},
             standby=by_state[WorkerState.STANDBY],
             leaving=by_state[WorkerState.LEAVING],
@@ -432,9 +373,3 @@ class PodController:
             self._given_back.add(worker)
             self._record(Emit("GivingBack", message))
             self._requests.give_back(worker, GIVE_BACK_SECONDS)
-
-
-def _age(pod: dict[str, Any]) -> float:
-    """Seconds since the pod was created."""
-    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    return max(0.0, (utc_now() - created).total_seconds())

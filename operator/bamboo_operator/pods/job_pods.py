@@ -1,0 +1,56 @@
+"""One job's pods, as far as the operator has heard of them from the watch."""
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+from bamboo.planning.plan import WorkerId
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.cluster.signals import lives
+from bamboo_operator.kube.objects import JobKey, utc_now
+from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
+from bamboo_operator.pods.scheduling_gates import gates_of
+
+PodsByName = dict[WorkerId, dict[str, Any]]
+
+
+class JobPods:
+    """uid: of the job."""
+
+    def __init__(self, key: JobKey, uid: str, cluster: ClusterCache) -> None:
+        self._key, self._uid, self._cluster = key, uid, cluster
+
+    def all(self) -> PodsByName:
+        return self._cluster.pods(self._key, self._uid)
+
+    def living(self) -> PodsByName:
+        return {n: p for n, p in self.all().items() if lives(p)}
+
+    def placed(self) -> PodsByName:
+        """Living ones that have a node, which is paid for."""
+        return {n: p for n, p in self.living().items() if p["spec"].get("nodeName")}
+
+    def without_node(self) -> PodsByName:
+        return {n: p for n, p in self.living().items() if not p["spec"].get("nodeName")}
+
+    def unscheduled(self) -> PodsByName:
+        """Those of them for which the scheduler looks for a node."""
+        return {n: p for n, p in self.without_node().items() if not gates_of(p)}
+
+    def next_number(self) -> int:
+        """The first number that no pod has, as far as is known."""
+        return max((n + 1 for pod in self.all().values() if (n := worker_number(pod)) is not None), default=0)
+
+    def by_pool(self) -> Counter[str]:
+        """Living workers' pods by the name of their pool."""
+        return Counter(worker_pool(pod) or "" for pod in self.living().values())
+
+    def paid_for(self) -> Counter[str]:
+        """The same, but only those that have a node."""
+        return Counter(worker_pool(pod) or "" for pod in self.placed().values())
+
+
+def age(pod: dict[str, Any]) -> float:
+    """Seconds since the pod was created."""
+    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    return max(0.0, (utc_now() - created).total_seconds())

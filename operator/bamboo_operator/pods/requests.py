@@ -1,0 +1,43 @@
+"""What decides how many workers a job has, as the pod controller sees it."""
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from bamboo.coordinator.events import Status
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import WorkerId
+
+
+class PodRequests(Protocol):
+    """What a job's coordinator wants of its pods, and is told of them."""
+
+    @property
+    def state(self) -> CoordinatorState: ...
+
+    @property
+    def joined(self) -> Collection[WorkerId]: ...
+
+    @property
+    def removing(self) -> Mapping[WorkerId, float]:
+        """Workers that were told to stop and whose pods are to go, and since when (time.monotonic())."""
+
+    @property
+    def finished(self) -> bool:
+        """Has the job ended?"""
+
+    def status(self) -> Status: ...
+
+    def withdraw(self, count: int) -> None:
+        """So many requested pods are not needed any more."""
+
+    def give_back(self, worker: WorkerId, seconds: float) -> None:
+        """The worker is to leave as soon as it can be spared."""
+
+    def removal_forced(self, worker: WorkerId) -> None:
+        """Its pod is about to be deleted, because the worker did not exit."""
+
+    def removal_done(self, worker: WorkerId) -> None:
+        """Its pod has ended, or was deleted."""
+
+    def take_failed_starts(self) -> list[tuple[WorkerId, str]]:
+        """Workers that have ended before they joined, and how, since this was asked last."""
