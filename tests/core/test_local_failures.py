@@ -91,7 +91,7 @@ async def test_a_worker_that_this_run_has_killed_has_not_ended_by_itself(tmp_pat
     run.miss("w1")
     run._signal("w1", signal.SIGKILL)
     run.ends("w1", -signal.SIGKILL)
-    run._take(TakeWorker("w3", notice=False))
+    run._request(TakeWorker("w3", notice=False))
     run.ends("w3", -signal.SIGKILL)
     assert [(lost.exit_code, lost.removed) for lost in run.told] == [(None, True), (None, False)]
     assert (run._finish, run._state.restarts, run._crashes) == (None, 0, [])

@@ -10,8 +10,8 @@ import secrets
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,15 @@ from bamboo.history.records import HistoryError
 from bamboo.job.spec import JobSpec
 from bamboo.local.history_end import end_history
 from bamboo.local.pool import Pool, PoolError, exit_detail
+from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
+from bamboo.local.stop_signals import stop_signals
 from bamboo.local.summary import Summary, summarize
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning.plan import ROOT, WorkerId
-from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
-from bamboo.preemption.scheduling import NOTICE_SECONDS, Preemption, Schedule, due, steps_of, victim
+from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
 
@@ -60,7 +61,6 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 DRAIN_SECONDS = 3.0  # for the workers to leave when the job is over
 ZONES = ("zone-a", "zone-b", "zone-c")
 SAMPLE = "bamboo_trainer.sample:sample"
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,7 @@ class _LocalRun:
             heartbeat_timeout=options.heartbeat_timeout,
             history=history_url(spec, options.output),
         )
-        self._preempt, self._mid_step = options.preempt, MidStepPreemptions()
-        self._gate = steps_of(options.preempt)
-        self._taken: set[WorkerId] = set()
+        self._preemptor = Preemptor(options.preempt, spec.training.microbatches)
         self._removed: set[WorkerId] = set()
         self._sent: defaultdict[WorkerId, set[int]] = defaultdict(set)  # signals
         self._crashes: list[str] = []  # workers that ended by themselves, and how
@@ -149,7 +147,7 @@ class _LocalRun:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._task = asyncio.current_task()
         sample = None
-        with self._signals():
+        with stop_signals(self._interrupt):
             try:
                 self._view.start(self._request)
                 await self._pool.open()
@@ -228,7 +226,7 @@ class _LocalRun:
         """One that was told to go may have ended by itself before: a closed link is often heard of first."""
         detail = exit_detail(code)
         if code is None or self._finish is not None or (code < 0 and -code in self._sent[worker]):
-            removed = worker in self._removed and worker not in self._taken
+            removed = worker in self._removed and not self._preemptor.was_taken(worker)
             self._events.put_nowait(WorkerLost(worker, detail, removed=removed))
             return
         if code not in (EXIT_OK, EXIT_FENCED):
@@ -268,7 +266,7 @@ class _LocalRun:
             self._number += 1
             trace = str(self._traces / f"{worker}.json") if self._options.trace else None
             try:
-                self._pool.start(worker, self._gate, url=self._url, token=self._token, zone=zone, trace=trace)
+                self._pool.start(worker, self._preemptor.gate, url=self._url, token=self._token, zone=zone, trace=trace)
             except PoolError as error:
                 self._fail("LauncherLost", str(error))
                 return
@@ -293,7 +291,7 @@ class _LocalRun:
     def _asked(self, worker: WorkerId, step: int) -> None:
         """A worker is about to begin a forward or backward of a step in which something is planned, and waits."""
         now = self._now()
-        self._mid_step.begins(worker, step)
+        self._preemptor.begins(worker, step)
         self._preempt_due(now, max(step, self._state.step))
         self._pool.proceed(worker)  # SIGKILL, if it was sent, is faster than this
 
@@ -301,45 +299,30 @@ class _LocalRun:
         """step: the newest that anybody is known to be in."""
         if self._training_since is None or self._state.phase != "Running":
             return
-        actions, self._preempt = due(self._preempt, step, now - self._training_since)
-        for action in actions:
-            self._plan_or_take(action, now)
-        for planned in self._mid_step.due(self._state.step):
-            if planned.worker in self._pool.alive:
-                self._take(TakeWorker(planned.worker, notice=planned.action.notice), planned.where)
-            else:
-                self._plan_or_take(replace(planned.action, step=None), now)
+        seconds, alive = now - self._training_since, self._pool.alive
+        for due in self._preemptor.due(step, self._state.step, seconds, alive, lambda: status(self._state, now)):
+            match due:
+                case Strike():
+                    self._strike(due)
+                case NobodyToTake():
+                    self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
 
-    def _plan_or_take(self, action: Preemption, now: float) -> None:
-        shown = status(self._state, now)
-        worker = victim(action, shown, self._taken | self._mid_step.targets)
-        if worker is None:
-            self._tell(Emit("PreemptionSkipped", "there is no worker to take away", True))
-            return
-        owns = any(worker == owner for row in shown.grid for owner, _ in row)
-        if action.step is None or not owns:
-            self._take(TakeWorker(worker, notice=action.notice))
+    def _strike(self, strike: Strike) -> None:
+        """Kills a worker, or gives it notice."""
+        if strike.notice:
+            self._events.put_nowait(PreemptionNotice(strike.worker, NOTICE_SECONDS))
+            self._later(NOTICE_SECONDS, strike.worker)
         else:
-            half = self._spec.training.microbatches // len(shown.grid)  # of a cell's forwards and backwards
-            self._mid_step.add(MidStepPreemption(worker=worker, action=action, step=action.step, after=half))
-
-    def _take(self, take: TakeWorker, where: str = "") -> None:
-        """Kills a worker, also one that has its notice already, or gives it one."""
-        if not take.notice:
-            self._taken.add(take.worker)
-            self._tell(Emit("Preempting", f"{take.worker} is killed without notice{where}", True))
-            self._signal(take.worker, signal.SIGKILL)
-        elif take.worker not in self._taken:
-            self._taken.add(take.worker)
-            self._events.put_nowait(PreemptionNotice(take.worker, NOTICE_SECONDS))
-            self._later(NOTICE_SECONDS, take.worker)
+            self._tell(Emit("Preempting", f"{strike.worker} is killed without notice{strike.where}", True))
+            self._signal(strike.worker, signal.SIGKILL)
 
     def _request(self, request: UserRequest) -> None:
         match request:
             case StopJob():
                 self._interrupt()
             case TakeWorker() if not self._options.undisturbed:
-                self._take(request)
+                for strike in self._preemptor.take(request.worker, notice=request.notice):
+                    self._strike(strike)
 
     def _interrupt(self) -> None:
         """While training: asks for a clean stop within five seconds. A second time, or else: ends everything now."""
@@ -354,22 +337,6 @@ class _LocalRun:
         self._interrupted = True
         self._events.put_nowait(Interrupted())
         self._timers.append(asyncio.get_running_loop().call_later(GRACE_SECONDS - 1, self._task.cancel))
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals that the caller has blocked are let in only while there is a loop to handle them."""
-        loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._interrupt)
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
 
     # the end
 

@@ -19,7 +19,8 @@ from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.local.metrics_view import MetricsError, MetricsView
 from bamboo.local.page_view import PageView
 from bamboo.local.pool import PoolError
-from bamboo.local.runner import SIGNALS, RunOptions, run_job
+from bamboo.local.runner import RunOptions, run_job
+from bamboo.local.stop_signals import STOP_SIGNALS
 from bamboo.local.summary import Summary, compare, to_json, to_text
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.page.server import PageError
@@ -103,7 +104,7 @@ def _grid(spec: JobSpec) -> str:
 
 def _run(spec: JobSpec, manifest: dict[str, Any], options: RunOptions, report: ReportOptions) -> Summary:
     """A signal that comes while the loop is being made or closed waits: asyncio would be caught half-way."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return asyncio.run(_shown(spec, manifest, options, report))
     finally:

@@ -1,0 +1,74 @@
+"""Which workers of a local run are taken away on purpose, and when: as its schedule has it, or as somebody asks."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from bamboo.coordinator.events import Status
+from bamboo.planning.plan import WorkerId
+from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
+from bamboo.preemption.scheduling import Preemption, Schedule, due, steps_of, victim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """That worker is to be taken away now. where: at which place in a step, for a person; "" if at none."""
+
+    worker: WorkerId
+    notice: bool
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NobodyToTake:
+    """A preemption was due, and there is no worker for it."""
+
+
+class Preemptor:
+    """Decides; whoever asks carries it out. microbatches: of a step, over all pipelines."""
+
+    def __init__(self, schedule: Schedule, microbatches: int) -> None:
+        self.gate = steps_of(schedule)  # the steps in which workers have to ask
+        self._schedule, self._microbatches = schedule, microbatches
+        self._mid_step = MidStepPreemptions()
+        self._taken: set[WorkerId] = set()
+
+    def was_taken(self, worker: WorkerId) -> bool:
+        return worker in self._taken
+
+    def begins(self, worker: WorkerId, step: int) -> None:
+        """The worker is about to begin its next forward or backward, which is of that step."""
+        self._mid_step.begins(worker, step)
+
+    def take(self, worker: WorkerId, *, notice: bool, where: str = "") -> Iterator[Strike]:
+        """One that has its notice already may still be killed, but gets no second notice."""
+        if not notice or worker not in self._taken:
+            self._taken.add(worker)
+            yield Strike(worker=worker, notice=notice, where=where)
+
+    def due(
+        self, step: int, in_progress: int, seconds: float, alive: Collection[WorkerId], shown: Callable[[], Status]
+    ) -> Iterator[Strike | NobodyToTake]:
+        """What is due now.
+
+        step: the newest that anybody is known to be in. in_progress: the job's. seconds: of training. shown: the job.
+        """
+        actions, self._schedule = due(self._schedule, step, seconds)
+        for action in actions:
+            yield from self._plan_or_take(action, shown())
+        for planned in self._mid_step.due(in_progress):
+            if planned.worker in alive:
+                yield from self.take(planned.worker, notice=planned.action.notice, where=planned.where)
+            else:
+                yield from self._plan_or_take(replace(planned.action, step=None), shown())
+
+    def _plan_or_take(self, action: Preemption, shown: Status) -> Iterator[Strike | NobodyToTake]:
+        worker = victim(action, shown, self._taken | self._mid_step.targets)
+        if worker is None:
+            yield NobodyToTake()
+            return
+        owns = any(worker == owner for row in shown.grid for owner, _ in row)
+        if action.step is None or not owns:
+            yield from self.take(worker, notice=action.notice)
+        else:
+            half = self._microbatches // len(shown.grid)  # of a cell's forwards and backwards
+            self._mid_step.add(MidStepPreemption(worker=worker, action=action, step=action.step, after=half))

@@ -1,0 +1,46 @@
+"""Which workers a local run takes away on purpose, and when."""
+
+from bamboo.coordinator.events import Status
+from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
+from bamboo.preemption.scheduling import parse
+from operator_kit import said
+
+ALIVE = {"w0", "w1"}
+
+
+def due(preemptor: Preemptor, step: int, alive: set[str] = ALIVE, shown: Status | None = None) -> list[object]:
+    return list(preemptor.due(step, step, 1.0, alive, lambda: shown or said()))
+
+
+def test_an_owner_is_taken_after_half_of_its_instructions_of_the_step() -> None:
+    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4)
+    assert preemptor.gate == (3,)
+    assert due(preemptor, 3) == []
+    for _ in range(4):
+        preemptor.begins("w1", 3)
+        assert due(preemptor, 3) == []
+    preemptor.begins("w1", 3)
+    assert due(preemptor, 3) == [Strike(worker="w1", notice=False, where=", in the middle of step 3")]
+    assert preemptor.was_taken("w1")
+    assert due(preemptor, 4) == []
+
+
+def test_another_worker_is_taken_if_the_one_that_was_aimed_at_is_gone() -> None:
+    preemptor = Preemptor(parse(["at:3"]), microbatches=4)
+    assert due(preemptor, 3) == []
+    [strike] = due(preemptor, 4, alive=set())
+    assert isinstance(strike, Strike)
+    assert (strike.worker in ALIVE, strike.where) == (True, "")
+
+
+def test_nobody_is_taken_twice_by_a_schedule() -> None:
+    preemptor = Preemptor(parse(["at:3:1"]), microbatches=4)
+    assert list(preemptor.take("w1", notice=True)) == [Strike(worker="w1", notice=True)]
+    assert due(preemptor, 3) == [NobodyToTake()]
+
+
+def test_who_has_notice_gets_no_second_one_and_may_still_be_killed() -> None:
+    preemptor = Preemptor(parse([]), microbatches=4)
+    assert len(list(preemptor.take("w1", notice=True))) == 1
+    assert list(preemptor.take("w1", notice=True)) == []
+    assert list(preemptor.take("w1", notice=False)) == [Strike(worker="w1", notice=False)]
