@@ -12,6 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo.job import spec as s
 from bamboo.job.manifest import METADATA
+from bamboo.job.placement_spec import Capacity, Preset, SpreadPolicy
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
@@ -44,9 +45,9 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,
-    "spec.nodePools[].capacity": s.Capacity,
-    "spec.nodePools[].preset": s.Preset,
-    "spec.spread.policy": s.SpreadPolicy,
+    "spec.nodePools[].capacity": Capacity,
+    "spec.nodePools[].preset": Preset,
+    "spec.spread.policy": SpreadPolicy,
     "spec.checkpoint.resume": s.Resume,
     "spec.failurePolicy.rules[].action": s.FailureAction,
     "spec.cleanPodPolicy": s.CleanPodPolicy,

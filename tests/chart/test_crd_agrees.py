@@ -8,9 +8,20 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bamboo.job import spec as s
 from bamboo.job.fields import Fields
 from bamboo.job.manifest import METADATA, parse_manifest
+from bamboo.job.text_patterns import (
+    DECIMAL,
+    DNS_LABEL,
+    DNS_NAME,
+    ENTRYPOINT,
+    IMAGE,
+    LABEL_KEY,
+    MANAGER,
+    METRIC,
+    QUANTITY,
+    URI,
+)
 from bamboo.job.yaml_file import load_document
 from crd_cases import KEPT, RULES, SPEC, UNTIL, Edit, changed, edits, manifests, values, whole, whole_with_uri, wholes
 from crd_kit import ABSENT, ROOT, SCHEMA, at, defaulted, nodes, parsed, refusals
@@ -24,20 +35,20 @@ VALID = {
     **{path.name: load_document(str(path)) for path in sorted((ROOT / "examples").glob("*.yaml"))},
 }
 FORMS = {
-    "metadata.name": s.DNS_LABEL,
-    "spec.managedBy": s.MANAGER,
-    "spec.task.entrypoint": s.ENTRYPOINT,
-    "spec.training.evaluation.metric": s.METRIC,
-    "spec.nodePools[].name": s.DNS_LABEL,
-    "spec.nodePools[].pricePerHour": s.DECIMAL,
-    "spec.spread.topologyKey": s.LABEL_KEY,
-    "spec.checkpoint.storage.uri": s.URI,
-    "spec.checkpoint.storage.persistentVolumeClaim.claimName": s.DNS_NAME,
-    "spec.worker.image": s.IMAGE,
-    "spec.worker.resources.limits{}": s.QUANTITY,
-    "spec.worker.resources.requests{}": s.QUANTITY,
-    "spec.queue.name": s.DNS_NAME,
-    "spec.failurePolicy.rules[].name": s.DNS_LABEL,
+    "metadata.name": DNS_LABEL,
+    "spec.managedBy": MANAGER,
+    "spec.task.entrypoint": ENTRYPOINT,
+    "spec.training.evaluation.metric": METRIC,
+    "spec.nodePools[].name": DNS_LABEL,
+    "spec.nodePools[].pricePerHour": DECIMAL,
+    "spec.spread.topologyKey": LABEL_KEY,
+    "spec.checkpoint.storage.uri": URI,
+    "spec.checkpoint.storage.persistentVolumeClaim.claimName": DNS_NAME,
+    "spec.worker.image": IMAGE,
+    "spec.worker.resources.limits{}": QUANTITY,
+    "spec.worker.resources.requests{}": QUANTITY,
+    "spec.queue.name": DNS_NAME,
+    "spec.failurePolicy.rules[].name": DNS_LABEL,
 }
 WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_remote_cli import Fake, type_in
 
-from bamboo.job.spec import WorkerSpec
+from bamboo.job.placement_spec import WorkerSpec
 from bamboo.remote.rollout import WorkerRevision, difference, revision_to_restore
 from remote_kit import SPEC, Asked, Json, condition, job
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import URI
+from bamboo.job.text_patterns import URI
 from bamboo.storage.errors import StorageError
 from bamboo.storage.failures import explain
 from bamboo.storage.url import parse_url, shown_url, without_secrets

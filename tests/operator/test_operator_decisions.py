@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bamboo.coordinator.events import Emit
-from bamboo.job.spec import Capacity, NodePool
+from bamboo.job.placement_spec import Capacity, NodePool
 from bamboo.kube.errors import ApiError
 from bamboo_operator.jobs.reconcile_schedule import (
     FINAL_EVENTS_SECONDS,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.job.spec import Capacity, NodePool
+from bamboo.job.placement_spec import Capacity, NodePool
 from bamboo_operator.pods.pools import (
     choose_pool,
     cost_of,

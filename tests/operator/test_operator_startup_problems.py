@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.job.spec import NodePool
+from bamboo.job.placement_spec import NodePool
 from bamboo_operator.pods.scale_down import surplus_worker
 from bamboo_operator.pods.startup_problems import StartupProblem, startup_problems
 from operator_kit import at, pod

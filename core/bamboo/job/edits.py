@@ -7,7 +7,8 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from bamboo.job.spec import JobSpec, WorkerSpec
+from bamboo.job.placement_spec import WorkerSpec
+from bamboo.job.spec import JobSpec
 
 CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.replicas
     "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from bamboo.job.spec import LABEL_KEY, QUANTITY, TextPattern
+from bamboo.job.text_patterns import LABEL_KEY, QUANTITY, TextPattern
 
 MAX_INT = 2**31 - 1
 MAX_INT64 = 2**63 - 1

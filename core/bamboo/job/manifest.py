@@ -12,8 +12,31 @@ from typing import Any
 
 from bamboo.job import spec as s
 from bamboo.job.fields import MAX_INT, MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
+from bamboo.job.manifest_rules import check_rules
 from bamboo.job.misspelled_fields import causes_first
+from bamboo.job.placement_spec import (
+    Capacity,
+    NodePool,
+    Preset,
+    ResourcesSpec,
+    RolloutSpec,
+    SpreadPolicy,
+    SpreadSpec,
+    WorkerSpec,
+)
 from bamboo.job.spec import MOST_LAYERS
+from bamboo.job.text_patterns import (
+    DECIMAL,
+    DNS_LABEL,
+    DNS_NAME,
+    ENTRYPOINT,
+    IMAGE,
+    LABEL_KEY,
+    MANAGER,
+    METRIC,
+    URI,
+    exactly,
+)
 from bamboo.job.yaml_file import ManifestSource, load_document, read_manifest_source
 from bamboo.names import API_VERSION, KIND
 from bamboo.storage.url import shown_url
@@ -61,7 +84,7 @@ def parse_manifest(document: Mapping[str, Any], also: Check = lambda job: ()) ->
     """
     problems: list[Problem] = []
     job = _root(document, problems)
-    _check(job, problems)
+    check_rules(job, problems)
     if found := [*causes_first(problems, _levels(), document), *also(job)]:
         raise ManifestError(*found)
     return job
@@ -90,13 +113,13 @@ def _levels() -> dict[str, tuple[str, ...]]:
 
 def _root(document: Mapping[str, Any], problems: list[Problem]) -> s.JobSpec:
     root = Fields(document, "", problems)
-    root.text("apiVersion", s.exactly(API_VERSION))
-    root.text("kind", s.exactly(KIND))
+    root.text("apiVersion", exactly(API_VERSION))
+    root.text("kind", exactly(KIND))
     root.known.append("status")
     metadata = root.child("metadata")
     metadata.known.extend(METADATA)
-    name = metadata.text("name", s.DNS_LABEL)
-    namespace = metadata.optional_text("namespace", s.DNS_LABEL) or "default"
+    name = metadata.text("name", DNS_LABEL)
+    namespace = metadata.optional_text("namespace", DNS_LABEL) or "default"
     metadata.close()
     job = _job(root.child("spec"), name, namespace)
     root.close()
@@ -112,7 +135,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         name=name,
         namespace=namespace,
         suspend=f.flag("suspend"),
-        managed_by=f.optional_text("managedBy", s.MANAGER) or s.DEFAULT_MANAGER,
+        managed_by=f.optional_text("managedBy", MANAGER) or s.DEFAULT_MANAGER,
         task=_task(f.child("task")),
         training=_training(f.child("training")),
         topology=topology,
@@ -137,7 +160,7 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
 
 
 def _task(f: Fields) -> s.TaskSpec:
-    return f.closed(s.TaskSpec(entrypoint=f.text("entrypoint", s.ENTRYPOINT), config=f.tree("config")))
+    return f.closed(s.TaskSpec(entrypoint=f.text("entrypoint", ENTRYPOINT), config=f.tree("config")))
 
 
 def _training(f: Fields) -> s.TrainingSpec:
@@ -192,7 +215,7 @@ def _evaluation(f: Fields) -> s.EvaluationSpec:
         s.EvaluationSpec(
             every_steps=f.integer("everySteps"),
             batches=f.optional_integer("batches"),
-            metric=f.optional_text("metric", s.METRIC) or "loss",
+            metric=f.optional_text("metric", METRIC) or "loss",
             goal=f.choice("goal", s.Goal.MIN),
             patience=f.optional_integer("patience"),
             min_delta=f.optional_positive("minDelta") or 0.0,
@@ -241,13 +264,13 @@ def _standby(f: Fields) -> s.StandbySpec:
     return f.closed(s.StandbySpec(workers=f.integer("workers", 0, low=0, high=1024)))
 
 
-def _node_pool(f: Fields) -> s.NodePool:
-    price = f.optional_text("pricePerHour", s.DECIMAL)
+def _node_pool(f: Fields) -> NodePool:
+    price = f.optional_text("pricePerHour", DECIMAL)
     return f.closed(
-        s.NodePool(
-            name=f.text("name", s.DNS_LABEL),
-            capacity=f.choice("capacity", s.Capacity.SPOT),
-            preset=f.choice("preset", s.Preset.NONE),
+        NodePool(
+            name=f.text("name", DNS_LABEL),
+            capacity=f.choice("capacity", Capacity.SPOT),
+            preset=f.choice("preset", Preset.NONE),
             price_per_hour=None if price is None else Decimal(price),
             after_seconds=f.integer("afterSeconds", 0, low=0),
             max_workers=f.optional_integer("maxWorkers"),
@@ -256,9 +279,9 @@ def _node_pool(f: Fields) -> s.NodePool:
     )
 
 
-def _spread(f: Fields) -> s.SpreadSpec:
-    key = f.optional_text("topologyKey", s.LABEL_KEY) or "topology.kubernetes.io/zone"
-    return f.closed(s.SpreadSpec(topology_key=key, policy=f.choice("policy", s.SpreadPolicy.INTERLEAVE)))
+def _spread(f: Fields) -> SpreadSpec:
+    key = f.optional_text("topologyKey", LABEL_KEY) or "topology.kubernetes.io/zone"
+    return f.closed(SpreadSpec(topology_key=key, policy=f.choice("policy", SpreadPolicy.INTERLEAVE)))
 
 
 def _checkpoint(f: Fields) -> s.CheckpointSpec:
@@ -282,24 +305,24 @@ def _storage(f: Fields) -> s.StorageSpec:
     claim = None
     if f.has("persistentVolumeClaim"):
         volume = f.child("persistentVolumeClaim")
-        claim = volume.closed(volume.text("claimName", s.DNS_NAME))
+        claim = volume.closed(volume.text("claimName", DNS_NAME))
     f.known.extend(kinds)
-    return f.closed(s.StorageSpec(uri=f.optional_text("uri", s.URI, shown=shown_url), claim_name=claim))
+    return f.closed(s.StorageSpec(uri=f.optional_text("uri", URI, shown=shown_url), claim_name=claim))
 
 
-def _worker(f: Fields) -> s.WorkerSpec:
+def _worker(f: Fields) -> WorkerSpec:
     resources = f.child("resources")
     limits, requests = resources.quantities("limits"), resources.quantities("requests")
     resources.close()
-    image, template = f.optional_text("image", s.IMAGE), f.tree("template")
-    spec = s.ResourcesSpec(limits=limits, requests=requests)
+    image, template = f.optional_text("image", IMAGE), f.tree("template")
+    spec = ResourcesSpec(limits=limits, requests=requests)
     mixed = f.flag("allowMixedPlatforms")
-    return f.closed(s.WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
+    return f.closed(WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
 
 
-def _rollout(f: Fields) -> s.RolloutSpec:
+def _rollout(f: Fields) -> RolloutSpec:
     return f.closed(
-        s.RolloutSpec(
+        RolloutSpec(
             paused=f.flag("paused"),
             max_surge=f.integer("maxSurge", 1, low=0, high=1),
             progress_deadline_seconds=f.integer("progressDeadlineSeconds", 600),
@@ -308,7 +331,7 @@ def _rollout(f: Fields) -> s.RolloutSpec:
 
 
 def _queue(f: Fields) -> s.QueueSpec:
-    return f.closed(s.QueueSpec(name=f.text("name", s.DNS_NAME)))
+    return f.closed(s.QueueSpec(name=f.text("name", DNS_NAME)))
 
 
 def _failure_policy(f: Fields) -> s.FailurePolicy:
@@ -317,93 +340,6 @@ def _failure_policy(f: Fields) -> s.FailurePolicy:
 
 
 def _failure_rule(f: Fields) -> s.FailureRule:
-    name, codes = f.text("name", s.DNS_LABEL), f.exit_codes("onExitCodes")
+    name, codes = f.text("name", DNS_LABEL), f.exit_codes("onExitCodes")
     action = f.choice("action", s.FailureAction.RESTART_WORKER, required=True)
     return f.closed(s.FailureRule(name=name, on_exit_codes=codes, action=action))
-
-
-def _check(job: s.JobSpec, problems: list[Problem]) -> None:
-    """The rules between fields; one is skipped where a field it reads is already wrong."""
-    wrong = [problem.path for problem in problems]
-    t, pipelines, elastic = job.training, job.topology.pipelines, job.elastic
-    batch, micro = "spec.training.globalBatchSize", "spec.training.microBatchSize"
-    count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
-
-    def rule(holds: bool, path: str, message: str, *others: str) -> None:
-        """others: fields that the rule reads, too."""
-        read = (path, *others)
-        if not holds and not any(p == bad or p.startswith(f"{bad}.") for p in read for bad in wrong):
-            problems.append(Problem(path, message))
-
-    whole = t.global_batch_size % t.micro_batch_size == 0
-    rule(
-        whole,
-        batch,
-        f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
-        micro,
-    )
-    _check_groups(job, rule)
-    rule(
-        job.checkpoint is not None or t.evaluation is None or t.evaluation.patience is None,
-        "spec.training.evaluation.patience",
-        "expected only with spec.checkpoint, which keeps what was trained",
-        "spec.checkpoint",
-    )
-    rule(
-        job.checkpoint is None or not job.checkpoint.keep_best or t.evaluation is not None,
-        "spec.checkpoint.keepBest",
-        "expected only with spec.training.evaluation",
-        "spec.training.evaluation",
-    )
-    split, stages = job.topology.split, job.topology.stages
-    rule(
-        split is None or len(split) == stages,
-        "spec.topology.split",
-        f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
-        "spec.topology.stages",
-    )
-    fewest = elastic.min_stages
-    rule(
-        fewest <= stages,
-        "spec.elastic.minStages",
-        f"expected at most spec.topology.stages ({stages}), got {fewest}",
-        "spec.topology.stages",
-    )
-    low, high = elastic.min_pipelines, elastic.max_pipelines
-    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
-    rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
-    for path, names in (
-        ("spec.nodePools", [pool.name for pool in job.node_pools]),
-        ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
-    ):
-        for i, name in enumerate(names):
-            first = names.index(name)
-            used = f"{path}[{first}].name"
-            rule(first == i, f"{path}[{i}].name", f"{show(name)} is already used by {used}", used)
-
-
-def _check_groups(job: s.JobSpec, rule: Callable[..., None]) -> None:
-    """Each pipeline has microbatches of its own: whole groups of them, if gradients are summed in groups."""
-    t, pipelines, high = job.training, job.topology.pipelines, job.elastic.max_pipelines
-    batch, micro, groups = (f"spec.training.{name}" for name in ("globalBatchSize", "microBatchSize", "gradientGroups"))
-    if t.global_batch_size % t.micro_batch_size:
-        return
-    in_step = f"the number of microbatches in a step ({t.microbatches})"
-    rule(
-        t.gradient_groups is None or t.reproducible,
-        groups,
-        "expected only with spec.training.reproducible true",
-        "spec.training.reproducible",
-    )
-    rule(
-        t.gradient_groups is None or t.gradient_groups <= t.microbatches,
-        groups,
-        f"expected at most {in_step}, got {t.gradient_groups}",
-        batch,
-        micro,
-    )
-    enough = in_step if t.most_pipelines == t.microbatches else f"{groups} ({t.most_pipelines})"
-    said = f"expected at most {enough}, got"
-    rule(pipelines <= t.most_pipelines, "spec.topology.pipelines", f"{said} {pipelines}", batch, micro, groups)
-    if high != pipelines:
-        rule(high <= t.most_pipelines, "spec.elastic.maxPipelines", f"{said} {high}", batch, micro, groups)

@@ -3,13 +3,12 @@
 Absent parts are None; lists are tuples. Durations are seconds; field names are the manifest's in snake_case.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
+from bamboo.job.placement_spec import NodePool, RolloutSpec, SpreadSpec, WorkerSpec
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS = 10_000  # of a model
@@ -18,49 +17,6 @@ UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_MANAGER = "bamboo.dev/operator"
 MOST_SKIPS = 1000  # in a row
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPattern:
-    """What a text must look like, and how that is said to a person."""
-
-    said: str
-    pattern: re.Pattern[str]
-    most: int = 253
-
-    def fits(self, text: str) -> bool:
-        return len(text) <= self.most and self.pattern.fullmatch(text) is not None
-
-
-def _form(said: str, pattern: str, most: int = 253) -> TextPattern:
-    return TextPattern(said=said, pattern=re.compile(pattern, re.ASCII), most=most)
-
-
-def exactly(text: str) -> TextPattern:
-    return _form(f'"{text}"', re.escape(text))
-
-
-DNS_LABEL = _form(
-    "a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)",
-    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
-    63,
-)
-DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
-METRIC = _form("the name of a metric", r"[A-Za-z_][A-Za-z0-9_]{0,63}", 64)
-ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
-LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
-_PLACE, _PATH = r'[!"$-.0->A-~]+', r'(/[!"$->@-~]*)?'  # of printable characters: no / ? # @; no ? #
-URI = _form(
-    "the URL of a store without credentials and parameters, such as s3://bucket/folder, gs://bucket/folder, "
-    "az://container/folder or file:///folder",
-    rf"(file://(localhost)?/+[!-.0-~][!-~]*|(s3a?|gs|gcs|az)://{_PLACE}{_PATH}"
-    rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
-    2048,
-)
-IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
-DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
-QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
 
 
 class Precision(StrEnum):
@@ -94,28 +50,6 @@ class ReplicaPlacement(StrEnum):
 
     DEVICE = "Device"
     HOST = "Host"
-
-
-class Capacity(StrEnum):
-    SPOT = "Spot"
-    ON_DEMAND = "OnDemand"
-
-
-class Preset(StrEnum):
-    """Whose node labels and taints the operator selects and tolerates."""
-
-    NONE = "None"
-    EKS = "EKS"
-    KARPENTER = "Karpenter"
-    GKE = "GKE"
-    AKS = "AKS"
-
-
-class SpreadPolicy(StrEnum):
-    """Interleave: neighbours in the ring sit in different topology domains."""
-
-    INTERLEAVE = "Interleave"
-    NONE = "None"
 
 
 class Resume(StrEnum):
@@ -329,28 +263,6 @@ class StandbySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePool:
-    """Pools are tried in order. after_seconds: how long the pools before it must have failed to deliver.
-
-    revert: move its workers back to an earlier pool once that one has capacity again.
-    """
-
-    name: str
-    capacity: Capacity = Capacity.SPOT
-    preset: Preset = Preset.NONE
-    price_per_hour: Decimal | None = None
-    after_seconds: int = 0
-    max_workers: int | None = None
-    revert: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpreadSpec:
-    topology_key: str = "topology.kubernetes.io/zone"
-    policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSpec:
     """Exactly one of the two is set. claim_name: of a persistent volume claim in the job's namespace."""
 
@@ -376,39 +288,6 @@ class CheckpointSpec:
     keep_in_memory: bool = True
     keep_best: bool = False
     resume: Resume = Resume.LATEST
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourcesSpec:
-    """Kubernetes quantities by resource name."""
-
-    limits: Mapping[str, str | int] = field(default_factory=dict)
-    requests: Mapping[str, str | int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it.
-
-    allow_mixed_platforms: workers may differ in what decides bits, such as the GPU's model; see control.platform.
-    """
-
-    image: str | None = None
-    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
-    template: Mapping[str, Any] = field(default_factory=dict)
-    allow_mixed_platforms: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSpec:
-    """How workers are replaced whose pods are not as they would be made now.
-
-    max_surge: workers more than wanted meanwhile. progress_deadline_seconds: for a new worker to be ready.
-    """
-
-    paused: bool = False
-    max_surge: int = 1
-    progress_deadline_seconds: int = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

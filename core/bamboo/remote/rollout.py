@@ -9,7 +9,7 @@ from typing import Any
 
 from bamboo.job.edits import worker_digest
 from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import WorkerSpec
+from bamboo.job.placement_spec import WorkerSpec
 from bamboo.kube.errors import RemoteError
 from bamboo.kube.request_parts import Object
 from bamboo.kube.resources import Metadata, read

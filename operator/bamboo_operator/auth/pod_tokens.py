@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from bamboo.control.server import Authenticate, Unauthorized, Unavailable
-from bamboo.job.spec import DNS_LABEL, DNS_NAME
+from bamboo.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo.names import TOKEN_AUDIENCE
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.kube.client import API_ERRORS, described

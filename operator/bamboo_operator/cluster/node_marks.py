@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.job.fields import Fields, ManifestError, Problem
-from bamboo.job.spec import LABEL_KEY, TextPattern
+from bamboo.job.text_patterns import LABEL_KEY, TextPattern
 from bamboo.job.yaml_file import load_document
 from bamboo_operator.cluster.cloud_marks import DisruptionMark
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from bamboo.job.spec import DNS_LABEL, DNS_NAME
+from bamboo.job.text_patterns import DNS_LABEL, DNS_NAME
 from bamboo.page.history import steady_clock
 from bamboo.page.server import add_page, answer, bearer, refusal
 from bamboo_operator.auth.page_access import PageAccess, ReviewApi

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from bamboo.coordinator.events import Status
-from bamboo.job.spec import JobSpec, NodePool, storage_place
+from bamboo.job.placement_spec import NodePool
+from bamboo.job.spec import JobSpec, storage_place
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, history_fields, rows, state
 from bamboo.page.history import JobHistory

@@ -14,7 +14,8 @@ from typing import Any
 
 from bamboo.job.edits import apply_edit_to_manifest, refusal_message, refused_fields, task_digest, worker_digest
 from bamboo.job.manifest import ManifestError, parse_manifest
-from bamboo.job.spec import JobSpec, WorkerSpec
+from bamboo.job.placement_spec import WorkerSpec
+from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo.names import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_JOB_UID
 from bamboo_operator.kube.client import ApiClient

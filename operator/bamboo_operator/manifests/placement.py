@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.job.spec import Capacity, JobSpec, NodePool, Preset
+from bamboo.job.placement_spec import Capacity, NodePool, Preset
+from bamboo.job.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

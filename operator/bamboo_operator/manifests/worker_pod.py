@@ -8,7 +8,8 @@ from typing import Any
 
 from bamboo import names
 from bamboo.job.edits import worker_digest
-from bamboo.job.spec import JobSpec, NodePool, SpreadPolicy
+from bamboo.job.placement_spec import NodePool, SpreadPolicy
+from bamboo.job.spec import JobSpec
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.manifests.placement import place, placement

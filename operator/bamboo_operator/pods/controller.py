@@ -8,7 +8,8 @@ from typing import Any
 
 from bamboo.coordinator.events import Emit, WorkerState
 from bamboo.coordinator.membership import surplus_requests
-from bamboo.job.spec import JobSpec, NodePool, wanted_workers
+from bamboo.job.placement_spec import NodePool
+from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.kube.errors import ApiError
 from bamboo.kube.request_parts import pod_path
 from bamboo.names import worker_name

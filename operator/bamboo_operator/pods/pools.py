@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
-from bamboo.job.spec import NodePool
+from bamboo.job.placement_spec import NodePool
 from bamboo.planning.plan import WorkerId
 
 Pools = Sequence[NodePool]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bamboo import names
-from bamboo.job.spec import JobSpec, NodePool, WorkerSpec
+from bamboo.job.placement_spec import NodePool, WorkerSpec
+from bamboo.job.spec import JobSpec
 from bamboo_operator.manifests.worker_pod import (
     JobMeta,
     WorkerPodSettings,

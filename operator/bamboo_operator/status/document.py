@@ -7,7 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from bamboo.coordinator.events import Status, WorkerState
-from bamboo.job.spec import Capacity, wanted_pipelines, wanted_workers
+from bamboo.job.placement_spec import Capacity
+from bamboo.job.spec import wanted_pipelines, wanted_workers
 from bamboo_operator.kube.objects import api_time
 from bamboo_operator.pods.pools import price_per_hour
 from bamboo_operator.status.condition_rules import (

@@ -1,0 +1,110 @@
+"""The rules between a manifest's fields."""
+
+from collections.abc import Callable
+
+from bamboo.job.fields import Problem, show
+from bamboo.job.spec import JobSpec
+
+Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
+
+
+def check_rules(job: JobSpec, problems: list[Problem]) -> None:
+    """Adds what is wrong; a rule is skipped where a field it reads is already wrong."""
+    wrong = [problem.path for problem in problems]
+
+    def rule(holds: bool, path: str, message: str, *others: str) -> None:
+        read = (path, *others)
+        if not holds and not any(p == bad or p.startswith(f"{bad}.") for p in read for bad in wrong):
+            problems.append(Problem(path, message))
+
+    _check_batch(job, rule)
+    _check_groups(job, rule)
+    _check_evaluation(job, rule)
+    _check_size(job, rule)
+    _check_names(job, rule)
+
+
+def _check_batch(job: JobSpec, rule: Rule) -> None:
+    t, micro = job.training, "spec.training.microBatchSize"
+    rule(
+        t.global_batch_size % t.micro_batch_size == 0,
+        "spec.training.globalBatchSize",
+        f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
+        micro,
+    )
+
+
+def _check_groups(job: JobSpec, rule: Rule) -> None:
+    """Each pipeline has microbatches of its own: whole groups of them, if gradients are summed in groups."""
+    t, pipelines, high = job.training, job.topology.pipelines, job.elastic.max_pipelines
+    batch, micro, groups = (f"spec.training.{name}" for name in ("globalBatchSize", "microBatchSize", "gradientGroups"))
+    if t.global_batch_size % t.micro_batch_size:
+        return
+    in_step = f"the number of microbatches in a step ({t.microbatches})"
+    rule(
+        t.gradient_groups is None or t.reproducible,
+        groups,
+        "expected only with spec.training.reproducible true",
+        "spec.training.reproducible",
+    )
+    rule(
+        t.gradient_groups is None or t.gradient_groups <= t.microbatches,
+        groups,
+        f"expected at most {in_step}, got {t.gradient_groups}",
+        batch,
+        micro,
+    )
+    enough = in_step if t.most_pipelines == t.microbatches else f"{groups} ({t.most_pipelines})"
+    said = f"expected at most {enough}, got"
+    rule(pipelines <= t.most_pipelines, "spec.topology.pipelines", f"{said} {pipelines}", batch, micro, groups)
+    if high != pipelines:
+        rule(high <= t.most_pipelines, "spec.elastic.maxPipelines", f"{said} {high}", batch, micro, groups)
+
+
+def _check_evaluation(job: JobSpec, rule: Rule) -> None:
+    evaluation = job.training.evaluation
+    rule(
+        job.checkpoint is not None or evaluation is None or evaluation.patience is None,
+        "spec.training.evaluation.patience",
+        "expected only with spec.checkpoint, which keeps what was trained",
+        "spec.checkpoint",
+    )
+    rule(
+        job.checkpoint is None or not job.checkpoint.keep_best or evaluation is not None,
+        "spec.checkpoint.keepBest",
+        "expected only with spec.training.evaluation",
+        "spec.training.evaluation",
+    )
+
+
+def _check_size(job: JobSpec, rule: Rule) -> None:
+    """Stages and pipelines, and the bounds within which they change."""
+    stages, pipelines, split = job.topology.stages, job.topology.pipelines, job.topology.split
+    rule(
+        split is None or len(split) == stages,
+        "spec.topology.split",
+        f"expected a number of layers for each of the {stages} stages, got {len(split or ())}",
+        "spec.topology.stages",
+    )
+    fewest, low, high = job.elastic.min_stages, job.elastic.min_pipelines, job.elastic.max_pipelines
+    rule(
+        fewest <= stages,
+        "spec.elastic.minStages",
+        f"expected at most spec.topology.stages ({stages}), got {fewest}",
+        "spec.topology.stages",
+    )
+    count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
+    rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
+    rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
+
+
+def _check_names(job: JobSpec, rule: Rule) -> None:
+    """No two node pools, and no two rules of the failure policy, have the same name."""
+    for path, names in (
+        ("spec.nodePools", [pool.name for pool in job.node_pools]),
+        ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
+    ):
+        for i, name in enumerate(names):
+            first = names.index(name)
+            used = f"{path}[{first}].name"
+            rule(first == i, f"{path}[{i}].name", f"{show(name)} is already used by {used}", used)

@@ -1,0 +1,84 @@
+"""On which nodes a job's workers run and as what pods, as frozen values of the manifest; see `bamboo.job.spec`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+
+class Capacity(StrEnum):
+    SPOT = "Spot"
+    ON_DEMAND = "OnDemand"
+
+
+class Preset(StrEnum):
+    """Whose node labels and taints the operator selects and tolerates."""
+
+    NONE = "None"
+    EKS = "EKS"
+    KARPENTER = "Karpenter"
+    GKE = "GKE"
+    AKS = "AKS"
+
+
+class SpreadPolicy(StrEnum):
+    """Interleave: neighbours in the ring sit in different topology domains."""
+
+    INTERLEAVE = "Interleave"
+    NONE = "None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    """Pools are tried in order. after_seconds: how long the pools before it must have failed to deliver.
+
+    revert: move its workers back to an earlier pool once that one has capacity again.
+    """
+
+    name: str
+    capacity: Capacity = Capacity.SPOT
+    preset: Preset = Preset.NONE
+    price_per_hour: Decimal | None = None
+    after_seconds: int = 0
+    max_workers: int | None = None
+    revert: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    topology_key: str = "topology.kubernetes.io/zone"
+    policy: SpreadPolicy = SpreadPolicy.INTERLEAVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcesSpec:
+    """Kubernetes quantities by resource name."""
+
+    limits: Mapping[str, str | int] = field(default_factory=dict)
+    requests: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """template: overrides merged into the worker's PodTemplateSpec; see pod_fields for what is checked of it.
+
+    allow_mixed_platforms: workers may differ in what decides bits, such as the GPU's model; see control.platform.
+    """
+
+    image: str | None = None
+    resources: ResourcesSpec = field(default_factory=ResourcesSpec)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    allow_mixed_platforms: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """How workers are replaced whose pods are not as they would be made now.
+
+    max_surge: workers more than wanted meanwhile. progress_deadline_seconds: for a new worker to be ready.
+    """
+
+    paused: bool = False
+    max_surge: int = 1
+    progress_deadline_seconds: int = 600

@@ -1,0 +1,47 @@
+"""What texts in a manifest must look like."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPattern:
+    """What a text must look like, and how that is said to a person."""
+
+    said: str
+    pattern: re.Pattern[str]
+    most: int = 253
+
+    def fits(self, text: str) -> bool:
+        return len(text) <= self.most and self.pattern.fullmatch(text) is not None
+
+
+def _form(said: str, pattern: str, most: int = 253) -> TextPattern:
+    return TextPattern(said=said, pattern=re.compile(pattern, re.ASCII), most=most)
+
+
+def exactly(text: str) -> TextPattern:
+    return _form(f'"{text}"', re.escape(text))
+
+
+DNS_LABEL = _form(
+    "a DNS-1123 label (lower-case letters, digits and '-', at most 63 characters)",
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+    63,
+)
+DNS_NAME = _form("a DNS-1123 name (lower-case letters, digits, '-' and '.')", r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", 253)
+METRIC = _form("the name of a metric", r"[A-Za-z_][A-Za-z0-9_]{0,63}", 64)
+ENTRYPOINT = _form('"module:function"', r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+MANAGER = _form('a name of the form "domain/path"', r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-.\w]+", 63)
+LABEL_KEY = _form("a label key", r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-.\w]*[A-Za-z0-9])?")
+_PLACE, _PATH = r'[!"$-.0->A-~]+', r'(/[!"$->@-~]*)?'  # of printable characters: no / ? # @; no ? #
+URI = _form(
+    "the URL of a store without credentials and parameters, such as s3://bucket/folder, gs://bucket/folder, "
+    "az://container/folder or file:///folder",
+    rf"(file://(localhost)?/+[!-.0-~][!-~]*|(s3a?|gs|gcs|az)://{_PLACE}{_PATH}"
+    rf'|abfss?://([!"$-.0-9;->A-~]+@)?{_PLACE}{_PATH}|memory://({_PLACE})?{_PATH})',
+    2048,
+)
+IMAGE = _form("a container image", r"[^\s-]\S*", 1024)
+DECIMAL = _form('a decimal number in quotes such as "0.91"', r"\d{1,9}(\.\d{1,9})?")
+QUANTITY = _form("a Kubernetes quantity", r"\d{1,18}(\.\d{1,9})?([KMGTPE]i|[numkMGTPE]|[eE][-+]?\d{1,2})?", 40)
