@@ -1,6 +1,5 @@
 """When to make which plan: the first one, takeovers at once, and everything else one step at a time."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,15 +9,14 @@ from bamboo.control import protocol
 from bamboo.coordinator import checkpoints, copies, resplit, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
 from bamboo.coordinator.platforms import fitting, is_mixed, refuse_misfits
+from bamboo.coordinator.reconnection import recovered
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
 from bamboo.job.spec import RedundancyMode
-from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
 from bamboo.planning.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
-from bamboo.text import count
 
 ASKING_SECONDS = 1.0
 LAYERS_SECONDS = 30.0  # for which copies of layers are asked for; who has some may be busy restoring its stages
@@ -33,7 +31,7 @@ def replan(turn: Turn) -> None:
     """Bring the plan closer to what the job should look like, given who is there."""
     if turn.state.steady:
         turn.set(steady=False)
-    if turn.state.phase == "Recovering" and not _recovered(turn):
+    if turn.state.phase == "Recovering" and not recovered(turn):
         return
     state = turn.state
     if state.plan is None or state.phase == "Restoring":
@@ -104,64 +102,6 @@ def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgen
     if left < 1.5 * step:
         return Urgency.NOW
     return Urgency.SOON if left < max(worker.notice_seconds / 2, 4 * step) else Urgency.NONE
-
-
-def _recovered(turn: Turn) -> bool:
-    """After our own restart: has everyone in the newest plan come back, or had the time to?"""
-    state, plan = turn.state, turn.state.plan
-    if plan is None:
-        _await_the_first(turn)
-        return False
-    missing = plan.worker_ids() - state.ready.keys()
-    if missing - state.gone and turn.now - state.phase_since < _patience(turn, plan, missing - state.gone):
-        return False
-    absent = plan.worker_ids() - state.workers.keys() - state.gone
-    outsiders = {w for w, r in state.workers.items() if r.epoch and w not in plan.worker_ids()}
-    for worker in outsiders:
-        turn.refuse(worker, "NotInPlan", f"{worker} is no longer a worker of this job")
-    turn.set(
-        gone=state.gone | outsiders | absent,
-        workers={w: r for w, r in state.workers.items() if w not in outsiders},
-        requested=max(0, state.requested - len(absent)),
-        last_progress=turn.now,
-        preemptions=state.preemptions + len(absent),
-    )
-    turn.enter("Running")
-    turn.do(*(RemoveWorker(w) for w in sorted(absent)))
-    turn.do(Emit("Recovered", f"the job continues with {count(len(turn.state.workers), 'worker')}, epoch {plan.epoch}"))
-    if not missing:  # else a plan without them follows at once
-        newest = protocol.SendPlan(plan=plan)
-        turn.do(*(Send(w, newest) for w in turn.state.ready))
-    return True
-
-
-def _await_the_first(turn: Turn) -> None:
-    """Workers that live train on, and find the way back; whether they do it in vain is for the user to say."""
-    state = turn.state
-    patience = (state.spec.progress_deadline_seconds or math.inf) if state.requested else RECOVERY_SECONDS
-    waited = turn.now - state.phase_since
-    if waited >= patience:
-        _nobody_came_back(turn, f"no worker of the job came back within {patience:g} s")
-    elif waited >= ALONE_SECONDS and not state.silence_reported:
-        turn.set(silence_reported=True)
-        text = (
-            f"{count(state.requested, 'worker')} running, none has reconnected to the operator in {ALONE_SECONDS:g} s"
-        )
-        turn.do(Emit("WorkersSilent", text, True))
-
-
-def _nobody_came_back(turn: Turn, message: str) -> None:
-    """All that they held is gone with them; others begin, with what the store has."""
-    turn.set(requested=0)
-    restoring.lost(turn, "WorkersGone", message)
-
-
-def _patience(turn: Turn, plan: Plan, missing: frozenset[WorkerId]) -> float:
-    """Seconds for which a restarted coordinator waits for these. If steps are committed, their owners live."""
-    state, owners = turn.state, {plan.at(cell).owner for cell in plan.cells()}
-    if state.step > 0 and turn.now - state.last_progress < RECOVERY_SECONDS and missing & owners:
-        return ALONE_SECONDS
-    return RECOVERY_SECONDS + (ISOLATED_SECONDS if 2 * len(missing) > len(plan.worker_ids()) else 0.0)
 
 
 def _ask_around(turn: Turn, loss: StageLost) -> None:
