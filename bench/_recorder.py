@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker import agent
+from bamboo_trainer.worker import process
 
 
 class Done(NamedTuple):
@@ -88,4 +88,4 @@ def time_steps(worker: str, url: str, token: str, zone: str = "", trace: str = "
     return run(worker, url, token, zone, observer=StepTimes(trace))
 
 
-run = agent.main
+run = process.main

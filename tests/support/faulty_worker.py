@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker import agent
+from bamboo_trainer.worker import process
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}
 
@@ -40,4 +40,4 @@ class Faulty:
 def main(worker_id: str = "", **arguments: str) -> int:
     name = arguments.pop("worker", worker_id)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return agent.main(worker=name, observer=Faulty(), **arguments)
+    return process.main(worker=name, observer=Faulty(), **arguments)

@@ -2,8 +2,9 @@
 
 import os
 
-from bamboo_trainer.worker import agent
+from bamboo_trainer.worker.agent import WorkerSettings
 from bamboo_trainer.worker.cloud_notices import Cloud, Wanted
+from bamboo_trainer.worker.process import main as run_worker
 
 ENVIRONMENT = "BAMBOO_TEST_METADATA"
 
@@ -11,4 +12,4 @@ ENVIRONMENT = "BAMBOO_TEST_METADATA"
 def main(**arguments: str) -> int:
     url = f"{os.environ[ENVIRONMENT]}/{arguments['worker']}"
     arguments.pop("trace", None)
-    return agent.main(**arguments, settings=agent.WorkerSettings(metadata=Wanted(cloud=Cloud.GCP, url=url)))
+    return run_worker(**arguments, settings=WorkerSettings(metadata=Wanted(cloud=Cloud.GCP, url=url)))

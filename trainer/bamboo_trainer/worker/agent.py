@@ -63,15 +63,11 @@ from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
-from bamboo_trainer.telemetry import logs
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction
-from bamboo_trainer.telemetry.time_account import TimeAccount
-from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from bamboo_trainer.transport.tcp import TcpTransport
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
-from bamboo_trainer.worker.cloud_watch import Watcher
 from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
 from bamboo_trainer.worker.history import HistoryKeeper
@@ -383,60 +379,3 @@ class WorkerAgent:
     def notice(self, notice: CloudNotice) -> None:
         """From any thread. What several notices mean is for the coordinator to decide."""
         self.inbox.put(NoticeReceived(seconds=notice.seconds))
-
-
-def _read_token(path: Path) -> str:
-    """Raises OSError, also while the file is being written."""
-    token = path.read_bytes().decode(errors="replace").strip()
-    if not token.isascii() or not token:
-        raise OSError(f"there is no token in {path}")
-    return token
-
-
-def main(
-    worker: str,
-    url: str,
-    token: str | Path,
-    zone: str = "",
-    trace: str | None = None,
-    observer: ClosingObserver | None = None,
-    settings: WorkerSettings = LOCAL_SETTINGS,
-) -> int:
-    """Run one worker in this process until it is told to stop; returns its exit code.
-
-    token: or the file that always holds the newest one.
-    """
-    torch.set_num_threads(1)
-    if observer is None:
-        observer = (
-            TraceFile(Path(trace), worker, os.getpid())
-            if trace
-            else TimeAccount()
-            if settings.metrics_port
-            else Silent()
-        )
-    newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
-    agent = WorkerAgent(worker, url, newest, zone, observer, settings)
-    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=settings.shared_log)
-    try:
-        if settings.metrics_port and isinstance(observer, TimeAccount):
-            from bamboo_trainer.worker.metrics import serve  # nobody else needs it
-
-            serve(agent, observer, settings.host, settings.metrics_port)
-        return _run(agent, settings)
-    finally:
-        logs.end()
-
-
-def _run(agent: WorkerAgent, settings: WorkerSettings) -> int:
-    """With an eye on the cloud's notices, if that is wanted."""
-    if settings.metadata is None:
-        return agent.run()
-    watcher = Watcher(settings.metadata, agent.notice)
-    watcher.start()
-    code = None
-    try:
-        code = agent.run()
-    finally:
-        watcher.close(left=code == EXIT_DRAINED)
-    return code

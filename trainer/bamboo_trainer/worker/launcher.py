@@ -40,10 +40,10 @@ MODULES = (
     "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
     "aiohttp",
     "safetensors.torch",
-    "bamboo_trainer.worker.agent",
+    "bamboo_trainer.worker.process",
     "bamboo_trainer.worker.strike_gate",
 )
-WORKER_MAIN = "bamboo_trainer.worker.agent:main"
+WORKER_MAIN = "bamboo_trainer.worker.process:main"
 GATED_MAIN = "bamboo_trainer.worker.strike_gate:main"
 PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16

@@ -7,7 +7,6 @@ from collections import Counter
 from http.server import HTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
@@ -16,9 +15,7 @@ from bamboo.metrics import worker_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import FrameKind
-
-if TYPE_CHECKING:
-    from bamboo_trainer.worker.agent import WorkerAgent
+from bamboo_trainer.worker.agent import WorkerAgent
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ SENT_KINDS = {
 }  # everything else is control
 
 
-def fill(page: MetricsPage, worker: "WorkerAgent", tally: TimeAccount) -> None:
+def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
     """In the thread that is scraped: what it reads is a number, or is copied at once."""
     engine, transport = worker.engine, worker.transport
     for what, seconds in tally.seconds().items():
@@ -70,7 +67,7 @@ def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
             page.add(metric, size, kind)
 
 
-def serve(worker: "WorkerAgent", tally: TimeAccount, host: str, port: int) -> None:
+def serve(worker: WorkerAgent, tally: TimeAccount, host: str, port: int) -> None:
     """From now on until the process ends. If the port cannot be had that is logged, and training goes on without."""
     registry = CollectorRegistry()
     registry.register(MetricsPageCollector(Exporter.WORKER, lambda page: fill(page, worker, tally)))

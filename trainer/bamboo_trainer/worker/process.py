@@ -1,0 +1,71 @@
+"""One worker in this process: its agent, its log, its metrics, and an eye on the cloud's notices."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bamboo.names import EXIT_DRAINED
+from bamboo_trainer.telemetry import logs
+from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.telemetry.trace import Silent, TraceFile
+from bamboo_trainer.worker.agent import LOCAL_SETTINGS, ClosingObserver, WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.cloud_watch import Watcher
+
+
+def _read_token(path: Path) -> str:
+    """Raises OSError, also while the file is being written."""
+    token = path.read_bytes().decode(errors="replace").strip()
+    if not token.isascii() or not token:
+        raise OSError(f"there is no token in {path}")
+    return token
+
+
+def main(
+    worker: str,
+    url: str,
+    token: str | Path,
+    zone: str = "",
+    trace: str | None = None,
+    observer: ClosingObserver | None = None,
+    settings: WorkerSettings = LOCAL_SETTINGS,
+) -> int:
+    """Run one worker in this process until it is told to stop; returns its exit code.
+
+    token: or the file that always holds the newest one.
+    """
+    torch.set_num_threads(1)
+    if observer is None:
+        observer = (
+            TraceFile(Path(trace), worker, os.getpid())
+            if trace
+            else TimeAccount()
+            if settings.metrics_port
+            else Silent()
+        )
+    newest = partial(_read_token, token) if isinstance(token, Path) else lambda: str(token)
+    agent = WorkerAgent(worker, url, newest, zone, observer, settings)
+    logs.begin(worker, lambda: agent.engine.step if agent.engine else None, shared=settings.shared_log)
+    try:
+        if settings.metrics_port and isinstance(observer, TimeAccount):
+            from bamboo_trainer.worker.metrics import serve  # nobody else needs it
+
+            serve(agent, observer, settings.host, settings.metrics_port)
+        return _run(agent, settings)
+    finally:
+        logs.end()
+
+
+def _run(agent: WorkerAgent, settings: WorkerSettings) -> int:
+    """With an eye on the cloud's notices, if that is wanted."""
+    if settings.metadata is None:
+        return agent.run()
+    watcher = Watcher(settings.metadata, agent.notice)
+    watcher.start()
+    code = None
+    try:
+        code = agent.run()
+    finally:
+        watcher.close(left=code == EXIT_DRAINED)
+    return code
