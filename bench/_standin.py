@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from bamboo.control.codec import decode_from_coordinator, encode
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import (
     Bye,
@@ -29,8 +30,6 @@ from bamboo.control.protocol import (
     TakenOver,
     Welcome,
     WorkerReady,
-    decode_from_coordinator,
-    encode,
 )
 from bamboo.names import HEARTBEAT_SECONDS
 from bamboo.planning.plan import ROOT, Cell, Plan, WorkerId

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bamboo.control.protocol import Hello, Refused, decode_from_coordinator, encode
+from bamboo.control.codec import decode_from_coordinator, encode
+from bamboo.control.protocol import Hello, Refused
 from bamboo.control.server import REFUSED_HEADER
 from cluster.client import ApiError, Json
 from cluster.handle import OLDEST_SUPPORTED, Cluster

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from bamboo.control import protocol
+from bamboo.control import codec, protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, RemoveWorker, Send
@@ -91,7 +91,7 @@ def test_costs_are_taken_from_the_worker_that_was_asked_and_only_before_there_is
 @pytest.mark.parametrize("costs", [(1.0,) * 10_001, (-1.0,), (1e25,)])
 def test_costs_that_no_model_has_are_no_message(costs: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="malformed message"):
-        protocol.decode_from_worker(protocol.encode(protocol.Profile(costs=costs)))
+        codec.decode_from_worker(codec.encode(protocol.Profile(costs=costs)))
 
 
 def test_what_a_worker_says_in_words_is_bounded() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import protocol
+from bamboo.control import codec, protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
@@ -52,23 +52,23 @@ def read(call: Callable[[], Any]) -> tuple[Any, str]:
 
 @given(st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_message_or_a_value_error(data: bytes) -> None:
-    for decode in (protocol.decode_from_worker, protocol.decode_from_coordinator):
+    for decode in (codec.decode_from_worker, codec.decode_from_coordinator):
         message, refusal = read(lambda decode=decode: decode(data))
         assert "\n" not in refusal
-        assert refusal or decode(protocol.encode(message)) == message
+        assert refusal or decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("tag", TAGS)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 @settings(max_examples=30)
 def test_any_fields_of_a_message_are_read_or_refused_in_one_way(tag: str, fields: dict[str, Any]) -> None:
-    _, refusal = read(lambda: protocol.decode_from_worker(json.dumps({**fields, "type": tag})))
+    _, refusal = read(lambda: codec.decode_from_worker(json.dumps({**fields, "type": tag})))
     assert refusal == "" or refusal.startswith("malformed message")
 
 
 def test_a_message_nested_without_end_is_refused() -> None:
     with pytest.raises(ValueError, match="malformed message"):
-        protocol.decode_from_coordinator('{"type":"Welcome","secret":"","manifest":' + '{"a":' * 100_000)
+        codec.decode_from_coordinator('{"type":"Welcome","secret":"","manifest":' + '{"a":' * 100_000)
 
 
 # What a worker of the job may say in its right form, however wrong it is, must not bring the coordinator down.
@@ -238,7 +238,7 @@ def heard(event: WorkerJoined | Received) -> WorkerJoined | Received | None:
     """The event as the server makes it of what arrives; None if that is refused there."""
     message = event.hello if isinstance(event, WorkerJoined) else event.message
     try:
-        sent = protocol.decode_from_worker(protocol.encode(message))
+        sent = codec.decode_from_worker(codec.encode(message))
     except ValueError:
         return None
     return WorkerJoined(sent) if isinstance(sent, protocol.Hello) else Received(event.worker, sent)  # type: ignore[union-attr]
@@ -249,7 +249,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> CoordinatorState:
     state, commands = coordinator.step(state, event, now)
     for command in commands:
         if isinstance(command, Send):
-            assert protocol.decode_from_coordinator(protocol.encode(command.message)) == command.message
+            assert codec.decode_from_coordinator(codec.encode(command.message)) == command.message
         if isinstance(command, Finish):
             assert re.fullmatch("[A-Z][A-Za-z0-9]{,63}", command.reason)
     shown = status(state, now)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bamboo.control.channel_events import Received
+from bamboo.control.codec import decode_from_worker, encode
 from bamboo.control.memory import MOST, Memory
-from bamboo.control.protocol import Heartbeat, decode_from_worker, encode
+from bamboo.control.protocol import Heartbeat
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset

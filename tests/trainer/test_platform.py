@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from bamboo.control.protocol import Hello, decode_from_worker, encode
+from bamboo.control.codec import decode_from_worker, encode
+from bamboo.control.protocol import Hello
 from bamboo.names import DATA_PLANE_VERSION, NUMERICS_VERSION
 from bamboo_trainer.worker.platform import processor, this_platform
 

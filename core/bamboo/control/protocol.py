@@ -1,6 +1,6 @@
 """The control channel's messages: tagged, strictly validated JSON over one WebSocket per worker."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,7 +13,6 @@ from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
 
-MAX_MESSAGE_BYTES = 4 << 20
 MOST = 1 << 53  # of what is counted: every reader of JSON knows such a number
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
@@ -24,7 +23,6 @@ Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_MET
 MOST_TEXT = 4000  # characters of what a worker says in words
 Said = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Cost = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
-T = TypeVar("T")
 
 MOST_PASSED = 100  # checkpoints that are told of
 
@@ -374,30 +372,3 @@ ToWorker = (
     Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | CommitCheckpoint
     | DropCopies | HistoryEvents | Save | Stop | Refused
 )  # fmt: skip
-
-_encoder = msgspec.json.Encoder()
-_from_worker: msgspec.json.Decoder[ToCoordinator] = msgspec.json.Decoder(ToCoordinator)
-_from_coordinator: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_from_worker(data: bytes | str) -> ToCoordinator:
-    """Raises ValueError naming what is wrong."""
-    return _decode(_from_worker, data)
-
-
-def decode_from_coordinator(data: bytes | str) -> ToWorker:
-    """Raises ValueError naming what is wrong."""
-    return _decode(_from_coordinator, data)
-
-
-def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes | str) -> T:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"message of {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are accepted")
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"malformed message: {error}") from None

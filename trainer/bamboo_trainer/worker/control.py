@@ -15,16 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from bamboo.control.protocol import (
-    MAX_MESSAGE_BYTES,
-    Heartbeat,
-    Hello,
-    Message,
-    Refused,
-    ToWorker,
-    decode_from_coordinator,
-    encode,
-)
+from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_coordinator, encode
+from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, ToWorker
 from bamboo.control.server import REFUSED_HEADER
 from bamboo.names import HEARTBEAT_SECONDS
 
