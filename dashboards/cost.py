@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_JOBS as J
-from parts import Query, build, graph, number
+from parts import Query, build, graph, increase, number
 
 NAME = "{{namespace}}/{{job}}"
 BY_JOB = "sum by (namespace, job)"
@@ -26,10 +26,10 @@ def _saved(time: str) -> str:
 
 
 def _sums() -> list[object]:
-    useful = f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[$__range]))"
-    paid = f"sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[$__range]))"
-    cost = f"sum(increase(bamboo_job_cost_total{{{J}}}[$__range]))"
-    samples = f"sum(increase(bamboo_job_samples_total{{{J}}}[$__range]))"
+    useful = increase(f"bamboo_job_useful_worker_seconds_total{{{J}}}", "$__range")
+    paid = increase(f"bamboo_job_paid_worker_seconds_total{{{J}}}", "$__range")
+    cost = increase(f"bamboo_job_cost_total{{{J}}}", "$__range")
+    samples = increase(f"bamboo_job_samples_total{{{J}}}", "$__range")
     return [
         number("Cost", "Of the jobs chosen, in the time shown.", "none", cost),
         number(

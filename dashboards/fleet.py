@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_NAMESPACES as N
-from parts import Query, build, graph, listing, number
+from parts import Query, build, goodput, graph, increase, listing, number, per_second
 
 BY_JOB = "sum by (namespace, job)"
 OPERATOR = "and on (instance) bamboo_operator_info"
@@ -39,7 +39,7 @@ def _jobs() -> list[object]:
             "Samples a second",
             "Of all jobs together.",
             "short",
-            f"sum(rate(bamboo_job_samples_total{{{N}}}[$__rate_interval]))",
+            per_second(f"bamboo_job_samples_total{{{N}}}"),
         ),
         number(
             "Cost an hour",
@@ -51,8 +51,7 @@ def _jobs() -> list[object]:
             "Goodput",
             "Useful share of the paid worker time in the last hour.",
             "percentunit",
-            f"sum(increase(bamboo_job_useful_worker_seconds_total{{{N}}}[1h]))"
-            f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{N}}}[1h]))",
+            goodput(N),
         ),
         listing(
             "Jobs",
@@ -132,7 +131,7 @@ def _operator() -> list[object]:
             "Reconciliations",
             "Reconciliations of running jobs a second, by result.",
             "ops",
-            Query("sum by (result) (rate(bamboo_operator_reconciles_total[$__rate_interval]))", "{{result}}"),
+            Query(per_second("bamboo_operator_reconciles_total", by="result"), "{{result}}"),
         ),
         graph(
             "Duration of a reconciliation, p99",
@@ -152,7 +151,7 @@ def _operator() -> list[object]:
             "Events",
             "Events that coordinators handled, per second, by type.",
             "ops",
-            Query("sum by (event) (rate(bamboo_operator_events_total[$__rate_interval]))", "{{event}}"),
+            Query(per_second("bamboo_operator_events_total", by="event"), "{{event}}"),
         ),
         graph(
             "Calls to the API server",
@@ -173,7 +172,7 @@ def _operator() -> list[object]:
             "What the API server reported",
             "Events of the watches, per second, by kind of object.",
             "ops",
-            Query("sum by (kind) (rate(bamboo_operator_watch_events_total[$__rate_interval]))", "{{kind}}"),
+            Query(per_second("bamboo_operator_watch_events_total", by="kind"), "{{kind}}"),
         ),
         graph(
             "Workers connected, events waiting",
@@ -186,7 +185,7 @@ def _operator() -> list[object]:
             "Refused callers",
             "Connections to the workers' port that were refused, in an hour, by reason.",
             "none",
-            Query("sum by (reason) (increase(bamboo_operator_refusals_total[1h]))", "{{reason}}"),
+            Query(increase("bamboo_operator_refusals_total", by="reason"), "{{reason}}"),
         ),
         graph(
             "Memory",

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import ONE_JOB as J
-from parts import Query, build, graph, number, words
+from parts import Query, build, goodput, graph, increase, number, per_second, quantile, words
 
 REDUNDANT = "redundant_forward|redundant_backward|rehearsal"
 BUBBLE = f"idle|{REDUNDANT}"
@@ -23,6 +23,11 @@ def make() -> Dashboard:
         ],
         several=False,
     )
+
+
+def _job(name: str, legend: str) -> Query:
+    """One of the job's metrics as it is."""
+    return Query(f"bamboo_job_{name}{{{J}}}", legend)
 
 
 def _now() -> list[object]:
@@ -46,8 +51,7 @@ def _now() -> list[object]:
             "Goodput",
             "Useful share of the paid worker time in the last hour.",
             "percentunit",
-            f"sum(increase(bamboo_job_useful_worker_seconds_total{{{J}}}[1h]))"
-            f" / sum(increase(bamboo_job_paid_worker_seconds_total{{{J}}}[1h]))",
+            goodput(J),
             steps=[(None, "red"), (0.5, "orange"), (0.8, "green")],
         ),
         words(
@@ -67,7 +71,7 @@ def _now() -> list[object]:
             "Preemptions",
             "Workers lost or given notice, in the time shown.",
             "none",
-            f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
+            increase(f"bamboo_job_preemptions_total{{{J}}}", "$__range"),
         ),
         number(
             "Steps at risk",
@@ -92,40 +96,37 @@ def _now() -> list[object]:
 
 
 def _progress() -> list[object]:
-    def steps(quantile: float) -> str:
-        buckets = f"bamboo_worker_step_duration_seconds_bucket{{{J}}}"
-        return f"histogram_quantile({quantile}, sum by (le) (rate({buckets}[$__rate_interval])))"
-
+    steps = f"bamboo_worker_step_duration_seconds_bucket{{{J}}}"
     return [
-        graph("Loss", "Of the last committed step.", "none", Query(f"bamboo_job_loss{{{J}}}", "loss")),
+        graph("Loss", "Of the last committed step.", "none", _job("loss", "loss")),
         graph(
             "Evaluation",
             "What was measured of the model on other data, by metric.",
             "none",
-            Query(f"bamboo_job_evaluation{{{J}}}", "{{metric}}"),
-            Query(f"bamboo_job_evaluated_step{{{J}}}", "after step"),
+            _job("evaluation", "{{metric}}"),
+            _job("evaluated_step", "after step"),
         ),
         graph(
             "Skipped steps",
             "In an hour: steps that left the model as it was, because their loss or gradient was not finite.",
             "none",
-            Query(f"sum(increase(bamboo_job_skipped_steps_total{{{J}}}[1h]))", "skipped"),
+            Query(increase(f"bamboo_job_skipped_steps_total{{{J}}}"), "skipped"),
         ),
         graph(
             "Duration of a step",
             "usual: median of the last 20 steps, by the coordinator; p50 and p99: of all steps, by the workers.",
             "s",
-            Query(f"bamboo_job_step_duration_seconds{{{J}}}", "usual"),
-            Query(steps(0.5), "p50"),
-            Query(steps(0.99), "p99"),
+            _job("step_duration_seconds", "usual"),
+            Query(quantile(0.5, steps), "p50"),
+            Query(quantile(0.99, steps), "p99"),
         ),
         graph(
             "Samples a second",
             "Samples of committed steps.",
             "short",
-            Query(f"sum(rate(bamboo_job_samples_total{{{J}}}[$__rate_interval]))", "samples"),
+            Query(per_second(f"bamboo_job_samples_total{{{J}}}"), "samples"),
         ),
-        graph("Steps", "Committed ones.", "none", Query(f"bamboo_job_step{{{J}}}", "step")),
+        graph("Steps", "Committed ones.", "none", _job("step", "step")),
     ]
 
 
@@ -135,51 +136,45 @@ def _workers() -> list[object]:
             "Workers by what they do",
             "Workers that have joined.",
             "none",
-            Query(f"bamboo_job_workers{{{J}}}", "{{state}}"),
+            _job("workers", "{{state}}"),
             stacked=True,
         ),
         graph(
             "Workers wanted and ready",
             "Missing workers are added as soon as there are nodes; those out of date are replaced one after the other.",
             "none",
-            Query(f"bamboo_job_desired_workers{{{J}}}", "wanted"),
-            Query(f"bamboo_job_ready_workers{{{J}}}", "ready"),
-            Query(f"bamboo_job_updated_workers{{{J}}}", "ready and up to date"),
+            _job("desired_workers", "wanted"),
+            _job("ready_workers", "ready"),
+            _job("updated_workers", "ready and up to date"),
         ),
         graph(
             "Pipelines",
             "Pipelines of the plan, wanted ones, and degraded ones.",
             "none",
-            Query(f"bamboo_job_desired_pipelines{{{J}}}", "wanted"),
-            Query(f"bamboo_job_pipelines{{{J}}}", "in the plan"),
-            Query(f"bamboo_job_degraded_pipelines{{{J}}}", "degraded"),
-            Query(f"bamboo_job_unprotected_stages{{{J}}}", "unprotected stages"),
+            _job("desired_pipelines", "wanted"),
+            _job("pipelines", "in the plan"),
+            _job("degraded_pipelines", "degraded"),
+            _job("unprotected_stages", "unprotected stages"),
         ),
         graph(
             "Replicas",
             "Of the stage that has the fewest in step, and how many are wanted.",
             "none",
-            Query(f"bamboo_job_desired_replicas{{{J}}}", "wanted"),
-            Query(f"bamboo_job_replicas{{{J}}}", "in step"),
+            _job("desired_replicas", "wanted"),
+            _job("replicas", "in step"),
         ),
         graph(
             "Pods by pool",
             "Workers' pods that have not ended.",
             "none",
-            Query(f"bamboo_job_pods{{{J}}}", "{{pool}} ({{capacity}})"),
+            _job("pods", "{{pool}} ({{capacity}})"),
             stacked=True,
         ),
     ]
 
 
 def _checkpoints() -> list[object]:
-    def quantile(share: float, name: str) -> str:
-        buckets = f"bamboo_job_checkpoint_{name}_seconds_bucket{{{J}}}"
-        return f"histogram_quantile({share}, sum by (le) (rate({buckets}[1h])))"
-
-    def hourly(name: str, *by: str) -> str:
-        return f"sum{f' by ({by[0]})' if by else ''} (increase(bamboo_job_{name}{{{J}}}[1h]))"
-
+    duration, stall = (f"bamboo_job_checkpoint_{name}_seconds_bucket{{{J}}}" for name in ("duration", "stall"))
     return [
         graph(
             "Steps since the newest checkpoint",
@@ -192,51 +187,47 @@ def _checkpoints() -> list[object]:
             "Duration of checkpoints",
             "From the commit of a checkpoint's step until its manifest was written. Training goes on.",
             "s",
-            Query(quantile(0.5, "duration"), "p50"),
-            Query(quantile(0.99, "duration"), "p99"),
+            Query(quantile(0.5, duration, "1h"), "p50"),
+            Query(quantile(0.99, duration, "1h"), "p99"),
         ),
         graph(
             "Stall for checkpoints",
             "How long training waits for the copies in host memory, in the last hour.",
             "s",
-            Query(quantile(0.5, "stall"), "p50"),
-            Query(quantile(0.99, "stall"), "p99"),
+            Query(quantile(0.5, stall, "1h"), "p50"),
+            Query(quantile(0.99, stall, "1h"), "p99"),
         ),
         graph(
             "Stall for checkpoints by worker",
             "Share of a worker's time in which it copies its layers.",
             "percentunit",
-            Query(
-                f"sum by (pod) (rate(bamboo_worker_checkpoint_stall_seconds_total{{{J}}}[$__rate_interval]))", "{{pod}}"
-            ),
+            Query(per_second(f"bamboo_worker_checkpoint_stall_seconds_total{{{J}}}", by="pod"), "{{pod}}"),
         ),
         graph(
             "Written to the store",
             "All workers together; also of checkpoints that were given up.",
             "Bps",
-            Query(f"sum(rate(bamboo_job_checkpoint_written_bytes_total{{{J}}}[$__rate_interval]))", "as reported"),
-            Query(
-                f"sum by (pod) (rate(bamboo_worker_checkpoint_written_bytes_total{{{J}}}[$__rate_interval]))", "{{pod}}"
-            ),
+            Query(per_second(f"bamboo_job_checkpoint_written_bytes_total{{{J}}}"), "as reported"),
+            Query(per_second(f"bamboo_worker_checkpoint_written_bytes_total{{{J}}}", by="pod"), "{{pod}}"),
         ),
         graph(
             "Checkpoints that failed",
             "Given up, and not usable when the job went back to them, in an hour, by reason.",
             "none",
-            Query(hourly("checkpoints_abandoned_total", "reason"), "given up: {{reason}}"),
-            Query(hourly("restore_problems_total", "reason"), "not usable: {{reason}}"),
+            Query(increase(f"bamboo_job_checkpoints_abandoned_total{{{J}}}", by="reason"), "given up: {{reason}}"),
+            Query(increase(f"bamboo_job_restore_problems_total{{{J}}}", by="reason"), "not usable: {{reason}}"),
         ),
         graph(
             "Going back to a checkpoint",
             "In an hour, by cause.",
             "none",
-            Query(hourly("restores_total", "cause"), "{{cause}}"),
+            Query(increase(f"bamboo_job_restores_total{{{J}}}", by="cause"), "{{cause}}"),
         ),
         graph(
             "Repeated steps",
             "In an hour: steps that had to be repeated.",
             "none",
-            Query(hourly("repeated_steps_total"), "steps"),
+            Query(increase(f"bamboo_job_repeated_steps_total{{{J}}}"), "steps"),
         ),
     ]
 
@@ -287,8 +278,8 @@ def _time() -> list[object]:
             "Slow workers",
             "Stragglers: what they take for a microbatch (own) and what others would (usual); and how many there are.",
             "s",
-            Query(f"bamboo_job_straggler_microbatch_seconds{{{J}}}", "{{worker}}, {{whose}}"),
-            Query(f"bamboo_job_stragglers{{{J}}}", "stragglers"),
+            _job("straggler_microbatch_seconds", "{{worker}}, {{whose}}"),
+            _job("stragglers", "stragglers"),
         ),
     ]
 
@@ -299,16 +290,14 @@ def _resources() -> list[object]:
             "Sent by kind",
             "All workers together. sync and state update replicas; reduction combines the pipelines' gradients.",
             "Bps",
-            Query(f"sum by (kind) (rate(bamboo_worker_sent_bytes_total{{{J}}}[$__rate_interval]))", "{{kind}}"),
+            Query(per_second(f"bamboo_worker_sent_bytes_total{{{J}}}", by="kind"), "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Sent again",
             "What workers sent again from their message logs.",
             "Bps",
-            Query(
-                f"sum by (kind) (rate(bamboo_worker_resent_bytes_total{{{J}}}[$__rate_interval]))", "again: {{kind}}"
-            ),
+            Query(per_second(f"bamboo_worker_resent_bytes_total{{{J}}}", by="kind"), "again: {{kind}}"),
         ),
         graph(
             "Memory by kind, worker with most",
@@ -326,13 +315,13 @@ def _resources() -> list[object]:
             "Largest account so far",
             "Of the worker that has needed most since the coordinator started.",
             "bytes",
-            Query(f"bamboo_job_largest_memory_bytes{{{J}}}", "{{kind}}"),
+            _job("largest_memory_bytes", "{{kind}}"),
             stacked=True,
         ),
         graph(
             "Links that broke",
             "Links between workers of the plan, in an hour. Every preemption breaks some.",
             "none",
-            Query(f"sum(increase(bamboo_worker_broken_links_total{{{J}}}[1h]))", "links"),
+            Query(increase(f"bamboo_worker_broken_links_total{{{J}}}"), "links"),
         ),
     ]

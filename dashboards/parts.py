@@ -30,6 +30,27 @@ class Query:
 Panels = Sequence[Any]
 
 
+def increase(counter: str, window: str = "1h", *, by: str = "") -> str:
+    """By how much a counter with its selector grew, summed; by: the label that stays."""
+    return f"sum{f' by ({by}) ' if by else ''}(increase({counter}[{window}]))"
+
+
+def per_second(counter: str, *, by: str = "") -> str:
+    """How fast a counter with its selector grows, summed; by: the label that stays."""
+    return f"sum{f' by ({by}) ' if by else ''}(rate({counter}[$__rate_interval]))"
+
+
+def goodput(selector: str, window: str = "1h") -> str:
+    """The useful share of the paid worker time."""
+    useful, paid = (f"bamboo_job_{name}_worker_seconds_total{{{selector}}}" for name in ("useful", "paid"))
+    return f"{increase(useful, window)} / {increase(paid, window)}"
+
+
+def quantile(share: float, buckets: str, window: str = "$__rate_interval") -> str:
+    """Of a histogram, which is named with _bucket and its selector."""
+    return f"histogram_quantile({share}, sum by (le) (rate({buckets}[{window}])))"
+
+
 def _targets(builder: Any, queries: Sequence[Query], *, instant: bool) -> None:
     for index, query in enumerate(queries):
         target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + index)).datasource(SOURCE)

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from parts import SOME_JOBS as J
-from parts import Query, build, graph, number, warm
+from parts import Query, build, graph, increase, number, warm
 
 NAME = "{{namespace}}/{{job}}"
 
@@ -35,7 +35,7 @@ def _sums() -> list[object]:
             "Preemptions",
             "Workers lost or given notice.",
             "none",
-            f"sum(increase(bamboo_job_preemptions_total{{{J}}}[$__range]))",
+            increase(f"bamboo_job_preemptions_total{{{J}}}", "$__range"),
         ),
         number(
             "Takeovers without notice",
@@ -55,7 +55,7 @@ def _sums() -> list[object]:
             "Time paused",
             "Sum of all pauses.",
             "s",
-            f"sum(increase(bamboo_job_takeover_pause_seconds_sum{{{J}}}[$__range]))",
+            increase(f"bamboo_job_takeover_pause_seconds_sum{{{J}}}", "$__range"),
         ),
     ]
 
@@ -66,14 +66,14 @@ def _preemptions() -> list[object]:
             "Preemptions, announced or not",
             "In an hour. With notice, a worker leaves between two steps and nothing is repeated.",
             "none",
-            Query(f"sum by (notice) (increase(bamboo_job_preemptions_total{{{J}}}[1h]))", "notice: {{notice}}"),
+            Query(increase(f"bamboo_job_preemptions_total{{{J}}}", by="notice"), "notice: {{notice}}"),
             stacked=True,
         ),
         graph(
             "Signs by source",
             "Notices and losses that were seen in the cluster, in an hour, by reason.",
             "none",
-            Query(f"sum by (source) (increase(bamboo_job_signals_total{{{J}}}[1h]))", "{{source}}"),
+            Query(increase(f"bamboo_job_signals_total{{{J}}}", by="source"), "{{source}}"),
             stacked=True,
         ),
     ]
@@ -86,7 +86,7 @@ def _takeovers() -> list[object]:
             "Pauses",
             "How many takeovers paused for how long.",
             "s",
-            f"sum by (le) (increase(bamboo_job_takeover_pause_seconds_bucket{{{J}}}[1h]))",
+            increase(f"bamboo_job_takeover_pause_seconds_bucket{{{J}}}", by="le"),
         ),
         graph(
             "Pause by phase, mean",
@@ -104,7 +104,7 @@ def _takeovers() -> list[object]:
             "Work of takeovers",
             "Passes of microbatches, in an hour: repeated, or already computed in advance (reused).",
             "none",
-            Query(f"sum by (kind) (increase(bamboo_job_takeover_passes_total{{{J}}}[1h]))", "{{kind}}"),
+            Query(increase(f"bamboo_job_takeover_passes_total{{{J}}}", by="kind"), "{{kind}}"),
             stacked=True,
         ),
         graph(
