@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -230,6 +231,13 @@ def gaps(times: Sequence[float]) -> list[float]:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else float("nan")
+
+
+def chosen_of(only: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    """What --only asks for; without it, all. Raises typer.BadParameter for what is not known."""
+    if unknown := sorted(set(only or ()) - set(known)):
+        raise typer.BadParameter(f"expected some of {', '.join(known)}, got {unknown[0]}", param_hint="--only")
+    return only or known
 
 
 def say(text: str) -> None:

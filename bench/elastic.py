@@ -33,7 +33,7 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
 from _restart import restart
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
@@ -325,9 +325,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """How long a job makes no progress while its grid changes."""
-    chosen = only or WHAT
-    if unknown := sorted(set(chosen) - set(WHAT)):
-        raise typer.BadParameter(f"expected some of {', '.join(WHAT)}, got {unknown[0]}", param_hint="--only")
+    chosen = chosen_of(only, WHAT)
 
     async def body() -> None:
         async with lab() as place:

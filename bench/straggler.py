@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
+from _common import Job, Lab, TaskName, chosen_of, gaps, lab, machine, main, manifest, median, say, show, write_json
 from bamboo.control.channel_events import Received
 from bamboo.control.protocol import StepCommitted
 from bamboo.coordinator.events import Command, Emit, Event
@@ -129,9 +129,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """What a slow worker costs, replaced or with fewer layers."""
-    chosen = only or WHAT
-    if unknown := sorted(set(chosen) - set(WHAT)):
-        raise typer.BadParameter(f"expected some of {', '.join(WHAT)}, got {unknown[0]}", param_hint="--only")
+    chosen = chosen_of(only, WHAT)
 
     async def body() -> None:
         found: dict[str, Any] = {}
