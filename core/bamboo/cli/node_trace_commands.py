@@ -15,7 +15,7 @@ from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 from bamboo.traces.generate import Generation, Pattern, generate
 from bamboo.traces.json_lines import to_json_lines
-from bamboo.traces.trace import NodeTraceError
+from bamboo.traces.trace import NodeTraceError, Trace
 
 node_traces = typer.Typer(
     help="Look at recordings of spot nodes, convert and generate them.", no_args_is_help=True, rich_markup_mode=None
@@ -54,13 +54,9 @@ def show(
     from rich.console import Console
 
     from bamboo.terminal.node_trace_table import trace_document, trace_table
-    from bamboo.traces.files import read_traces
     from bamboo.traces.summary import summarize
 
-    try:
-        trace = read_traces(files, zone)
-    except NodeTraceError as error:
-        usage(str(error))
+    trace = _read(files, zone)
     summary = summarize(trace)
     if output is TraceFormat.JSON:
         typer.echo(json.dumps(trace_document(trace, summary), indent=2))
@@ -75,13 +71,16 @@ def convert(files: Files, zone: Zone = "", output: Written = None) -> None:
 
     Example: bamboo traces convert nodes.csv prices.csv --zone us-east-1a --output trace.jsonl
     """
+    _write(to_json_lines(_read(files, zone)), output)
+
+
+def _read(files: list[str], zone: str) -> Trace:
     from bamboo.traces.files import read_traces
 
     try:
-        trace = read_traces(files, zone)
+        return read_traces(files, zone)
     except NodeTraceError as error:
         usage(str(error))
-    _write(to_json_lines(trace), output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
