@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.protocol import MOST_TEXT, HistoryEvent, HistoryEvents, HistoryKept
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import ROOT, Plan, WorkerId
 
 MOST_WAITING: Final = 1000  # events; the oldest are given up
 AT_ONCE: Final = 50
@@ -27,6 +28,21 @@ class HistoryFeed:
             number=self._number, time=self._clock(), reason=reason, message=message[:MOST_TEXT], warning=warning
         )
         self._waiting.append(event)
+
+    def heard(self, event: object) -> None:
+        """Any event: a worker that comes back is told again, and what the root has written need not be kept."""
+        if isinstance(event, WorkerJoined):
+            self.rejoined(event.hello.worker)
+        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
+            self.kept(event.message)
+
+    def owed(self, plan: Plan | None) -> tuple[WorkerId, HistoryEvents] | None:
+        """What is to be sent now, and to whom: the owner of the root."""
+        if plan is None:
+            return None
+        root = plan.at(ROOT).owner
+        events = self.due(root)
+        return (root, events) if events else None
 
     def due(self, root: WorkerId | None) -> HistoryEvents | None:
         """What that root has not been told. To one that is new, or whose channel was cut, all is told once more."""

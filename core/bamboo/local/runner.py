@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.channel_events import Received
 from bamboo.control.descriptors import raise_limit
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import HistoryKept, StepCommitted
+from bamboo.control.protocol import StepCommitted
 from bamboo.control.server import ControlServer, token_check
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -49,7 +49,7 @@ from bamboo.local.summary import Summary, summarize
 from bamboo.local.trace_files import merge_traces
 from bamboo.local.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
-from bamboo.planning.plan import ROOT, WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
 from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
@@ -193,7 +193,9 @@ class _LocalRun:
         for command in commands:  # before the workers are told to stop, the root has to know what to write
             if isinstance(command, Emit):
                 self._feed.add(command.reason, command.message, command.warning)
-        self._feed_history(event)
+        self._feed.heard(event)
+        if self._state.history and (owed := self._feed.owed(self._state.plan)):
+            self._server.send(*owed)
         for command in commands:
             self._execute(command)
         if self._state.phase == "Running" and self._training_since is None:
@@ -211,16 +213,6 @@ class _LocalRun:
         """What this shell alone knows."""
         self._feed.add(emit.reason, emit.message, emit.warning)
         self._view.emit(emit)
-
-    def _feed_history(self, event: Event) -> None:
-        """Tell the root what happened, if a history is kept."""
-        if isinstance(event, WorkerJoined):
-            self._feed.rejoined(event.hello.worker)
-        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
-            self._feed.kept(event.message)
-        plan = self._state.plan
-        if self._state.history and plan is not None and (events := self._feed.due(plan.at(ROOT).owner)) is not None:
-            self._server.send(plan.at(ROOT).owner, events)
 
     def _exited(self, worker: WorkerId, code: int | None) -> None:
         """One that was told to go may have ended by itself before: a closed link is often heard of first."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.control.channel_events import WorkerJoined
 from bamboo.control.history_feed import HistoryFeed
-from bamboo.control.protocol import Hello, HistoryKept, Stop
+from bamboo.control.protocol import Hello, Stop
 from bamboo.control.server import Channels
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.awake_clock import AwakeClock
@@ -47,7 +47,7 @@ from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
 from bamboo.page.history import Figures, JobHistory
-from bamboo.planning.plan import ROOT, WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.cluster.cache import ClusterCache
@@ -332,23 +332,15 @@ class CoordinatorRunner:
         for command in commands:  # before the workers are told to stop, the root has to know what to write
             if isinstance(command, Emit):
                 self._feed.add(command.reason, command.message, command.warning)
-        self._feed_history(event)
+        self._feed.heard(event)
+        if self.state.history and (owed := self._feed.owed(self.state.plan)):
+            self._channels.send(*owed)
         for command in commands:
             self._execute(command)
         if isinstance(event, WorkerJoined):
             self._repeat_notice(event.hello.worker)
         if commands:
             self._wake()
-
-    def _feed_history(self, event: Event) -> None:
-        """Tell the root what happened, if the job keeps a history."""
-        if isinstance(event, WorkerJoined):
-            self._feed.rejoined(event.hello.worker)
-        elif isinstance(event, Received) and isinstance(event.message, HistoryKept):
-            self._feed.kept(event.message)
-        plan = self.state.plan
-        if self.state.history and plan is not None and (events := self._feed.due(plan.at(ROOT).owner)) is not None:
-            self._channels.send(plan.at(ROOT).owner, events)
 
     def _repeat_notice(self, worker: WorkerId) -> None:
         """The coordinator does not keep notices of workers that have not joined yet, or from before its restart."""
