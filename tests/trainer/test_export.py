@@ -235,13 +235,13 @@ def test_the_command_exports_and_says_what(trained, tmp_path):
 WAITS = """
 import sys, time
 from bamboo_trainer.checkpoint import __main__ as command
-class Shown:
-    def __init__(self, terminal): pass
+class Slow:
+    def __init__(self, text): pass
     def __call__(self, done, of):
         if done:
             print("half written", flush=True)
             time.sleep(600)
-command.Shown = Shown
+command.ProgressLine = Slow
 sys.exit(command.main(sys.argv[1:]))
 """
 

@@ -3,9 +3,7 @@
 import argparse
 import signal
 import sys
-import time
 from pathlib import Path
-from typing import Final
 
 from bamboo.checkpoint.find import find
 from bamboo.checkpoint.store import CheckpointStore
@@ -16,8 +14,7 @@ from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import Form, export
 from bamboo_trainer.checkpoint.published import task_config
 from bamboo_trainer.checkpoint.sources import Checkpoint, Source, WeightsFolder
-
-LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
+from bamboo_trainer.progress_line import ProgressLine
 
 
 def main(arguments: list[str]) -> int:
@@ -39,7 +36,7 @@ def main(arguments: list[str]) -> int:
         source = _source(given.url, given.step, averaged=given.ema)
         done = export(
             source, given.format, given.output, force=given.force, task_config=config,
-            progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
+            progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
         )  # fmt: skip
     except (StorageError, ExportError) as error:
         print(f"bamboo: {error}", file=sys.stderr)
@@ -66,19 +63,8 @@ def _files(source: Source) -> str:
     return f"{count(len(source.manifest.layers), 'layer')}, " if isinstance(source, Checkpoint) else ""
 
 
-class Shown:
-    """Progress on standard error: one line that changes, or a new one now and then."""
-
-    def __init__(self, terminal: bool) -> None:
-        self._terminal, self._last = terminal, time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        text = f"{done} of {count(of, 'layer')} read"
-        if self._terminal:
-            print(f"\r{text}", end="\n" if done == of else "", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > LINE_SECONDS:
-            self._last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
+def _read(done: int, of: int) -> str:
+    return f"{done} of {count(of, 'layer')} read"
 
 
 if __name__ == "__main__":

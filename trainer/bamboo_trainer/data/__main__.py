@@ -3,9 +3,7 @@
 import argparse
 import signal
 import sys
-import time
 from pathlib import Path
-from typing import Final
 
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.storage.errors import StorageError
@@ -22,8 +20,7 @@ from bamboo_trainer.data.tokenizing import (
     text_files,
     tokenize,
 )
-
-LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
+from bamboo_trainer.progress_line import ProgressLine
 
 
 def main(arguments: list[str]) -> int:
@@ -68,7 +65,7 @@ def _tokenize(given: argparse.Namespace) -> int:
     done = tokenize(
         Texts(files=files, field=given.field, lines=given.lines), encoder, output, shard=given.shard,
         force=given.force,
-        progress=(lambda *_: None) if given.quiet else Shown(sys.stderr.isatty()),
+        progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
     )  # fmt: skip
     in_files = f" in {count(done.files, 'file')}" if given.shard else ""
     print(f"{output}: {count(done.tokens, 'token')}, {count(done.documents, 'document')}{in_files}, ", end="")
@@ -90,19 +87,8 @@ def _show(given: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-class Shown:
-    """Progress on standard error: one line that changes, or a new one now and then."""
-
-    def __init__(self, terminal: bool) -> None:
-        self._terminal, self._last = terminal, time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        text = f"{size(done)} of {size(of)} read"
-        if self._terminal:
-            print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > LINE_SECONDS:
-            self._last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
+def _read(done: int, of: int) -> str:
+    return f"{size(done)} of {size(of)} read"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""How far a command is that reads or writes for a while."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+LINE_SECONDS: Final = 5.0  # between two lines of progress that is not shown on a terminal
+
+
+class ProgressLine:
+    """On standard error: one line that changes on a terminal, elsewhere a new one now and then.
+
+    text: says in words how much is done of how much.
+    """
+
+    def __init__(self, text: Callable[[int, int], str]) -> None:
+        self._text, self._terminal, self._last = text, sys.stderr.isatty(), time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        text = self._text(done, of)
+        if self._terminal:
+            print(f"\r{text}   ", end="\n" if done == of else "", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._last > LINE_SECONDS:
+            self._last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
