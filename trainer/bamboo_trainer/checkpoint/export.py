@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from bamboo.storage.durable import sync
 from bamboo.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import published
 from bamboo_trainer.checkpoint.errors import ExportError
@@ -86,12 +87,12 @@ def export(
                 partial.mkdir()
                 published.describe(task_config or {}, partial)
                 _write(source, layout, partial / published.WEIGHTS, progress)
-                _sync(partial / published.WEIGHTS)
+                sync(partial / published.WEIGHTS)
             else:
                 with _partial(output) as raw:
                     _write(source, layout, raw, progress)
                     _save_mapped(layout, raw, form, partial)
-            _sync(partial)
+            sync(partial)
             _publish(partial, output, force)
     except OSError as error:
         raise ExportError(f"cannot write {output}: {error.strerror or error}") from None
@@ -226,7 +227,7 @@ def _publish(partial: Path, output: Path, force: bool) -> None:
             if os.path.lexists(output):
                 os.rename(output, old)
             os.rename(partial, output)
-    _sync(output.absolute().parent)
+    sync(output.absolute().parent)
 
 
 def _remove(path: Path) -> None:
@@ -234,12 +235,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """To the disk: a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

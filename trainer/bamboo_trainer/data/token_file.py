@@ -30,6 +30,8 @@ from typing import Any, BinaryIO, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bamboo.storage.durable import sync
+
 SUFFIX: Final = ".tokens"
 _MAGIC: Final = b"BAMBOOTK"
 _VERSION: Final = 1
@@ -183,7 +185,7 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextmanager
@@ -194,10 +196,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             left.unlink()
         yield partial
         for written in partial.iterdir():
-            _sync(written)
-        _sync(partial)
+            sync(written)
+        sync(partial)
         os.rename(partial, path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextmanager
@@ -245,14 +247,6 @@ def _remove(partial: Path) -> None:
         partial.rmdir()
     else:
         partial.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _parsed(source: Source) -> TokenHeader:
