@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from bamboo_trainer.split.call_settings import around
-from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, name_of, numbered
+from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, called, name_of, numbered, tensors_in
 from bamboo_trainer.split.structures import CannotSplit, put_together, take_apart
 from bamboo_trainer.task import Parts
 
@@ -219,14 +219,11 @@ class ModelRun(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        given = tensors_in((args, kwargs))
         if self._real and any(id(t) in self._imagined for t in given):
             args, kwargs = tree_map(lambda t: self._in_reality(t) if isinstance(t, Tensor) else t, (args, kwargs))
-            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        versions = [t._version for t in given]
-        result = func(*args, **kwargs)
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        written = [t for t, version in zip(given, versions, strict=True) if t._version != version]
+            given = tensors_in((args, kwargs))
+        result, made, written = called(func, args, kwargs, given)
         if not made and not written:
             return result
         self._count += 1

@@ -154,11 +154,8 @@ class _Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        versions = [t._version for t in given]
-        result = func(*args, **kwargs)
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
-        written = [t for t, version in zip(given, versions, strict=True) if t._version != version]
+        given = tensors_in((args, kwargs))
+        result, made, written = called(func, args, kwargs, given)
         if not made and not written:
             return result  # it was asked about its shape or the like
         if self._body is not None:
@@ -348,6 +345,19 @@ def _all_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def name_of(function: Any) -> str:
     return resolve_name(function) or repr(function)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+def called(
+    function: Callable[..., Any], args: Any, kwargs: Any, given: Sequence[Tensor]
+) -> tuple[Any, list[Tensor], list[Tensor]]:
+    """What the function returns; the tensors in that; and which of those that it was given it has written to."""
+    versions = [t._version for t in given]
+    result = function(*args, **kwargs)
+    return result, tensors_in(result), [t for t, old in zip(given, versions, strict=True) if t._version != old]
 
 
 def numbered(made: Sequence[Tensor], written: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
