@@ -17,7 +17,17 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.events import AddWorkers, Emit, Finish, PreemptionNotice, RemoveWorker, Send, Tick, WorkerLost
+from bamboo.coordinator.events import (
+    AddWorkers,
+    Emit,
+    Finish,
+    Outcome,
+    PreemptionNotice,
+    RemoveWorker,
+    Send,
+    Tick,
+    WorkerLost,
+)
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import NonFinite, ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
@@ -325,3 +335,12 @@ class Job:
     @property
     def digests(self) -> tuple[str, ...]:
         return tuple(digest for cell, digest in self.state.finished if cell.pipeline == 0)
+
+
+def check_same_bits(calm: Job, killed: Job) -> None:
+    """Both complete, one of them by a takeover, with the same weights."""
+    for done in (calm, killed):
+        assert done.finish is not None
+        assert done.finish.outcome is Outcome.COMPLETE, done.emitted
+    assert killed.state.takeovers
+    assert killed.digests == calm.digests

@@ -40,6 +40,13 @@ def small_task(**changes) -> Task:
     return replace(task, **changes)
 
 
+def accumulate(task: Task, model: nn.Module, config: TrainingConfig, step: int) -> None:
+    """The gradient of a step, microbatch by microbatch, as one does it in plain PyTorch."""
+    for m in range(config.microbatches):
+        inputs, targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+        (task.loss((model(inputs[0]),), targets) / config.microbatches).backward()
+
+
 def chain(task: Task, split, config=CONFIG) -> list[Stage]:
     return [Stage(task, s, split, config) for s in range(len(split))]
 

@@ -23,7 +23,7 @@ from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, problems, training
-from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
 from training_job import Fault, Job
 
 AVERAGED = replace(CONFIG, ema=0.9)
@@ -54,9 +54,7 @@ def plainly(task: Task, steps: int) -> dict[str, Tensor]:
     averaged.update_parameters(model)  # the first call copies
     for step in range(steps):
         optimizer.zero_grad()
-        for m in range(AVERAGED.microbatches):
-            inputs, targets = task.dataset.batch(AVERAGED.samples(step, m, len(task.dataset)))
-            (task.loss((model(inputs[0]),), targets) / AVERAGED.microbatches).backward()
+        accumulate(task, model, AVERAGED, step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), AVERAGED.max_gradient_norm or 0.0)
         optimizer.step()
         averaged.update_parameters(model)

@@ -60,6 +60,15 @@ class Job:
         self.keepers[self.root].when_written(done.set)
         assert done.wait(PATIENCE)
 
+    def train_and_write(self, steps: int) -> None:
+        self.train(steps)
+        self.written()
+
+    def replace_root(self, name: str) -> None:
+        """The root is lost without notice, and that worker leads from the next epoch on."""
+        self.lose(self.root)
+        self.lead(name, 2)
+
     def lose(self, *names: str) -> None:
         """They write nothing any more, as after a SIGKILL."""
         for name in names:
@@ -90,8 +99,7 @@ def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]
 
 
 def test_a_step_has_what_was_measured(job):
-    job.train(3)
-    job.written()
+    job.train_and_write(3)
     record = merged(HistoryFiles(job.url).read_all())[2]
     assert record == StepRecord(
         attempt=1, step=2, time=record.time, loss=1 / 3, gradient_norm=1.0, learning_rate=0.1, seconds=0.5, samples=12,
@@ -100,78 +108,62 @@ def test_a_step_has_what_was_measured(job):
 
 
 def test_a_new_root_goes_on_where_the_one_before_it_ended(job):
-    job.train(5)
-    job.written()
+    job.train_and_write(5)
     job.train(5)  # these are told, and not written
-    job.lose("a")
-    job.lead("b", 2)
-    job.train(5)
-    job.written()
+    job.replace_root("b")
+    job.train_and_write(5)
     assert job.raw() == first(15)
 
 
 def test_what_was_written_and_never_told_is_not_written_again(job):
-    job.train(5)
-    job.written()
-    job.train(5)
-    job.written()  # no commit has told of these five
+    job.train_and_write(5)
+    job.train_and_write(5)  # no commit has told of these five
     job.lose("a")
     assert len(job.keepers["b"].unwritten()) > 0
     job.lead("b", 2)
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     assert job.raw() == first(11)
 
 
 def test_a_root_that_joined_late_gets_from_the_others_what_it_has_never_heard(job):
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     job.train(6)
     job.join("c")
     job.train(1)
     job.lose("a")
     job.lead("c", 2)
-    job.train(2)
-    job.written()
+    job.train_and_write(2)
     assert job.raw() == first(10)
 
 
 def test_a_root_that_dies_before_it_has_written_anything_leaves_no_trace_of_an_attempt(job):
     job.train(4)
-    job.lose("a")
-    job.lead("b", 2)
-    job.train(4)
-    job.written()
-    job.train(1)
-    job.written()
+    job.replace_root("b")
+    job.train_and_write(4)
+    job.train_and_write(1)
     assert job.raw() == first(9)
 
 
 def test_a_frozen_root_that_wakes_spoils_nothing(job):
-    job.train(3)
-    job.written()
+    job.train_and_write(3)
     job.train(3)
     frozen = job.keepers.pop("a")
     job.lead("b", 2)
-    job.train(3)
-    job.written()
+    job.train_and_write(3)
     frozen.close(PATIENCE)  # writes what it had
     records = merged(HistoryFiles(job.url).read_all())
     assert [(r.attempt, r.step) for r in records] == first(9)
 
 
 def test_going_back_begins_another_attempt(job):
-    job.train(6)
-    job.written()
+    job.train_and_write(6)
     job.step, job.origin = 4, 5
     job.lead("b", 5)
-    job.train(2)
-    job.written()
+    job.train_and_write(2)
     assert job.raw() == [*first(6), (2, 4), (2, 5)]
     job.origin = 7
     job.lead("b", 7, moved=True)
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     assert job.raw()[-1] == (2, 6), "layers that were split anew are no new attempt"
 
 
@@ -181,31 +173,26 @@ def test_what_was_done_before_going_back_is_written_by_who_comes_after(job):
     job.lose("a")
     job.step, job.origin = 4, 5
     job.lead("b", 5)
-    job.train(2)
-    job.written()
+    job.train_and_write(2)
     assert sorted(job.raw()) == [*first(6), (2, 4), (2, 5)]
 
 
 def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs_to(job):
-    job.train(3)
-    job.written()
+    job.train_and_write(3)
     job.train(4)
     job.lose("a")
     left = job.keepers.pop("b")
     job.step, job.origin = 5, 5
     job.join("c")
     job.lead("c", 5)
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     job.keepers["c"].heard(left.unwritten())  # late
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     assert sorted(job.raw()) == [*first(7), (2, 5), (2, 6)]
 
 
 def test_another_run_of_the_job_is_another_attempt(job):
-    job.train(3)
-    job.written()
+    job.train_and_write(3)
     job.close()
     other = Job(Path(job.url))
     other.step = 2
@@ -224,14 +211,11 @@ def events(*numbers: int) -> HistoryEvents:
 
 def test_events_are_written_once_and_acknowledged_when_they_are(job):
     job.keepers["a"].happened(events(1, 2))
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     job.written()
     assert HistoryKept(source="s", number=2) in job.told
-    job.lose("a")
-    job.lead("b", 2)
-    job.train(1)
-    job.written()
+    job.replace_root("b")
+    job.train_and_write(1)
     job.keepers["b"].happened(events(1, 2, 3))  # the acknowledgement was lost
     job.written()
     found = [r.number for r in HistoryFiles(job.url).read_all() if isinstance(r, EventRecord)]
@@ -239,8 +223,7 @@ def test_events_are_written_once_and_acknowledged_when_they_are(job):
 
 
 def test_a_checkpoint_has_its_steps_written_soon(job):
-    job.train(1)
-    job.written()
+    job.train_and_write(1)
     mark = CheckpointMark(number=1, id="a", writers=())
     commit = Commit(
         norm=1.0, loss=1.0, microbatches=2, generation=0, epoch=1, checkpoint=mark,
@@ -268,8 +251,7 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
     monkeypatch.setattr(HistoryFiles, "write", write)
     monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", 0.0)
     for _ in range(3):
-        job.train(2)
-        job.written()  # it waits no longer than it may
+        job.train_and_write(2)  # it waits no longer than it may
     away[0] = False
     job.train(1)
     monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", PATIENCE)
@@ -297,9 +279,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded_and_the_gap_is_told
 
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
     monkeypatch.setattr("bamboo_trainer.worker.history.MOST_RECORDS", 4)
-    job.train(10)
-    job.written()
-    job.train(3)
-    job.written()
+    job.train_and_write(10)
+    job.train_and_write(3)
     assert job.raw() == first(13)
     assert len(HistoryFiles(job.url).all()) == 4

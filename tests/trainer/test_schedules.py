@@ -17,7 +17,7 @@ from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
 from training_job import Fault, Job
 
 STEPS = 20
@@ -125,9 +125,7 @@ def plainly(kind: str, steps: int) -> dict[str, torch.Tensor]:
             else:
                 g["betas"], g["weight_decay"] = ADAM["betas"](step), ADAM["weight_decay"](step)
         optimizer.zero_grad()
-        for m in range(config.microbatches):
-            inputs, targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
-            (task.loss((model(inputs[0]),), targets) / config.microbatches).backward()
+        accumulate(task, model, config, step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm or 0.0)
         optimizer.step()
     return {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
