@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from test_coordinator_checkpoints import (
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo.coordinator.checkpoints import WRITE_SECONDS
+from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.state import EarlierProgress
+from bamboo.metrics.job_metrics import samples
+from bamboo.planning.plan import CheckpointId
+from checkpoint_world import (
     LAYERS,
     STARTS,
     begin,
@@ -19,17 +30,6 @@ from test_coordinator_checkpoints import (
     train,
     written,
 )
-
-from bamboo.control import protocol
-from bamboo.control.channel_events import Received
-from bamboo.coordinator import coordinator
-from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo.coordinator.checkpoints import WRITE_SECONDS
-from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
-from bamboo.coordinator.job_status import status
-from bamboo.coordinator.state import EarlierProgress
-from bamboo.metrics.job_metrics import samples
-from bamboo.planning.plan import CheckpointId
 from world import World, restarted, silence
 
 

@@ -1,0 +1,101 @@
+"""Copies of a checkpoint in workers' memory: who is asked for them, and when they are dropped."""
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator.events import Tick
+from bamboo.planning.plan import CheckpointId, Plan
+from checkpoint_world import LAYERS, begin, lose_stage, made, plan_of, reasons, save, sent, train, written
+from world import World
+
+
+def holds(world: World, worker: str, checkpoint: CheckpointId, *layers: int) -> None:
+    world.tell(Received(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=layers)))
+
+
+def begun_again(world: World, held: dict[int, tuple[int, ...]]) -> tuple[CheckpointId, Plan]:
+    """The first plan after a stage was lost. held: by the number of a worker in the first plan, layers of the newest
+    checkpoint that it has copies of.
+    """
+    workers = sorted(plan_of(world).worker_ids())
+    checkpoint = save(world)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint)
+    for number, layers in held.items():
+        holds(world, workers[number], checkpoint, *layers)
+    origin = plan_of(world).origin
+    lose_stage(world)
+    while plan_of(world).origin == origin:
+        world.deliver() if world.pending else world.tell(Tick())
+    return checkpoint, plan_of(world)
+
+
+def test_a_plan_that_goes_back_names_who_has_copies() -> None:
+    world = made(4, 1)
+    checkpoint, plan = begun_again(world, {0: (0, 1), 1: (2,), 2: (4, 5), 3: (6,)})
+    lost, living = world.lost, sorted(plan.worker_ids())
+    assert (plan.restore, plan.moved, plan.reason) == (checkpoint, False, "Started")
+    assert {w for holders in plan.sources for w in holders} <= set(living) - lost
+    assert plan.sources[4:7] == (("w2",), ("w2",), ("w3",))
+    assert plan.sources[2:4] == ((), ()), "who had copies of these is lost: they are read from the store"
+    world.settle()
+    assert plan_of(world).sources == ()
+    assert "3 of 8 layers from memory" in next(e.message for e in world.told if e.reason == "RolledBack")
+    train(world, 12)
+
+
+def test_without_copies_a_plan_that_goes_back_names_nobody() -> None:
+    world = made(4, 1)
+    _, plan = begun_again(world, {1: (2,)})
+    assert plan.sources == ()
+    world.settle()
+    assert "RolledBack" not in reasons(world)
+
+
+def test_a_loss_before_all_have_begun_is_met_by_another_plan_from_the_same_checkpoint() -> None:
+    world = made(4, 1)
+    checkpoint, plan = begun_again(world, {2: (4, 5), 3: (6,)})
+    world.lose("w2")
+    again = plan_of(world)
+    assert (again.origin, again.restore, again.reason) == (plan.epoch + 1, checkpoint, "RollingBack")
+    assert again.sources[4:7] == ((), (), ("w3",))
+    world.lose("w3")
+    assert (plan_of(world).origin, plan_of(world).sources) == (again.epoch + 1, ())
+    world.settle()
+    assert world.state.checkpoints.counts.repeated == 0, "it was never beyond that state since"
+    assert sum(world.state.checkpoints.counts.restores.values()) == 1
+    train(world, 12)
+
+
+def test_copies_of_what_is_not_the_newest_checkpoint_any_more_are_dropped() -> None:
+    world = made()
+    old = save(world, 8)
+    holds(world, "w0", old, 0, 1)
+    holds(world, "w1", old, 2)
+    new = begin(world, 16, "b")
+    holds(world, "w0", new, 0, 1)
+    assert not sent(world, protocol.DropCopies)
+    written(world, new)
+    committer, _ = sent(world, protocol.CommitCheckpoint)[-1]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=new)))
+    drop = protocol.DropCopies(checkpoints=(old,))
+    assert sent(world, protocol.DropCopies) == [("w0", drop), ("w1", drop)]
+    assert set(world.state.checkpoints.copies) == {new}
+
+
+def test_copies_of_a_checkpoint_that_is_given_up_are_dropped_and_those_of_the_one_before_are_not() -> None:
+    world = made()
+    old = save(world, 8)
+    holds(world, "w0", old, 0, 1)
+    new = begin(world, 16, "b")
+    holds(world, "w0", new, 0, 1)
+    world.tell(Received("w1", protocol.CheckpointFailed(checkpoint=new, message="no space left")))
+    assert sent(world, protocol.DropCopies) == [("w0", protocol.DropCopies(checkpoints=(new,)))]
+    assert set(world.state.checkpoints.copies) == {old}
+
+
+def test_made_up_copies_are_not_believed() -> None:
+    world = made()
+    holds(world, "w0", CheckpointId(step=8, id="a"), 0, LAYERS)
+    assert world.state.checkpoints.copies == {}
+    for step in range(100):
+        holds(world, "w0", CheckpointId(step=step, id="a"), 0)
+    assert len(world.state.checkpoints.copies) <= 4

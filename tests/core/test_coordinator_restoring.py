@@ -1,0 +1,253 @@
+"""How a job goes on from a checkpoint: with which one, after what, and when it gives up."""
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS
+from bamboo.coordinator.events import Outcome, Tick
+from bamboo.coordinator.job_status import status
+from bamboo.coordinator.restoring import RESTORE_SECONDS
+from bamboo.planning.plan import ROOT, Cell
+from checkpoint_world import (
+    ORIGIN,
+    STARTS,
+    gone_back,
+    lose_stage,
+    made,
+    plan_of,
+    reasons,
+    root_of,
+    save,
+    sent,
+    started,
+    train,
+)
+from world import World, back, restarted, silence
+
+
+def test_a_lost_stage_takes_the_job_back_to_its_checkpoint() -> None:
+    world = made(3)
+    kept = save(world)
+    train(world, 13)
+    before = plan_of(world)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    lose_stage(world)
+    for _ in range(300):
+        if world.state.phase == "Restoring":
+            break
+        world.now += 0.3
+        world.deliver() if world.pending else world.tell(Tick())
+    assert world.state.phase == "Restoring"
+    world.settle()
+    plan = plan_of(world)
+    assert (plan.origin, plan.restore) == (plan_of(world).origin, kept)
+    assert plan.origin > before.epoch
+    restored = status(world.state, world.now).checkpoint
+    assert restored is not None
+    assert (restored.restores, restored.repeated) == (1, 5)
+    assert ("Restoring" in reasons(world), "Restored" in reasons(world)) == (True, True)
+    assert world.finish is None
+
+
+def test_the_steps_after_the_checkpoint_are_done_again() -> None:
+    world, _ = gone_back()
+    assert (world.state.phase, world.state.step) == ("Running", 8)
+    assert max(world.state.losses) == 7
+
+
+def test_a_skipped_step_that_is_done_again_is_progress_and_counts_once() -> None:
+    world, _ = gone_back(skipped=True)
+    world.settle()
+    assert world.state.skips == ()
+    train(world, 12)
+    world.commit(skipped=True)
+    assert (world.state.step, world.state.skips, world.state.skipped_steps) == (13, (12,), 1)
+
+
+def test_without_a_checkpoint_the_job_ends() -> None:
+    world = made(3, everySteps=5000)
+    lose_stage(world)
+    world.settle()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "StageLost")
+    assert "lost with" in world.finish.message
+
+
+def test_a_job_that_keeps_none_says_so() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    lose_stage(world)
+    world.settle()
+    assert world.finish is not None
+    assert world.finish.message.endswith("not recoverable without a checkpoint")
+    assert not world.sent
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_job_that_never_resumes_goes_back_only_to_its_own(own: bool) -> None:
+    world = made(3, resume="Never")
+    assert plan_of(world).restore is None
+    kept = save(world) if own else None
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    lose_stage(world)
+    world.settle()
+    assert all(question.own for _, question in sent(world, protocol.FindCheckpoint))
+    if own:
+        assert plan_of(world).restore == kept
+    else:
+        assert world.finish is not None
+        assert world.finish.outcome is Outcome.UNRECOVERABLE
+
+
+def test_a_job_that_never_resumes_knows_its_own_after_the_coordinators_restart_too() -> None:
+    """They are in the store, and only the coordinator before knew of them."""
+    world = made(3, resume="Never")
+    kept = save(world)
+    plan = restarted(world)
+    for worker in sorted(plan.worker_ids()):
+        back(world, worker, plan)
+    world.found = protocol.CheckpointFound(number=0, checkpoint=kept)
+    lose_stage(world)
+    world.settle()
+    assert sent(world, protocol.FindCheckpoint)[-1][1].own
+    assert plan_of(world).restore == kept
+
+
+def test_a_job_begins_with_what_its_store_has() -> None:
+    world = started(STARTS["a"], passed=("the checkpoint of step 9 is damaged",))
+    assert plan_of(world).restore == STARTS["a"]
+    assert plan_of(world).origin == 1
+    assert world.state.step >= 6
+    assert min(world.state.losses) == 6
+    assert [r for r in reasons(world) if r != "WorkerJoined"][:2] == ["CheckpointUnusable", "Restored"]
+    shown = status(world.state, world.now).checkpoint
+    assert shown is not None
+    assert (shown.step, shown.restores, shown.repeated) == (6, 0, 0)
+
+
+def test_an_answer_to_an_earlier_question_does_not_count() -> None:
+    """It may have been on its way since before the channel was cut, or before a checkpoint was found damaged."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = None
+    world.settle()
+    first = sent(world, protocol.FindCheckpoint)[-1]
+    world.now += AGAIN_SECONDS + 1
+    world.tell(Tick())
+    second = sent(world, protocol.FindCheckpoint)[-1]
+    assert first[0] != second[0], "another worker is asked: it may have the way to the store"
+    world.tell(Received(first[0], protocol.CheckpointFound(number=first[1].number)))
+    assert world.state.plan is None
+    world.tell(Received(second[0], protocol.CheckpointFound(number=second[1].number, checkpoint=STARTS["a"])))
+    assert plan_of(world).restore == STARTS["a"]
+
+
+def test_a_damaged_one_leads_to_an_older_one() -> None:
+    world = started(STARTS["a"])
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["b"])
+    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="torn", damaged=True)
+    world.tell(Received("w1", failed))
+    assert world.state.phase == "Restoring"
+    assert sent(world, protocol.FindCheckpoint)[-1][1].bad == (STARTS["a"],)
+    world.settle()
+    assert plan_of(world).restore == STARTS["b"]
+    before = len(world.plans)
+    world.tell(Received("w1", failed))
+    assert (world.state.phase, len(world.plans)) == ("Running", before), "it is of a plan of the past"
+
+
+def test_one_that_cannot_be_read_now_is_tried_again() -> None:
+    world = started(STARTS["a"])
+    failed = protocol.RestoreFailed(origin=ORIGIN, checkpoint=STARTS["a"], message="timeout", damaged=False)
+    world.tell(Received("w1", failed))
+    asked = len(sent(world, protocol.FindCheckpoint))
+    world.tell(Tick())
+    assert len(sent(world, protocol.FindCheckpoint)) == asked, "not at once"
+    world.now += AGAIN_SECONDS + 1
+    world.tell(Tick())
+    assert sent(world, protocol.FindCheckpoint)[-1][1].bad == ()
+    world.settle()
+    assert plan_of(world).restore == STARTS["a"]
+    assert plan_of(world).origin > 1
+
+
+def test_a_store_that_does_not_tell_is_asked_again() -> None:
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(number=0, problem="connection refused")
+    world.settle()
+    silence(world, set(), 3 * AGAIN_SECONDS)
+    while world.pending:
+        world.deliver()
+    for _ in range(3):
+        silence(world, set(), AGAIN_SECONDS + 1)
+        while world.pending:
+            world.deliver()
+    assert len(sent(world, protocol.FindCheckpoint)) >= 3
+    assert reasons(world).count("CheckpointStoreUnavailable") == 1
+    assert world.state.plan is None
+    world.found = protocol.CheckpointFound(number=0, checkpoint=STARTS["a"])
+    silence(world, set(), AGAIN_SECONDS + 1)
+    world.settle()
+    assert plan_of(world).restore == STARTS["a"]
+
+
+def test_what_is_told_of_states_that_are_given_up_is_not_taken() -> None:
+    world, asked = gone_back()
+    plan, step = plan_of(world), world.state.step
+    late = protocol.StepCommitted(step=12, generation=0, loss=9.0, gradient_norm=1.0, microbatches=8, seconds=0.1)
+    ended = protocol.CellFinished(cell=Cell(0, 0), digest="0" * 64)
+    world.tell(Received(asked, late))
+    world.tell(Received(asked, ended))
+    assert (world.state.step, world.state.finished) == (step, ())
+    world.tell(Received(asked, protocol.PlanApplied(epoch=plan.epoch)))
+    owner = plan.owned_by(asked)
+    world.commit()
+    assert world.state.step == step + (ROOT in owner)
+
+
+def test_waiting_for_workers_to_go_back_is_no_stall_but_has_an_end() -> None:
+    """progressDeadlineSeconds is half an hour; nodes may be scarce for longer."""
+    world = made(2)
+    save(world)
+    world.away = 100
+    for worker in sorted(world.state.workers):
+        world.lose(worker)
+    for _ in range(60):
+        world.now += 0.3
+        world.tell(Tick())
+    assert world.state.phase == "Restoring"
+    world.now += RESTORE_SECONDS - 60
+    world.tell(Tick())
+    assert world.finish is None
+    world.now += 60
+    world.tell(Tick())
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.UNRECOVERABLE, "RestoreDeadlineExceeded")
+    assert "0 of 2 workers ready" in world.finish.message
+
+
+def test_attempts_that_all_fail_have_an_end_together() -> None:
+    """Each of them begins with a plan, as if the job trained again."""
+    world, _ = gone_back()
+    world.found = protocol.CheckpointFound(number=0, checkpoint=plan_of(world).restore)
+    began = world.now
+    while world.finish is None and world.now < began + 2 * RESTORE_SECONDS:
+        if world.pending:
+            world.deliver()
+        elif world.state.phase == "Running":
+            plan = plan_of(world)
+            assert plan.restore is not None
+            failed = protocol.RestoreFailed(
+                origin=plan.origin, checkpoint=plan.restore, message="a time-out", damaged=False
+            )
+            world.tell(Received(root_of(world), failed))
+            for worker in sorted(world.state.workers):
+                world.tell(Received(worker, protocol.Heartbeat(step=8)))
+        else:
+            world.now += 600.0
+            for worker in sorted(world.state.workers):
+                world.tell(Received(worker, protocol.Heartbeat(step=8)))
+            world.tell(Tick())
+    assert world.finish is not None
+    assert world.finish.reason == "RestoreDeadlineExceeded"
+    assert "a time-out" in world.finish.message

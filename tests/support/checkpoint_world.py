@@ -1,0 +1,111 @@
+"""A coordinator's world that keeps checkpoints: what the tests of taking, restoring and copying them share."""
+
+from typing import Any
+
+from bamboo.checkpoint.layout import part_name
+from bamboo.checkpoint.manifest import CheckpointPart
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.coordinator.checkpoints import first_number
+from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
+from world import World
+
+LAYERS = 8  # of the world's task
+
+
+ORIGIN = 1  # of a job that has not gone back to a checkpoint
+
+
+FIRST = first_number("", 0.0) + 1  # of the world's wishes
+
+
+STARTS = {"a": CheckpointId(step=6, id="a"), "b": CheckpointId(step=3, id="b")}
+
+
+def made(stages: int = 2, pipelines: int = 1, standby: int = 0, *, steps: int = 10_000, **checkpoint: Any) -> World:
+    """A world that trains, at step 1 or a little later."""
+    world = World(stages, pipelines, standby, steps=steps, checkpoint={"everySteps": 8, **checkpoint})
+    world.settle()
+    assert world.state.phase == "Running"
+    return world
+
+
+def plan_of(world: World) -> Plan:
+    assert world.state.plan is not None
+    return world.state.plan
+
+
+def root_of(world: World) -> str:
+    return plan_of(world).at(ROOT).owner
+
+
+def train(world: World, step: int) -> None:
+    while world.state.step < step:
+        world.commit()
+
+
+def sent(world: World, kind: type) -> list[tuple[str, Any]]:
+    return [(worker, message) for worker, message in world.sent if isinstance(message, kind)]
+
+
+def reasons(world: World) -> list[str]:
+    return [event.reason for event in world.told]
+
+
+def parts(*layers: int) -> tuple[CheckpointPart, ...]:
+    return tuple(CheckpointPart(layer=i, file=part_name(i), bytes=10, sha256="0" * 64) for i in layers)
+
+
+def written(world: World, checkpoint: CheckpointId, *layers: int) -> None:
+    message = protocol.PartsWritten(checkpoint=checkpoint, parts=parts(*(layers or range(LAYERS))))
+    world.tell(Received(root_of(world), message))
+
+
+def begin(world: World, step: int = 8, id: str = "a") -> CheckpointId:
+    """The commit before that step says that its state is kept."""
+    train(world, step - 1)
+    checkpoint = CheckpointId(step=step, id=id)
+    world.commit((world.state.checkpoints.number, checkpoint))
+    return checkpoint
+
+
+def save(world: World, step: int = 8, id: str = "a") -> CheckpointId:
+    checkpoint = begin(world, step, id)
+    written(world, checkpoint)
+    committer, _ = sent(world, protocol.CommitCheckpoint)[-1]
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
+    world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint, tidied=True)))
+    return checkpoint
+
+
+def lose_stage(world: World) -> None:
+    """All copies of a stage at once; a third worker lives."""
+    plan = plan_of(world)
+    for worker in sorted(plan.at(Cell(0, 1)).holders):
+        world.lose(worker)
+    assert world.state.workers
+
+
+def started(checkpoint: CheckpointId, **found: Any) -> World:
+    """A job whose store has one from the beginning."""
+    world = World(2, 1, 0, checkpoint={"everySteps": 8})
+    world.found = protocol.CheckpointFound(number=0, checkpoint=checkpoint, **found)
+    world.settle()
+    return world
+
+
+def gone_back(*, skipped: bool = False) -> tuple[World, str]:
+    """A world that went from step 13 to its checkpoint of step 8, and the worker that was asked for it.
+
+    skipped: the last of these steps left the model as it was.
+    """
+    world = made(3)
+    kept = save(world)
+    train(world, 12)
+    world.commit(skipped=skipped)
+    world.found = None
+    lose_stage(world)
+    world.settle()
+    asked, _ = sent(world, protocol.FindCheckpoint)[-1]
+    world.tell(Received(asked, protocol.CheckpointFound(number=world.state.checkpoints.question, checkpoint=kept)))
+    return world, asked
