@@ -1,4 +1,4 @@
-"""What the operator's process does while it waits for the Lease, and its flags; without a cluster."""
+"""What the operator's process does while it waits for the Lease, without a cluster."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import typer
 from aiohttp import web
-from typer.testing import CliRunner
 
-from bamboo.names import EXIT_FAILED, EXIT_USAGE
-from bamboo_operator.__main__ import command
 from bamboo_operator.kube.active_label import ActiveLabel
 from bamboo_operator.kube.lease import lease_held_by
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
@@ -104,34 +100,6 @@ async def test_one_of_several_is_ready_while_another_works_and_says_so_by_no_lab
         await asyncio.wait_for(operating, 30)
     own = "PATCH /api/v1/namespaces/system/pods/me"
     assert asked.count(own) == 1, "once, for what an earlier process may have left"
-
-
-def test_a_label_without_a_lease_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--label-active"])
-    assert result.exit_code == EXIT_USAGE
-    assert "--label-active: expected --lease with it" in result.output
-
-
-def test_an_operator_without_a_cluster_ends_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key")])
-    assert result.exit_code == EXIT_FAILED
-    assert f"bamboo-operator: no cluster: there is no kubeconfig ({tmp_path / 'none'}); set KUBECONFIG" in result.output
-
-
-def test_a_wrong_lease_is_named(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, ["--key-file", str(tmp_path / "key"), "--lease", "bamboo-operator"])
-    assert result.exit_code == EXIT_USAGE
-    assert 'bamboo-operator: --lease: expected NAMESPACE/NAME, got "bamboo-operator"' in result.output
 
 
 class SlowPods:

@@ -1,0 +1,122 @@
+"""After a restart of the coordinator: for whom it waits, for how long, and who is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.events import (
+    AddWorkers,
+    RemoveWorker,
+    Tick,
+)
+from bamboo.planning.plan import Cell
+from world import World, back, restarted, silence
+
+
+@pytest.mark.parametrize("dead", [(), ("w1",), ("w0",), ("w4", "w1")])
+def test_a_restarted_coordinator_goes_on_where_it_was(dead: tuple[str, ...]) -> None:
+    world = World(4, 1, 1)
+    world.settle()
+    old = world.state
+    world.restart(dead)
+    if dead:
+        assert world.state.phase == "Recovering"
+        world.now += 11
+        for worker in world.state.workers:
+            world.tell(Received(worker, protocol.Heartbeat(step=1)))
+        world.tell(Tick())
+    assert world.state.phase == "Running"
+    assert old.plan is not None
+    assert world.state.plan is not None
+    if not dead:
+        assert world.state.plan == old.plan
+        assert world.state.synced == old.synced
+    world.settle()
+    assert world.finish is None
+    assert world.state.step > old.step or dead
+    assert all(len(world.state.plan.owned_by(w)) <= 1 for w in world.state.workers)
+
+
+def test_a_restarted_coordinator_does_not_wait_for_a_worker_that_is_known_to_be_gone() -> None:
+    world = World(4, 1, 1)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(
+        world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True, heartbeat_timeout=1e9
+    )
+    world.state = replace(begun, gone=frozenset({"w1"}), requested=4)
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    assert world.state.phase == "Running"
+
+
+def test_workers_that_do_not_come_back_to_a_restarted_coordinator_are_replaced() -> None:
+    world = World(4, 1, 0)
+    world.settle()
+    plan = world.state.plan
+    assert plan is not None
+    begun = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now, resumed=True)
+    world.state = replace(begun, requested=4)  # the pod of the one that hangs is still there
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=plan)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    world.now += 11
+    for worker in sorted(plan.worker_ids() - {"w1"}):
+        world.tell(Received(worker, protocol.Heartbeat(step=1)))
+    state, commands = coordinator.step(world.state, Tick(), world.now)
+    assert (state.phase, state.preemptions) == ("Running", 1)
+    assert RemoveWorker("w1") in commands
+    assert AddWorkers(1) in coordinator.step(state, Tick(), world.now)[1]
+
+
+def test_a_restarted_coordinator_waits_for_owners_as_long_as_steps_are_committed() -> None:
+    world = World(4, 2, 0)
+    plan = restarted(world)
+    root = plan.at(Cell(0, 0)).owner
+    back(world, root, plan)
+    for step in range(100):
+        message = protocol.StepCommitted(
+            step=step, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=1.0
+        )
+        world.tell(Received(root, message))
+        silence(world, set(), 1)
+    assert (world.state.phase, world.finish) == ("Recovering", None)
+    for worker in sorted(plan.worker_ids() - {root}):
+        back(world, worker, plan)
+    assert (world.state.phase, world.state.preemptions) == ("Running", 0)
+
+
+def test_a_restarted_coordinator_that_misses_most_waits_longer() -> None:
+    world = World(4, 1, 0)
+    plan = restarted(world)
+    back(world, "w0", plan)
+    silence(world, set(), 38)
+    assert world.state.phase == "Recovering"
+    silence(world, set(), 4)
+    assert world.state.phase != "Recovering"
+
+
+def test_a_restarted_coordinator_refuses_those_that_the_newest_plan_does_not_know() -> None:
+    world = World(2, 1, 1)
+    world.settle()
+    old = world.state.plan
+    assert old is not None
+    world.lose("w2")
+    world.lost.clear()
+    world.settle()
+    newest = world.state.plan
+    world.state = coordinator.initial(world.spec, world.document, secret="", save_path=None, now=world.now)
+    world.tell(WorkerJoined(protocol.Hello(worker="w2", host="h", port=1, plan=old)))
+    world.tell(Received("w2", protocol.WorkerReady()))
+    assert newest is not None
+    for worker in newest.worker_ids():
+        world.tell(WorkerJoined(protocol.Hello(worker=worker, host="h", port=1, plan=newest)))
+        world.tell(Received(worker, protocol.WorkerReady()))
+    assert world.state.phase == "Running"
+    assert "w2" not in world.state.workers
+    assert "w2" in world.state.gone

@@ -1,0 +1,39 @@
+"""The operator's flags: what is wrong with them is said in one sentence."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from bamboo.names import EXIT_FAILED, EXIT_USAGE
+from bamboo_operator.__main__ import command
+
+
+def start(folder: Path, *flags: str) -> Result:
+    (folder / "key").write_bytes(b"k" * 32)
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, ["--key-file", str(folder / "key"), *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--label-active"], "--label-active: expected --lease with it"),
+        (["--lease", "bamboo-operator"], '--lease: expected NAMESPACE/NAME, got "bamboo-operator"'),
+        (["--metadata", "moon"], '--metadata: expected one of off, auto, aws, gcp, azure, got "moon"'),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: list[str], sentence: str, tmp_path: Path) -> None:
+    result = start(tmp_path, *flags)
+    assert result.exit_code == EXIT_USAGE
+    assert f"bamboo-operator: {sentence}" in result.output
+
+
+def test_an_operator_without_a_cluster_ends_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    result = start(tmp_path)
+    assert result.exit_code == EXIT_FAILED
+    assert f"bamboo-operator: no cluster: there is no kubeconfig ({tmp_path / 'none'}); set KUBECONFIG" in result.output
