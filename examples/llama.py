@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from llama_model import Architecture, Weights, expect, make_layer, read_architecture, read_json
 from torch import Tensor, nn
 
+from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
 
 TOKEN_TYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -116,16 +117,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        expect(key in _KEYS, f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
-        field, kind = _KEYS[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        expect(fits, f"{key} must be of type {kind.__name__}, got {value!r}")
-        values[field] = value
-    return Settings(**values)
+    return Settings(**typed_values(config, _KEYS))
 
 
 def settings_architecture(settings: Settings) -> Architecture:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
+from bamboo_trainer.models.images import Flat, loss, numbers
 from bamboo_trainer.models.settings import MadeUpImages
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 6  # of what the linear layers see
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -33,13 +34,6 @@ class Convolution(nn.Module):
         return F.max_pool2d(x, 3, stride=2) if self.pool else x
 
 
-class Flat(nn.Module):
-    """[batch, channels, h, w] -> [batch, channels * 36]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, SIDE).flatten(1)
-
-
 class Hidden(nn.Module):
     """[batch, features] -> [batch, out], with dropout before."""
 
@@ -55,14 +49,12 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "full")
     settings.whole_numbers(c, "inner", "classes", "side")
-    outs = [int(count) for count in c["channels"].split() if count.isdecimal()]
-    if len(outs) != 5 or len(c["channels"].split()) != 5 or min(outs) < 1:
-        raise ValueError(f'channels must be five numbers such as "64 192 384 256 256", got {c["channels"]!r}')
+    outs = numbers(c, "channels", "five", "64 192 384 256 256")
     pairs = zip((3, *outs), outs, _CONVOLUTIONS, strict=False)
     return Task(
         layers=(
             *(partial(Convolution, channels, out, kind) for channels, out, kind in pairs),
-            Flat,
+            partial(Flat, SIDE),
             partial(Hidden, outs[-1] * SIDE * SIDE, c["inner"], c["dropout"]),
             partial(Hidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
@@ -72,7 +64,3 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         optimizer=settings.sgd(c),
         learning_rate=settings.rate(c, training),
     )
-
-
-def loss(outputs: Parts, targets: Parts) -> Tensor:
-    return F.cross_entropy(outputs[0], targets[0])

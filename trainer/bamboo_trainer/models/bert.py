@@ -3,8 +3,7 @@
 The output matrix is tied to the embedding of words. Pairs of sentences, and whether they follow, are left out.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import language_model
+from bamboo_trainer.models.sequences import check_sizes, language_model
 from bamboo_trainer.task import Parts, Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 30522, "positions": 512, "dropout": 0.1, "maskToken": 103}
@@ -83,15 +82,8 @@ class Head(nn.Module):
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read(config, SIZES, "large")
-    settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
-    if c["width"] % c["heads"]:
-        raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
-    layers: tuple[Callable[[], nn.Module], ...] = (
-        partial(Embedding, c),
-        *[partial(Block, c)] * c["blocks"],
-        partial(Head, c),
-    )
-    return language_model(layers, c, training, objective="masked", mask_token=c["maskToken"])
+    check_sizes(c)
+    return language_model((Embedding, Block, Head), c, training, objective="masked", mask_token=c["maskToken"])
 
 
 def _small_values(module: nn.Module) -> None:

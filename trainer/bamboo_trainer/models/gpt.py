@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TextDataset, stdlib_text
+from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
 
 VOCABULARY = 256
@@ -143,17 +144,7 @@ def build(config: Mapping[str, Any]) -> Task:
 
 
 def parse_config(config: Mapping[str, Any]) -> GptConfig:
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        if key not in _KEYS:
-            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
-        field, kind = _KEYS[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind and not (key == "steps" and value is None):
-            raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
-        values[field] = value
-    return GptConfig(**values)
+    return GptConfig(**typed_values(config, _KEYS, nullable=("steps",)))
 
 
 def learning_rate(config: GptConfig, step: int) -> float:

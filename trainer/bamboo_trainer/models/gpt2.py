@@ -1,8 +1,7 @@
 """GPT-2 in its four published sizes: `bamboo_trainer.models.gpt2:build`. The head is tied to the embedding."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
-from bamboo_trainer.models.sequences import language_model
+from bamboo_trainer.models.sequences import check_sizes, language_model
 from bamboo_trainer.task import Task, TrainingFacts
 
 _COMMON: Final = {"vocabulary": 50257, "positions": 1024, "dropout": 0.1}
@@ -83,12 +82,5 @@ class Head(nn.Module):
 def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> Task:
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read(config, SIZES, "small")
-    settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
-    if c["width"] % c["heads"]:
-        raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
-    layers: tuple[Callable[[], nn.Module], ...] = (
-        partial(Embedding, c),
-        *[partial(Block, c)] * c["blocks"],
-        partial(Head, c),
-    )
-    return language_model(layers, c, training)
+    check_sizes(c)
+    return language_model((Embedding, Block, Head), c, training)

@@ -25,6 +25,7 @@ from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.sequences import Objective, open_sequences, token_loss
 from bamboo_trainer.models.settings import decaying
+from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
 from bamboo_trainer.task import Parts, Task, TrainingFacts
 
@@ -92,17 +93,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        expect(key in _KEYS, f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
-        field, kind = _KEYS[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        expect(fits, f"{key} must be of type {names}, got {value!r}")
-        values[field] = value
-    settings = Settings(**values)
+    settings = Settings(**typed_values(config, _KEYS))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
         settings.objective in (None, "causal", "masked"),

@@ -4,8 +4,7 @@ It has RMSNorm, rotary positions, several queries for each key, and a gated MLP.
 `bamboo_trainer.models.huggingface`.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -112,9 +111,4 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
     if c["heads"] % c["keyHeads"]:
         raise ValueError(f"heads must be a multiple of keyHeads = {c['keyHeads']}, got {c['heads']}")
-    layers: tuple[Callable[[], nn.Module], ...] = (
-        partial(Embedding, c),
-        *[partial(Block, c)] * c["blocks"],
-        partial(Head, c),
-    )
-    return language_model(layers, c, training, tied=c["tied"])
+    return language_model((Embedding, Block, Head), c, training, tied=c["tied"])

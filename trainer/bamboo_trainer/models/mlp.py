@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.task import Parts, Task
 
 
@@ -103,20 +104,11 @@ def spirals(samples: int, noise: float, turns: float, seed: int) -> TensorDatase
 
 
 def _parse(config: Mapping[str, Any]) -> MlpConfig:
-    values: dict[str, Any] = {}
-    value: Any
+    values = typed_values(config, _KEYS)
     for key, value in config.items():
-        if key not in _KEYS:
-            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(_KEYS)}")
-        field, kind = _KEYS[key]
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise ValueError(f"{key} must be of type {kind.__name__}, got {value!r}")
-        least: Any = 1 if kind is int else 0
+        least = 1 if _KEYS[key][1] is int else 0
         if not value >= least:
             raise ValueError(f"{key} must be at least {least}, got {value}")
-        values[field] = value
     return MlpConfig(**values)
 
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
+from bamboo_trainer.models.images import loss, numbers
 from bamboo_trainer.models.settings import MadeUpImages
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Task, TrainingFacts
 
 EXPANSION: Final = 4
 _COMMON: Final = {"width": 64, "classes": 1000, "side": 224}
@@ -88,9 +89,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 def _blocks(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
     """Four groups; each but the first begins with half the side."""
-    counts = [int(count) for count in c["blocks"].split() if count.isdecimal()]
-    if len(counts) != 4 or len(c["blocks"].split()) != 4 or min(counts) < 1:
-        raise ValueError(f'blocks must be four numbers such as "3 8 36 3", got {c["blocks"]!r}')
+    counts = numbers(c, "blocks", "four", "3 8 36 3")
     found: list[Callable[[], nn.Module]] = []
     channels = c["width"]
     for group, count in enumerate(counts):
@@ -99,10 +98,6 @@ def _blocks(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
             found.append(partial(Bottleneck, channels, inner, 2 if group and not number else 1))
             channels = EXPANSION * inner
     return found
-
-
-def loss(outputs: Parts, targets: Parts) -> Tensor:
-    return F.cross_entropy(outputs[0], targets[0])
 
 
 def _first_values(module: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Sequences of tokens as language models take them: to foretell the next token, or those that are masked."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -12,6 +13,7 @@ from bamboo_trainer.models import settings
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
+Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
 SYNTHETIC: Final = {"length": 32, "samples": 512}
@@ -126,8 +128,15 @@ def token_loss(logits: Tensor, targets: Tensor) -> Weighted:
     return Weighted(summed, (targets != IGNORED).sum())
 
 
+def check_sizes(c: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the key and what was expected."""
+    settings.whole_numbers(c, "vocabulary", "positions", "width", "heads", "blocks")
+    if c["width"] % c["heads"]:
+        raise ValueError(f"width must be a multiple of heads = {c['heads']}, got {c['width']}")
+
+
 def language_model(
-    layers: Sequence[Callable[[], nn.Module]],
+    parts: tuple[Part, Part, Part],
     c: Mapping[str, Any],
     training: TrainingFacts | None,
     *,
@@ -135,9 +144,12 @@ def language_model(
     mask_token: int = 0,
     tied: bool = True,
 ) -> Task:
-    """The task of a model of the library. layers: an embedding, blocks, and a head, whose weights are the embedding's
-    if they are tied. c: its config, as `settings.read` gives it. Raises ValueError for data that cannot be.
+    """The task of a model of the library. parts: its embedding, a block, of which there are c["blocks"], and its head,
+    whose weights are the embedding's if they are tied; each takes c. c: its config, as `settings.read` gives it.
+    Raises ValueError for data that cannot be.
     """
+    embedding, block, head = parts
+    layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
     last = len(layers) - 1
     return Task(
         layers=layers,

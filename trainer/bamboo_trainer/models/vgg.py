@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
+from bamboo_trainer.models.images import Flat, loss, numbers
 from bamboo_trainer.models.settings import MadeUpImages
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 7  # of what the linear layers see
 _COMMON: Final = {"width": 64, "inner": 4096, "classes": 1000, "side": 224, "dropout": 0.5}
@@ -38,13 +39,6 @@ class Convolution(nn.Module):
         return F.max_pool2d(x, 2) if self.pool else x
 
 
-class Flat(nn.Module):
-    """[batch, channels, h, w] -> [batch, channels * 49]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, SIDE).flatten(1)
-
-
 class Hidden(nn.Module):
     """[batch, features] -> [batch, out], with dropout."""
 
@@ -66,7 +60,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     return Task(
         layers=(
             *_convolutions(c),
-            Flat,
+            partial(Flat, SIDE),
             partial(Hidden, 8 * c["width"] * SIDE * SIDE, c["inner"], c["dropout"]),
             partial(Hidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
@@ -80,9 +74,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
 
 def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
     """Five groups, with pooling at the end of each."""
-    counts = [int(count) for count in c["convolutions"].split() if count.isdecimal()]
-    if len(counts) != 5 or len(c["convolutions"].split()) != 5 or min(counts) < 1:
-        raise ValueError(f'convolutions must be five numbers such as "2 2 4 4 4", got {c["convolutions"]!r}')
+    counts = numbers(c, "convolutions", "five", "2 2 4 4 4")
     found: list[Callable[[], nn.Module]] = []
     channels = 3
     for group, count in enumerate(counts):
@@ -91,7 +83,3 @@ def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
             found.append(partial(Convolution, channels, out, number == count - 1))
             channels = out
     return found
-
-
-def loss(outputs: Parts, targets: Parts) -> Tensor:
-    return F.cross_entropy(outputs[0], targets[0])

@@ -1,0 +1,28 @@
+"""A task's config as the values of a dataclass: every key known, every value of its type."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def typed_values(
+    config: Mapping[str, Any], keys: Mapping[str, tuple[str, Any]], *, nullable: Collection[str] = ()
+) -> dict[str, Any]:
+    """By the names of fields. keys: of each key its field, and the type or types of its values.
+
+    A whole number is taken for a float; True and False are no numbers. nullable: keys that may also be null.
+    Raises ValueError, naming the key and what was expected.
+    """
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in keys:
+            raise ValueError(f"unknown key {key!r}, expected some of {', '.join(keys)}")
+        field, kind = keys[key]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if float in kinds and type(value) is int:
+            value = float(value)
+        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+        if not fits and not (value is None and key in nullable):
+            names = " or ".join(k.__name__ for k in kinds)
+            raise ValueError(f"{key} must be of type {names}, got {value!r}")
+        values[field] = value
+    return values
