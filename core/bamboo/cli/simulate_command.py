@@ -71,8 +71,8 @@ class SimulateOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Leave a known bug of the published simulator out: double-rendezvous, phantom-standby or"
-            " mean-of-ratios. May be given several times.",
+            help="Leave a known bug of the published simulator out: double-rendezvous, phantom-standby,"
+            " standby-slowdown or mean-of-ratios. May be given several times.",
         ),
     ] = None
     jobs: Annotated[

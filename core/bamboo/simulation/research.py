@@ -34,11 +34,13 @@ class KnownBug(StrEnum):
 
     double-rendezvous: steps go on during a global rendezvous and may begin a second one, whose end finds nobody.
     phantom-standby: a waiting node that is taken away goes on counting as one that waits.
+    standby-slowdown: a node without a stage that is taken away slows steps down as if a neighbour had taken over.
     mean-of-ratios: value is the mean over time of each step's ratio, instead of throughput over cost.
     """
 
     DOUBLE_RENDEZVOUS = "double-rendezvous"
     PHANTOM_STANDBY = "phantom-standby"
+    STANDBY_SLOWDOWN = "standby-slowdown"
     MEAN_OF_RATIOS = "mean-of-ratios"
 
 
@@ -197,18 +199,26 @@ class Simulation:
         if not node.cells:
             if node.ready and self._state is State.RUNNING and KnownBug.PHANTOM_STANDBY in self._options.fixed:
                 self._waiting -= 1
+            if KnownBug.STANDBY_SLOWDOWN not in self._options.fixed:
+                self._slow_down(now)
             return
         pipeline, stage = node.cells[0]
-        heir = self._owners[pipeline, (stage - 1) % self._workload.stages]
-        if len(node.cells) > 1 or heir not in self._nodes or len(self._nodes[heir].cells) > 1:
+        heir = self._nodes.get(self._owners[pipeline, (stage - 1) % self._workload.stages])
+        if len(node.cells) > 1 or (heir and len(heir.cells) > 1):
             self._fatal += 1
+            self._overloaded -= len(node.cells) > 1
             if self._patched:
                 self._ends = None
             self._begin_rendezvous(now, Kind.GLOBAL)
             return
-        self._nodes[heir].cells.append((pipeline, stage))
-        self._owners[pipeline, stage] = heir
-        self._overloaded += 1
+        if heir:
+            heir.cells.append((pipeline, stage))
+            self._owners[pipeline, stage] = self._owners[pipeline, (stage - 1) % self._workload.stages]
+            self._overloaded += 1
+        self._slow_down(now)
+
+    def _slow_down(self, now: int) -> None:
+        """Once for each grid, however many were lost."""
         if not self._slowed:
             self._slowed = True
             self._step_ms = int(SLOWDOWN * self._step_ms)
@@ -229,7 +239,7 @@ class Simulation:
         self._push(now + wait, kind, number=self._rendezvous)
 
     def _end_rendezvous(self, now: int, event: Event) -> None:
-        """The nodes form a grid, or begin again because one of them is gone."""
+        """The nodes form a grid, or begin again because one is gone. If nobody is listed, stages stay assigned."""
         if self._patched and event.number != self._rendezvous:
             return
         if any(name not in self._nodes for name in self._listed):
@@ -238,18 +248,19 @@ class Simulation:
         stages = self._workload.stages
         self._pipelines = len(self._listed) // stages
         used = self._pipelines * stages
-        for node in self._nodes.values():
-            node.cells = []
-        self._owners = {divmod(place, stages): name for place, name in enumerate(self._listed[:used])}
-        for cell, name in self._owners.items():
-            self._nodes[name].cells.append(cell)
-        self._waiting, self._overloaded, self._slowed = len(self._listed) - used, 0, False
-        self._listed = []
+        self._waiting, self._slowed = len(self._listed) - used, False
         self._ends = None
         self._grid += 1
         self._state = State.RUNNING if used else State.STOPPED
+        listed, self._listed = self._listed, []
+        for name in listed:
+            self._nodes[name].cells = []
+            self._overloaded = 0
         if not used:
             return
+        self._owners = {divmod(place, stages): name for place, name in enumerate(listed[:used])}
+        for cell, name in self._owners.items():
+            self._nodes[name].cells.append(cell)
         if self._pipelines not in self._workload.step_ms:
             most = max(self._workload.step_ms)
             raise SimulationError(
