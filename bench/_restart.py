@@ -16,7 +16,7 @@ GONE_SECONDS = 10.0
 WARMUP = 4
 
 
-class Attempt:
+class RestartedRun:
     """The ranks of one start of the job."""
 
     def __init__(self, place: Lab, document: Any, folder: Path, number: int, every: int) -> None:
@@ -70,7 +70,7 @@ class Attempt:
 async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> dict[str, float]:
     """Figures in milliseconds, but for steps. The kill comes at a random moment between two checkpoints."""
     folder = place.new_folder()
-    first = Attempt(place, document, folder, 0, every)
+    first = RestartedRun(place, document, folder, 0, every)
     step = every + WARMUP + rng.randrange(every - WARMUP)  # not too near, so that there are calm steps to compare
     await first.reach(step - 1)
     ends = first.ends()
@@ -80,7 +80,7 @@ async def restart(place: Lab, document: Any, every: int, rng: random.Random) -> 
     began = max(first.ends().values())
     killed = await first.kill()
     gone = time.monotonic()
-    second = Attempt(place, document, folder, 1, every)
+    second = RestartedRun(place, document, folder, 1, every)
     end = await second.reach(step)
     ready = max(at for rank in range(second.world) for event, _, at in second.told(rank) if event == "ready")
     resumed = next(value for event, value, _ in second.told(0) if event == "ready")

@@ -48,7 +48,7 @@ class Stalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class StallOptions:
     mebibytes: int
     stages: int
     forward_ms: float
@@ -61,7 +61,7 @@ class Options:
         return WARMUP + self.every * (self.checkpoints + 1)
 
 
-def document(o: Options, folder: Path | None) -> Any:
+def document(o: StallOptions, folder: Path | None) -> Any:
     """folder: of the checkpoints, if there are to be any."""
     result = manifest(TaskName.EMULATED, o.stages, MICROBATCHES, o.steps, mode="LazyForward")
     layers = 4 * o.stages
@@ -75,7 +75,7 @@ def document(o: Options, folder: Path | None) -> Any:
     return result
 
 
-async def once(place: Lab, o: Options, kept: bool) -> tuple[list[float], dict[int, float]]:
+async def once(place: Lab, o: StallOptions, kept: bool) -> tuple[list[float], dict[int, float]]:
     """Each step's seconds, and the stalls."""
     job, stalls = Job(place, document(o, place.new_folder() if kept else None), main="_recorder:record"), Stalls()
     job.look = stalls.look
@@ -84,7 +84,7 @@ async def once(place: Lab, o: Options, kept: bool) -> tuple[list[float], dict[in
     return [times[k] - times[k - 1] for k in range(1, o.steps)], stalls.seconds
 
 
-def figures(o: Options, plain: list[float], kept: list[float], stalls: dict[int, float]) -> dict[str, float]:
+def figures(o: StallOptions, plain: list[float], kept: list[float], stalls: dict[int, float]) -> dict[str, float]:
     """Percent of a step. plain, kept: seconds of the steps from 1 on."""
     marks = [step for step in stalls if step < o.steps]
     counted = slice(min(marks) - 1, min(marks) - 1 + o.every * o.checkpoints)
@@ -101,7 +101,7 @@ def figures(o: Options, plain: list[float], kept: list[float], stalls: dict[int,
     }
 
 
-def alone(o: Options, repeat: int) -> None:
+def alone(o: StallOptions, repeat: int) -> None:
     """CPU time of one thread."""
     width, found = 1024, list[tuple[float, float, float]]()
     blocks = max(1, (o.mebibytes << 20) // (12 * 12 * width**2))
@@ -141,7 +141,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-async def measure(o: Options, repeat: int) -> list[dict[str, float]]:
+async def measure(o: StallOptions, repeat: int) -> list[dict[str, float]]:
     found = []
     async with lab() as place:
         for number in range(repeat):
@@ -152,7 +152,7 @@ async def measure(o: Options, repeat: int) -> list[dict[str, float]]:
     return found
 
 
-def report(o: Options, found: list[dict[str, float]]) -> None:
+def report(o: StallOptions, found: list[dict[str, float]]) -> None:
     title = f"{o.mebibytes} MiB in {o.stages} stages, a checkpoint every {o.every} steps; median of {len(found)}"
     middle = {name: median([one[name] for one in found]) for name in found[0]}
     rows = [
@@ -176,7 +176,7 @@ def command(
     json: Path | None = None,
 ) -> None:
     """What training waits for a checkpoint."""
-    o = Options(mebibytes=mebibytes, stages=stages, forward_ms=forward_ms, every=every, checkpoints=checkpoints)
+    o = StallOptions(mebibytes=mebibytes, stages=stages, forward_ms=forward_ms, every=every, checkpoints=checkpoints)
 
     if in_process:
         alone(o, repeat)

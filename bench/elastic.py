@@ -48,7 +48,7 @@ LIMIT_SECONDS = 240.0
 
 
 @dataclass(slots=True)
-class Change:
+class GridChange:
     """One change of one job. begin: does it; settled: is it over?"""
 
     job: Job
@@ -170,20 +170,20 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
         spec["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}
     job = Job(place, document, main="bamboo_trainer.worker.process:main")
     roll = Roll(job)
-    scenes: dict[str, Change] = {
-        "heal": Change(job, always, lambda j: kill(j, owner(j, 1), machines=stages + 1), always),
-        "roll": Change(job, always, roll.begin, roll.over),
-        "grow": Change(job, always, more(2 * stages), lambda j: grid(j) == (stages, 2)),
-        "shrink": Change(
+    scenes: dict[str, GridChange] = {
+        "heal": GridChange(job, always, lambda j: kill(j, owner(j, 1), machines=stages + 1), always),
+        "roll": GridChange(job, always, roll.begin, roll.over),
+        "grow": GridChange(job, always, more(2 * stages), lambda j: grid(j) == (stages, 2)),
+        "shrink": GridChange(
             job, lambda j: grid(j) == (stages, 2), lambda j: shrink(j, stages), lambda j: grid(j) == (stages, 1)
         ),
-        "resplit": Change(
+        "resplit": GridChange(
             job, always, lambda j: kill(j, owner(j, 1), machines=stages - 1), lambda j: grid(j) == (stages - 1, 1)
         ),
-        "regain": Change(
+        "regain": GridChange(
             job, lambda j: short(j, stages), more(stages), lambda j: grid(j) == (stages, 1)
         ),
-        "restore": Change(
+        "restore": GridChange(
             job, kept, lambda j: kill(j, *j.state.workers, machines=stages), lambda j: grid(j) == (stages, 1)
         ),
     }  # fmt: skip

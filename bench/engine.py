@@ -59,7 +59,7 @@ async def pipelining(place: Lab, document: Any) -> Result:
     return Result(results[0]["ends"], results[-1]["losses"], sum(per_step(r["cpu"]) for r in results))
 
 
-async def measure(place: Lab, options: "Options", task: TaskName, stages: int) -> dict[str, Any]:
+async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: int) -> dict[str, Any]:
     """Rounds in which other processes took too much of the machine are kept apart and run again."""
     steps = WARMUP + options.steps
     plain = manifest(task, stages, options.microbatches, steps, mode="None")
@@ -120,7 +120,7 @@ def _range(low: float, high: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class EngineOptions:
     microbatches: int
     steps: int
     repeat: int
@@ -128,7 +128,7 @@ class Options:
 
 
 async def bench(
-    tasks: list[TaskName], stages: list[int], options: Options, output: Path | None, tolerance: float
+    tasks: list[TaskName], stages: list[int], options: EngineOptions, output: Path | None, tolerance: float
 ) -> None:
     async with lab() as place:
         cases = [await measure(place, options, task, n) for task in tasks for n in stages]
@@ -151,7 +151,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
-    options = Options(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet)
+    options = EngineOptions(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet)
     main(bench(task, stages, options, output, tolerance))
 
 

@@ -37,7 +37,7 @@ TARGET_KILL, TARGET_NOTICE = 300.0, 100.0  # ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PauseOptions:
     task: TaskName
     stages: int
     microbatches: int
@@ -51,7 +51,7 @@ class Options:
     network: bool
 
 
-async def measure(place: Lab, o: Options) -> dict[str, Any]:
+async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
     document = manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby)
     found: dict[str, Any] = {}
     if o.kills:
@@ -63,7 +63,7 @@ async def measure(place: Lab, o: Options) -> dict[str, Any]:
     return found
 
 
-def report(o: Options, found: dict[str, Any]) -> None:
+def report(o: PauseOptions, found: dict[str, Any]) -> None:
     names: tuple[str, ...]
     what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.standby} on standby"
     if "kills" in found:
@@ -112,7 +112,7 @@ def command(
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """How long training pauses when a worker is taken away, against restarting the whole job."""
-    options = Options(
+    options = PauseOptions(
         task=task, stages=stages, microbatches=microbatches, mode=mode, standby=standby, kills=kills,
         notices=notices, restarts=restarts, every=checkpoint_every, seed=seed, network=network,
     )  # fmt: skip

@@ -64,7 +64,7 @@ OFF = Variant(RedundancyMode.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RedundancyOptions:
     """mebibytes: of a stage's parameters, most of which nothing uses, but for the traffic of their gradients."""
 
     forward_ms: float
@@ -77,7 +77,7 @@ class Options:
     modes: list[Variant]
 
 
-def document(o: Options, case: Case, variant: Variant, steps: int, standby: int = 0) -> Any:
+def document(o: RedundancyOptions, case: Case, variant: Variant, steps: int, standby: int = 0) -> Any:
     """forward_ms a forward of each stage, twice that a backward; equal layers but for the slowed ones."""
     result = manifest(TaskName.EMULATED, case.stages, case.microbatches, steps, mode=variant.mode, standby=standby)
     result["spec"]["redundancy"]["replicas"] = variant.replicas
@@ -89,7 +89,9 @@ def document(o: Options, case: Case, variant: Variant, steps: int, standby: int 
     return result
 
 
-async def once(place: Lab, o: Options, case: Case, variant: Variant) -> tuple[dict[str, Any], dict[int, float]]:
+async def once(
+    place: Lab, o: RedundancyOptions, case: Case, variant: Variant
+) -> tuple[dict[str, Any], dict[int, float]]:
     async with place.watched() as others:
         job = await Job(place, document(o, case, variant, WARMUP + o.steps), main="_recorder:record").run()
     steps = range(WARMUP, WARMUP + o.steps)
@@ -114,7 +116,7 @@ def held_up(done: list[Done]) -> int:
     )
 
 
-async def cost(place: Lab, o: Options, case: Case) -> dict[str, Any]:
+async def cost(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
     rounds: list[dict[str, Any]] = []
     for number in range(o.repeat):
         facts: dict[str, Any] = {}
@@ -137,7 +139,7 @@ def costs(rounds: list[dict[str, Any]], mode: str, figure: str) -> list[float]:
     return [100 * (facts[mode][figure] / facts[str(OFF)][figure] - 1) for facts in rounds]
 
 
-def report_cost(o: Options, found: dict[str, Any]) -> None:
+def report_cost(o: RedundancyOptions, found: dict[str, Any]) -> None:
     case, rounds = Case(**found["case"]), found["rounds"]
     rows = []
     for mode in map(str, o.modes):
@@ -157,7 +159,7 @@ def report_cost(o: Options, found: dict[str, Any]) -> None:
         print(f"{mode}, FRC of stages 0 and up, %:", ", ".join(f"{median(values):.0f}" for values in stages))
 
 
-async def takeover(place: Lab, o: Options, case: Case) -> dict[str, Any]:
+async def takeover(place: Lab, o: RedundancyOptions, case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mode in o.modes[1:]:
         job = document(o, case, mode, MANY, standby=1)
@@ -165,7 +167,7 @@ async def takeover(place: Lab, o: Options, case: Case) -> dict[str, Any]:
     return {"case": asdict(case), "modes": found}
 
 
-def report_takeover(o: Options, found: dict[str, Any]) -> None:
+def report_takeover(o: RedundancyOptions, found: dict[str, Any]) -> None:
     rows = []
     for mode, result in found["modes"].items():
         taken = result["takeovers"]
@@ -205,7 +207,7 @@ def command(
 ) -> None:
     """What each redundancy mode costs while nothing fails, and what it saves when a worker is killed."""
     modes = [OFF, *(Variant(m, n) for m in dict.fromkeys(mode) if m is not OFF.mode for n in replicas)]
-    o = Options(
+    o = RedundancyOptions(
         forward_ms=forward_ms, layers=layers, steps=steps, repeat=repeat, kills=kills, seed=seed, mebibytes=mebibytes,
         modes=modes,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bamboo.checkpoint.errors import CheckpointError
 from bamboo.checkpoint.find import find
-from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.found import Found, FoundState, newest_first
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, removable
@@ -24,19 +24,23 @@ NOW = EPOCH + 1000.0
 
 
 def unfinished(step, id="u", modified=EPOCH):
-    return Found(attempt=Attempt(step, id), state=State.UNFINISHED, modified=modified, reason="it was never committed")
+    return Found(
+        attempt=Attempt(step, id), state=FoundState.UNFINISHED, modified=modified, reason="it was never committed"
+    )
 
 
 def damaged(step, id="d", **options):
-    return replace(complete(step, id, **options), state=State.DAMAGED, reason="layer-00001.safetensors is missing")
+    return replace(complete(step, id, **options), state=FoundState.DAMAGED, reason="layer-00001.safetensors is missing")
 
 
 def torn(step, id="t"):
-    return Found(attempt=Attempt(step, id), state=State.DAMAGED, reason="the manifest cannot be read", modified=EPOCH)
+    return Found(
+        attempt=Attempt(step, id), state=FoundState.DAMAGED, reason="the manifest cannot be read", modified=EPOCH
+    )
 
 
 def unreadable(step, id="r"):
-    return Found(attempt=Attempt(step, id), state=State.UNREADABLE, reason="permission denied")
+    return Found(attempt=Attempt(step, id), state=FoundState.UNREADABLE, reason="permission denied")
 
 
 def removed(found, keep, **options):
@@ -112,11 +116,11 @@ def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep, writi
     gone = {removal.attempt for removal in removable(found, keep, now=NOW, writing=writing)}
     before, after = choose(found, DIGEST), choose([one for one in found if one.attempt not in gone], DIGEST)
     assert after.manifest == before.manifest
-    sound = sum(one.state is State.COMPLETE for one in found)
-    left = sum(one.state is State.COMPLETE and one.attempt not in gone for one in found)
+    sound = sum(one.state is FoundState.COMPLETE for one in found)
+    left = sum(one.state is FoundState.COMPLETE and one.attempt not in gone for one in found)
     assert left >= min(sound, max(1, keep))
     assert not gone & writing
-    assert not any(one.state is State.UNREADABLE for one in found if one.attempt in gone)
+    assert not any(one.state is FoundState.UNREADABLE for one in found if one.attempt in gone)
     assert removable([one for one in found if one.attempt not in gone], keep, now=NOW, writing=writing) == ()
 
 

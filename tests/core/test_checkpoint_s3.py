@@ -9,7 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import State
+from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
@@ -125,7 +125,7 @@ def test_a_writer_killed_in_the_middle_of_s3_leaves_no_torn_checkpoint(client):
     client.put_object(Bucket="bucket", Key=f"run/{torn.place.part(1)}", Body=b"half")
     found = store.list()
     assert [(one.attempt.step, one.state) for one in found] == [
-        (60, State.DAMAGED), (40, State.UNFINISHED), (20, State.COMPLETE),
+        (60, FoundState.DAMAGED), (40, FoundState.UNFINISHED), (20, FoundState.COMPLETE),
     ]  # fmt: skip
     with pytest.raises(CheckpointDamaged, match=rf"s3://bucket/run/{torn.place.part(1)} has 4 of 340 bytes"):
         store.read_part(torn, 1)

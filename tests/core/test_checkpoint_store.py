@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import State
+from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.storage.errors import StorageError, StoreUnavailable
@@ -37,7 +37,7 @@ def test_what_is_committed_is_listed_and_read(place):
     manifests = [save(store, step, layers=3) for step in (20, 100, 40)]
     found = store.list()
     assert [one.manifest for one in found] == [manifests[1], manifests[2], manifests[0]]
-    assert all(one.state is State.COMPLETE and one.bytes > one.manifest.bytes for one in found)
+    assert all(one.state is FoundState.COMPLETE and one.bytes > one.manifest.bytes for one in found)
     assert all(one.modified is not None and one.modified > 1e9 for one in found)
     for manifest in manifests:
         for layer in range(3):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bamboo.checkpoint.errors import CheckpointDamaged
-from bamboo.checkpoint.found import State
+from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
@@ -88,7 +88,7 @@ def test_a_fault_that_stays_is_one_sentence_about_the_file(fault, message, tried
     assert e.value.__cause__ is None
     assert e.value.__context__ is None or "secret" not in str(e.value.__context__)
     filesystem.faults = {}
-    assert all(one.state is State.UNFINISHED for one in store.list())
+    assert all(one.state is FoundState.UNFINISHED for one in store.list())
 
 
 def test_a_store_that_cannot_be_read_now_loses_nothing():
@@ -97,7 +97,7 @@ def test_a_store_that_cannot_be_read_now_loses_nothing():
     manifest = save(store, 20)
     filesystem.faults = lambda number, operation: "denies" if operation in ("read", "size") else None
     (found,) = store.list()
-    assert found.state is State.UNREADABLE
+    assert found.state is FoundState.UNREADABLE
     assert found.reason.startswith(f"cannot read memory://run/{manifest.place.manifest}: permission denied")
     assert removable([found], 1, now=FOREVER) == ()
     with pytest.raises(StoreUnavailable):
@@ -178,7 +178,7 @@ def check_after_kill(store: CheckpointStore) -> None:
         store.delete(removal.attempt)
     left = store.list()
     assert {one.attempt for one in left} <= {repeated.place, choice.manifest.place}
-    assert all(one.state is State.COMPLETE for one in left)
+    assert all(one.state is FoundState.COMPLETE for one in left)
     assert [problem for _, problem in store.verify(left[0].manifest)] == ["", ""]
 
 
@@ -198,8 +198,8 @@ def test_a_removal_that_is_killed_leaves_no_torn_checkpoint(fault):
             killed = True
         filesystem.faults = {}
         for one in store.list():
-            assert one.attempt.step == 40 or one.state in (State.COMPLETE, State.UNFINISHED)
-            if one.state is State.COMPLETE:
+            assert one.attempt.step == 40 or one.state in (FoundState.COMPLETE, FoundState.UNFINISHED)
+            if one.state is FoundState.COMPLETE:
                 assert [problem for _, problem in store.verify(one.manifest)] == ["", ""]
         for removal in removable(store.list(), 1, now=FOREVER):
             store.delete(removal.attempt)

@@ -11,7 +11,7 @@ from bamboo.control.memory import Memory
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, grid, state
-from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, Figures, JobHistory, steady_clock
+from bamboo.page.history import MOST_EVENTS, MOST_MARKS, Curves, JobHistory, StepFigures, steady_clock
 from bamboo_operator.http.page_document import NO_ON_DEMAND, NO_PRICE, NOT_SEEN, OWNERS_ONLY, RESTARTED
 from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
@@ -31,7 +31,7 @@ POOLS = [
 ]
 
 
-NOTHING = Figures(None)
+NOTHING = StepFigures(None)
 
 
 class Time:
@@ -49,7 +49,7 @@ class Time:
 def test_curves_are_bounded_and_whole(steps: int, kept: int) -> None:
     curves = Curves(most=8)
     for step in range(1, steps + 1):
-        curves.add(step, 10.0 * step, Figures(float(step), 2.0 * step, 3.0 * step))
+        curves.add(step, 10.0 * step, StepFigures(float(step), 2.0 * step, 3.0 * step))
     points = curves.points()
     assert len(points) == kept
     assert [p.step for p in points] == sorted({p.step for p in points})
@@ -66,8 +66,8 @@ def test_curves_are_bounded_and_whole(steps: int, kept: int) -> None:
 def test_a_loss_that_is_not_known_spoils_no_mean() -> None:
     curves = Curves(most=2)
     for step, loss in enumerate([1.0, None, None, None], start=1):
-        curves.add(step, step, Figures(loss))
-    assert [p.figures for p in curves.points()] == [Figures(1.0)]
+        curves.add(step, step, StepFigures(loss))
+    assert [p.figures for p in curves.points()] == [StepFigures(1.0)]
 
 
 def test_the_record_takes_each_step_takeover_and_word_once() -> None:
@@ -76,8 +76,8 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
     record.follow(0, NOTHING, ())
     for now, step in ((1001, 1), (1002, 1), (1003, 2)):
         clock.now = now
-        record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
-        record.follow(step, Figures(5.0 - step), (TAKEOVER,) * (step - 1))
+        record.follow(step, StepFigures(5.0 - step), (TAKEOVER,) * (step - 1))
+        record.follow(step, StepFigures(5.0 - step), (TAKEOVER,) * (step - 1))
     record.add_event(Emit("WorkerLost", "w1 is lost: killed", True))
     record.add_event(Emit("NoticeReceived", "w2 will be taken away", True))
     record.add_event(Emit("WorkerJoined", "w3 joined"))
@@ -90,8 +90,8 @@ def test_the_record_takes_each_step_takeover_and_word_once() -> None:
 def test_what_a_coordinator_found_is_no_step_of_its_own() -> None:
     """The first it tells after its restart is known to be committed, but not when."""
     record = JobHistory(Time())
-    record.follow(300, Figures(2.0), ())
-    record.follow(301, Figures(1.9), ())
+    record.follow(300, StepFigures(2.0), ())
+    record.follow(301, StepFigures(1.9), ())
     assert [p.step for p in record.curves.points()] == [301]
 
 
@@ -101,7 +101,7 @@ def test_the_record_of_a_job_that_goes_back_to_a_checkpoint() -> None:
     record = JobHistory(clock)
     for now, step in enumerate((0, 1, 2, 3, 1, 2, 3, 4), start=1000):
         clock.now = now
-        record.follow(step, Figures(5.0 - step), ())
+        record.follow(step, StepFigures(5.0 - step), ())
     record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 1", True))
     assert [p.step for p in record.curves.points()] == [1, 2, 3, 2, 3, 4]
     assert [(mark.kind.value, mark.message[:15]) for mark in record.marks] == [("restore", "the job goes on")]
@@ -183,7 +183,7 @@ def test_the_whole_document() -> None:
     record = JobHistory(clock)
     record.follow(0, NOTHING, ())
     clock.now = WHEN - 5.00049
-    record.follow(1, Figures(4.123456789, 1.5, 1e-4 / 3), (TAKEOVER,))
+    record.follow(1, StepFigures(4.123456789, 1.5, 1e-4 / 3), (TAKEOVER,))
     record.add_event(Emit("TakenOver", "<script>alert(1)</script>", True))
     status = said(
         grid=((("tiny-w0", False), ("tiny-w9", True)), (("tiny-w0", True), ("tiny-w2", True))),

@@ -16,7 +16,7 @@ from bamboo.control.memory import Memory
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
-from bamboo.page.history import Figures, JobHistory, steady_clock
+from bamboo.page.history import JobHistory, StepFigures, steady_clock
 from bamboo.page.server import LocalPage, add_page, answer, refusal
 from bamboo.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
@@ -44,18 +44,18 @@ DRAWN = "!document.getElementById('main').hidden"
 def page(*, over: bool = False, told: int = 1) -> d.Document:
     """A job with everything that a page can show. told: so many events."""
     record = JobHistory()
-    record.follow(0, Figures(None), ())
+    record.follow(0, StepFigures(None), ())
     taken = Takeover(
         epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=2, notice=False,
         decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3,
     )  # fmt: skip
     for step in range(1, 6):
-        record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
+        record.follow(step, StepFigures(6.0 - step, 0.5 * step, 1e-3), (taken,) if step > 2 else ())
     for _ in range(told):
         record.add_event(Emit("WorkerLost", HOSTILE, True))
     record.add_event(Emit("Restored", "the job goes on from the checkpoint of step 3, and repeats 2 steps", True))
     for step in (3, 4, 5):
-        record.follow(step, Figures(6.0 - step, 0.5 * step, 1e-3), (taken,))
+        record.follow(step, StepFigures(6.0 - step, 0.5 * step, 1e-3), (taken,))
     kept = checkpoints(
         step=3, age=125.0, restores=1, repeated=2, repeated_seconds=61.0, every_steps=3, bytes=3 << 30,
         place=f"s3://bucket/{'long' * 30}/{HOSTILE}",

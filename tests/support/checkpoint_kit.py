@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from bamboo.checkpoint.found import Found, State
+from bamboo.checkpoint.found import Found, FoundState
 from bamboo.checkpoint.layout import Attempt, new_attempt, part_name
 from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition, Versions
 from bamboo.checkpoint.store import CheckpointStore
@@ -61,7 +61,7 @@ def save(store: CheckpointStore, step: int, layers: int = 2, *, digest: str = DI
 def complete(step: int, id: str = "a", **options) -> Found:
     attempt = Attempt(step, id)
     manifest = make_manifest(attempt, **options)
-    return Found(attempt=attempt, state=State.COMPLETE, manifest=manifest, modified=manifest.created.timestamp())
+    return Found(attempt=attempt, state=FoundState.COMPLETE, manifest=manifest, modified=manifest.created.timestamp())
 
 
 class Killed(BaseException):

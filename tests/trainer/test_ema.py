@@ -16,7 +16,7 @@ from bamboo.checkpoint.store import CheckpointStore
 from bamboo.control.digests import add_digests
 from bamboo.planning.plan import Cell
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.optimizer_state import AVERAGE
 from bamboo_trainer.stage.stage import Stage
@@ -137,7 +137,13 @@ def test_averages_are_exported_instead_of_parameters(tmp_path: Path) -> None:
     for step in range(2):
         one_step(stages, step, AVERAGED)
     manifest = write(store, stages, 2)
-    export(Checkpoint(store, manifest, averaged=True), Form.SAFETENSORS, tmp_path / "ema", force=False, progress=quiet)
+    export(
+        Checkpoint(store, manifest, averaged=True),
+        ExportForm.SAFETENSORS,
+        tmp_path / "ema",
+        force=False,
+        progress=quiet,
+    )
     exported, kept = load_file(tmp_path / "ema"), averages(stages)
     assert kept.keys() == {"0.weight", "0.bias", "3.weight"}
     for name, tensor in exported.items():
@@ -149,7 +155,7 @@ def test_averages_are_exported_instead_of_parameters(tmp_path: Path) -> None:
     plain = write(CheckpointStore(str(tmp_path / "other")), chain(small_task(), [(0, 3)]), 0)
     source = Checkpoint(CheckpointStore(str(tmp_path / "other")), plain, averaged=True)
     with pytest.raises(ExportError, match="has no averages of weights"):
-        export(source, Form.SAFETENSORS, tmp_path / "no", force=False, progress=quiet)
+        export(source, ExportForm.SAFETENSORS, tmp_path / "no", force=False, progress=quiet)
 
 
 def frozen() -> nn.Linear:

@@ -19,7 +19,7 @@ from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.storage.local_files import LocalFiles
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.stage import Stage
@@ -41,7 +41,7 @@ class Mixed(nn.Linear):
 
 
 LAYERS = (lambda: nn.Linear(2, 3), Mixed, nn.Tanh, Mixed, lambda: nn.Linear(3, 2))
-PLAIN = [form for form in Form if form is not Form.HUGGINGFACE]  # its own tests are in test_huggingface.py
+PLAIN = [form for form in ExportForm if form is not ExportForm.HUGGINGFACE]  # its own tests are in test_huggingface.py
 TASK = small_task(layers=LAYERS, optimizer=lambda named: torch.optim.AdamW(named), tied=(("1.weight", "3.weight"),))
 
 
@@ -70,10 +70,10 @@ def quiet(*_):
     pass
 
 
-def read(form: Form, path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if form is Form.SAFETENSORS:
+def read(form: ExportForm, path: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if form is ExportForm.SAFETENSORS:
         return load_file(path)
-    if form is Form.TORCH:
+    if form is ExportForm.TORCH:
         return torch.load(path, weights_only=True)
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
     output, seen = tmp_path / "out", []
     done = export(Checkpoint(store, manifest), form, output, force=False, progress=lambda at, of: seen.append((at, of)))
     state = read(form, output, expected)
-    assert list(state) == list(expected) or form is Form.SAFETENSORS
+    assert list(state) == list(expected) or form is ExportForm.SAFETENSORS
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (state[name].dtype, state[name].shape) == (tensor.dtype, tensor.shape), name
@@ -96,9 +96,9 @@ def test_an_export_is_the_stages_state_dict(form, trained, tmp_path):
     assert (done.step, done.tensors) == (1, len(expected))
     assert seen[-1][0] == seen[-1][1] > 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    if form is Form.TORCH:
+    if form is ExportForm.TORCH:
         assert state["layers.1.weight"].data_ptr() == state["layers.3.weight"].data_ptr()
-    if form is Form.SAFETENSORS:
+    if form is ExportForm.SAFETENSORS:
         with safe_open(output, "pt") as file:
             assert file.metadata() == {"format": "pt"}
             assert torch.equal(file.get_tensor("layers.3.weight"), expected["layers.3.weight"])
@@ -142,10 +142,10 @@ def test_an_output_that_cannot_be_is_named(trained, tmp_path, monkeypatch):
         (tmp_path / "no" / "out", "its folder does not exist"),
     ):
         with pytest.raises(ExportError, match=message):
-            export(Checkpoint(store, manifest), Form.TORCH, output, force=True, progress=quiet)
+            export(Checkpoint(store, manifest), ExportForm.TORCH, output, force=True, progress=quiet)
     monkeypatch.setattr("bamboo_trainer.checkpoint.export.shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(ExportError, match=r"are needed for a while, and 10 B are free there"):
-        export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=True, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=True, progress=quiet)
 
 
 def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
@@ -158,8 +158,8 @@ def test_a_number_that_safetensors_cannot_hold_is_refused(tmp_path):
     stage = Stage(small_task(layers=(Precise,)), 0, [(0, 1)], CONFIG)
     manifest = write(store, [stage], 0)
     with pytest.raises(ExportError, match=r"layers.0.turns is of torch.complex128, .*use --format torch"):
-        export(Checkpoint(store, manifest), Form.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
-    export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, tmp_path / "out", force=False, progress=quiet)
+    export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
     assert torch.load(tmp_path / "out")["layers.0.turns"].dtype is torch.complex128
 
 
@@ -170,7 +170,7 @@ def test_a_layer_of_another_step_or_place_is_damage(tmp_path):
     manifest = make_manifest(Attempt(7, "a"), parts)
     store.commit(manifest)
     with pytest.raises(CheckpointDamaged, match=r"layer-00000.safetensors: it is layer 0 of step 0"):
-        export(Checkpoint(store, manifest), Form.TORCH, tmp_path / "out", force=False, progress=quiet)
+        export(Checkpoint(store, manifest), ExportForm.TORCH, tmp_path / "out", force=False, progress=quiet)
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ from pathlib import Path
 import torch
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
-from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
 from bamboo_trainer.stage.layer_state import LayerState
@@ -196,7 +196,8 @@ for layer in range(24):
     parts.append(store.write_part(Attempt(1, "a"), layer, encode(state)))
 manifest = make_manifest(Attempt(1, "a"), parts)
 store.commit(manifest)
-export(Checkpoint(store, manifest), Form.SAFETENSORS, Path(sys.argv[1], "warm"), force=False, progress=lambda *_: None)
+output = Path(sys.argv[1], "warm")
+export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, output, force=False, progress=lambda *_: None)
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
@@ -204,7 +205,7 @@ before, most = anonymous(), 0
 def progress(done, of):
     global most
     most = max(most, anonymous())
-export(Checkpoint(store, manifest), Form.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
+export(Checkpoint(store, manifest), ExportForm.SAFETENSORS, Path(sys.argv[1], "out"), force=False, progress=progress)
 print((most - before) // 1024)
 """
     environment = {**os.environ, "PYTHONPATH": "tests/support"}

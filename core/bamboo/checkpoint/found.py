@@ -7,7 +7,7 @@ from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.manifest import CheckpointManifest
 
 
-class State(StrEnum):
+class FoundState(StrEnum):
     """Of a folder in a store.
 
     Complete: the manifest is sound, and every file is there with its size; what is in them is only known by reading.
@@ -28,7 +28,7 @@ class Found:
     """
 
     attempt: Attempt
-    state: State
+    state: FoundState
     manifest: CheckpointManifest | None = None
     reason: str = ""
     bytes: int = 0

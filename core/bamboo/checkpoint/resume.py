@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.found import Found, FoundState, newest_first
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.manifest import CheckpointManifest
 
@@ -42,7 +42,7 @@ def choose(
     """
     passed: list[tuple[Attempt, str]] = []
     for one in sorted(found, key=newest_first):
-        if one.state is State.UNFINISHED or (owner is not None and one.manifest and one.manifest.owner != owner):
+        if one.state is FoundState.UNFINISHED or (owner is not None and one.manifest and one.manifest.owner != owner):
             continue
         reason = _unfit(one, digest, layers, bad)
         if not reason and steps is not None and one.attempt.step > steps:
@@ -55,7 +55,7 @@ def choose(
 
 def _unfit(one: Found, digest: str, layers: int | None, bad: Collection[Attempt]) -> str:
     """Why it cannot be used, or nothing."""
-    if one.manifest is None or one.state is not State.COMPLETE:
+    if one.manifest is None or one.state is not FoundState.COMPLETE:
         return one.reason
     if one.attempt in bad:
         return "a file of it is damaged"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.found import Found, FoundState, newest_first
 from bamboo.checkpoint.layout import Attempt
 
 DEAD_AFTER_SECONDS: Final = 24 * 3600.0
@@ -31,7 +31,7 @@ def removable(
     it does so earlier if a checkpoint of its step or a later one was written since.
     """
     everything = sorted(found, key=newest_first)
-    complete = [one for one in everything if one.state is State.COMPLETE and _ours(one, digest, owner)]
+    complete = [one for one in everything if one.state is FoundState.COMPLETE and _ours(one, digest, owner)]
     kept = {one.attempt for one in complete[: max(1, keep)]}
     if complete:
         kept.add(max(complete, key=lambda one: one.written or 0.0).attempt)
@@ -50,7 +50,7 @@ def removable(
 
 def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple[Removal, ...]:
     """The same for a store in which there may be checkpoints of several trainings: so many of each stay."""
-    digests = {one.manifest.digest for one in found if one.state is State.COMPLETE and one.manifest}
+    digests = {one.manifest.digest for one in found if one.state is FoundState.COMPLETE and one.manifest}
     of_each = [removable(found, keep, now=now, digest=digest) for digest in digests or [None]]
     removals = {removal.attempt: removal for removals in of_each for removal in removals}
     return tuple(removals[attempt] for attempt in sorted(removals))
@@ -59,11 +59,11 @@ def removable_of_each(found: Sequence[Found], keep: int, *, now: float) -> tuple
 def _reason(one: Found, complete: list[Found], dead: float, *, ours: bool) -> str:
     """Why it is removed, or nothing."""
     match one.state:
-        case State.COMPLETE if ours:
+        case FoundState.COMPLETE if ours:
             return "there are newer ones"
-        case State.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and ours:
+        case FoundState.DAMAGED if complete and one.attempt.step <= complete[0].attempt.step and ours:
             return f"damaged: {one.reason}"
-        case State.UNFINISHED if one.modified is not None:
+        case FoundState.UNFINISHED if one.modified is not None:
             if one.modified < dead or any(_overtook(other, one) for other in complete):
                 return "the write was interrupted"
     return ""

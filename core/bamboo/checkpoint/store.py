@@ -12,7 +12,7 @@ from typing import Final
 
 from bamboo.checkpoint import manifest as manifests
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import Found, State, newest_first
+from bamboo.checkpoint.found import Found, FoundState, newest_first
 from bamboo.checkpoint.layout import MANIFEST, Attempt, attempt_of, new_attempt, part_name
 from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart
 from bamboo.storage.bounded import BoundedCalls, MissingFile, StoreLimits, at_once
@@ -146,7 +146,7 @@ class CheckpointStore:
         try:
             entries = self._entries(attempt.folder)
         except StoreUnavailable as error:
-            return Found(attempt=attempt, state=State.UNREADABLE, reason=str(error))
+            return Found(attempt=attempt, state=FoundState.UNREADABLE, reason=str(error))
         files = [entry for entry in entries if entry.size is not None]
         found = partial(
             Found,
@@ -157,16 +157,16 @@ class CheckpointStore:
         if not files and folder.modified is None:
             return None  # a folder of an object store is only what is in it
         if not any(entry.name == MANIFEST for entry in files):
-            return found(state=State.UNFINISHED, reason="it was never committed")
+            return found(state=FoundState.UNFINISHED, reason="it was never committed")
         try:
             manifest = self._manifest(attempt)
         except CheckpointDamaged as error:
-            return found(state=State.DAMAGED, reason=str(error))
+            return found(state=FoundState.DAMAGED, reason=str(error))
         except StoreUnavailable as error:
-            return found(state=State.UNREADABLE, reason=str(error))
+            return found(state=FoundState.UNREADABLE, reason=str(error))
         if problem := _missing_part(manifest, files):
-            return found(state=State.DAMAGED, manifest=manifest, reason=problem)
-        return found(state=State.COMPLETE, manifest=manifest)
+            return found(state=FoundState.DAMAGED, manifest=manifest, reason=problem)
+        return found(state=FoundState.COMPLETE, manifest=manifest)
 
     def manifest(self, attempt: Attempt) -> CheckpointManifest:
         """A checkpoint's. CheckpointDamaged if it is none, or not any more; StoreUnavailable."""

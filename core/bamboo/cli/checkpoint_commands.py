@@ -91,7 +91,7 @@ def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> Non
 
     Example: bamboo checkpoints verify /mnt/checkpoints --step 200
     """
-    from bamboo.checkpoint.found import State
+    from bamboo.checkpoint.found import FoundState
     from bamboo.terminal.checkpoint_table import document
 
     documents, bad = [], 0
@@ -99,7 +99,7 @@ def verify(url: Url, step: Step = None, output: Output = ListFormat.TEXT) -> Non
         store = _open(url)
         found = [
             one for one in store.list()
-            if one.state is not State.UNFINISHED and (step is None or one.attempt.step == step)
+            if one.state is not FoundState.UNFINISHED and (step is None or one.attempt.step == step)
         ]  # fmt: skip
         for one in found:
             problems = _problems(store, one)
@@ -240,10 +240,10 @@ def _told() -> Iterator[None]:
 
 def _problems(store: "CheckpointStore", one: "Found") -> list[str]:
     """What is wrong with it; its files are read if its manifest is sound."""
-    from bamboo.checkpoint.found import State
+    from bamboo.checkpoint.found import FoundState
     from bamboo.storage.errors import StoreUnavailable
 
-    if one.manifest is None or one.state is State.UNREADABLE:
+    if one.manifest is None or one.state is FoundState.UNREADABLE:
         return [one.reason]
     try:
         return [problem for part, problem in store.verify(one.manifest) if problem]

@@ -8,7 +8,7 @@ from bamboo.job.spec import JobSpec
 from bamboo.local.summary import Summary
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
-from bamboo.page.history import Clock, Figures, JobHistory
+from bamboo.page.history import Clock, JobHistory, StepFigures
 from bamboo.page.server import LocalPage
 from bamboo.terminal.view import UserRequest
 
@@ -58,7 +58,7 @@ class PageView:
 
     def status(self, status: Status) -> None:
         self._status = status
-        figures = Figures(status.loss, status.gradient_norm, status.learning_rate)
+        figures = StepFigures(status.loss, status.gradient_norm, status.learning_rate)
         self._record.follow(status.step, figures, status.takeovers)
 
     def emit(self, emit: Emit) -> None:

@@ -26,7 +26,7 @@ def steady_clock() -> Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StepFigures:
     """What is measured of a step. None: not known. gradient_norm: the global one, before clipping."""
 
     loss: float | None
@@ -43,7 +43,7 @@ class Point:
 
     step: int
     at: float
-    figures: Figures
+    figures: StepFigures
 
 
 class Curves:
@@ -58,7 +58,7 @@ class Curves:
         self._points: list[Point] = []
         self._open: list[Point] = []  # the newest steps, fewer than a point stands for
 
-    def add(self, step: int, at: float, figures: Figures) -> None:
+    def add(self, step: int, at: float, figures: StepFigures) -> None:
         self._open.append(Point(step, at, figures))
         if len(self._open) < self._every:
             return
@@ -74,7 +74,7 @@ class Curves:
 
 
 def _joined(points: Sequence[Point]) -> Point:
-    figures = Figures(
+    figures = StepFigures(
         _mean([point.figures.loss for point in points]),
         _mean([point.figures.gradient_norm for point in points]),
         points[-1].figures.learning_rate,
@@ -124,7 +124,7 @@ class JobHistory:
         self._step: int | None = None
         self._takeovers = 0
 
-    def follow(self, step: int, figures: Figures, takeovers: Sequence[Takeover]) -> None:
+    def follow(self, step: int, figures: StepFigures, takeovers: Sequence[Takeover]) -> None:
         """step: committed so far; fewer than before if the job has gone back to a checkpoint. figures: of the last one.
 
         takeovers: all so far, in order.

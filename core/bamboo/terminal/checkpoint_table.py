@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bamboo.checkpoint.found import Found, State
+from bamboo.checkpoint.found import Found, FoundState
 from bamboo.text import duration, printable, size
 
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"))
@@ -18,7 +18,7 @@ def table(found: Sequence[Found], now: float) -> Table:
         shown.add_column(name, justify="right" if name in ("STEP", "AGE", "SIZE", "LAYERS") else "left")
     for one in found:
         manifest = one.manifest
-        state = one.state.value if one.state is State.COMPLETE else f"{one.state.value}: {printable(one.reason)}"
+        state = one.state.value if one.state is FoundState.COMPLETE else f"{one.state.value}: {printable(one.reason)}"
         shown.add_row(
             str(one.attempt.step),
             "" if one.written is None else age(now - one.written),

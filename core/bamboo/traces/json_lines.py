@@ -18,7 +18,7 @@ FORMAT = "bamboo-trace"
 VERSION = 1
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first line. duration: seconds."""
 
     format: str
@@ -39,7 +39,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     on_demand: float | None = msgspec.field(default=None, name="onDemand")
 
 
-_HEADER = msgspec.json.Decoder(Header, strict=True)
+_HEADER = msgspec.json.Decoder(TraceHeader, strict=True)
 _ENTRY = msgspec.json.Decoder(Entry, strict=True)
 
 
@@ -80,7 +80,7 @@ def parse_json_lines(path: str, text: str) -> Trace:
 def to_json_lines(trace: Trace) -> Iterator[str]:
     """Line by line, in the order of time, each with its line break."""
     encode = msgspec.json.Encoder().encode
-    header = Header(format=FORMAT, version=VERSION, duration=trace.duration, source=trace.source)
+    header = TraceHeader(format=FORMAT, version=VERSION, duration=trace.duration, source=trace.source)
     yield encode(header).decode() + "\n"
     entries: list[NodeChange | PriceChange] = [*trace.prices, *trace.changes]
     for one in sorted(entries, key=lambda entry: entry.at):

@@ -46,7 +46,7 @@ from bamboo.history.place import history_url
 from bamboo.job.edits import task_digest
 from bamboo.job.spec import JobSpec
 from bamboo.names import STORAGE_FOLDER
-from bamboo.page.history import Figures, JobHistory
+from bamboo.page.history import JobHistory, StepFigures
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.auth.pod_tokens import TokenReviewer, pod_authenticator
 from bamboo_operator.auth.worker_gateway import WorkerGateway
@@ -326,7 +326,7 @@ class CoordinatorRunner:
         now = self.state
         if now.misfit is not None and now.misfit != before.misfit:  # it ends, and the next one may be no better
             self._failed_starts.append(now.misfit)
-        figures = Figures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
+        figures = StepFigures(now.losses.get(now.step - 1), now.gradient_norm, now.learning_rate)
         self.record.follow(now.step, figures, now.takeovers)
         self.finish = next((c for c in commands if isinstance(c, Finish)), self.finish)
         for command in commands:  # before the workers are told to stop, the root has to know what to write

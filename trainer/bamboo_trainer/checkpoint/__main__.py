@@ -11,16 +11,16 @@ from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
 from bamboo_trainer.checkpoint.errors import ExportError
-from bamboo_trainer.checkpoint.export import Form, export
+from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.published import task_config
-from bamboo_trainer.checkpoint.sources import Checkpoint, Source, WeightsFolder
+from bamboo_trainer.checkpoint.sources import Checkpoint, StateSource, WeightsFolder
 from bamboo_trainer.progress_line import ProgressLine
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bamboo_trainer.checkpoint")
     parser.add_argument("url")
-    parser.add_argument("--format", type=Form, required=True)
+    parser.add_argument("--format", type=ExportForm, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--step", type=int)
     parser.add_argument("--job", type=Path)
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_INTERRUPTED))  # what is half written is removed then
     try:
-        config = task_config(given.job, given.model) if given.format is Form.HUGGINGFACE else None
+        config = task_config(given.job, given.model) if given.format is ExportForm.HUGGINGFACE else None
         source = _source(given.url, given.step, averaged=given.ema)
         done = export(
             source, given.format, given.output, force=given.force, task_config=config,
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     return EXIT_OK
 
 
-def _source(url: str, step: int | None, *, averaged: bool) -> Source:
+def _source(url: str, step: int | None, *, averaged: bool) -> StateSource:
     """Raises StorageError, ExportError."""
     if step is None and WeightsFolder.is_one(Path(url)):
         if averaged:
@@ -59,7 +59,7 @@ def _source(url: str, step: int | None, *, averaged: bool) -> Source:
     return Checkpoint(store, manifest, averaged)
 
 
-def _files(source: Source) -> str:
+def _files(source: StateSource) -> str:
     return f"{count(len(source.manifest.layers), 'layer')}, " if isinstance(source, Checkpoint) else ""
 
 

@@ -25,7 +25,7 @@ from bamboo.text import size as bytes_in_words
 from bamboo_trainer.checkpoint import published
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import header_bytes
-from bamboo_trainer.checkpoint.sources import DTYPES, Source
+from bamboo_trainer.checkpoint.sources import DTYPES, StateSource
 from bamboo_trainer.checkpoint.state_dict import StateEntry, by_file
 from bamboo_trainer.transport.wire import byte_view
 
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]  # files that are done, of so many
 _ALIGNMENT: Final = 64
 
 
-class Form(StrEnum):
+class ExportForm(StrEnum):
     """safetensors: one file. torch: one file for torch.load. dcp: a folder for torch.distributed.checkpoint.
     huggingface: a folder for transformers' `from_pretrained`.
     """
@@ -45,12 +45,12 @@ class Form(StrEnum):
 
     @property
     def folder(self) -> bool:
-        return self in (Form.DCP, Form.HUGGINGFACE)
+        return self in (ExportForm.DCP, ExportForm.HUGGINGFACE)
 
     @property
     def streamed(self) -> bool:
         """Is the file with the tensors written as it stays?"""
-        return self in (Form.SAFETENSORS, Form.HUGGINGFACE)
+        return self in (ExportForm.SAFETENSORS, ExportForm.HUGGINGFACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class Exported:
 
 
 def export(
-    source: Source,
-    form: Form,
+    source: StateSource,
+    form: ExportForm,
     output: Path,
     *,
     force: bool,
@@ -75,15 +75,15 @@ def export(
     """
     _check_output(output, form, force)
     entries = source.entries()
-    if form is Form.HUGGINGFACE:
+    if form is ExportForm.HUGGINGFACE:
         entries = published.published_entries(entries)
     layout = _Layout.of(entries, form)
     _check_space(output, layout.size * (1 if form.streamed else 2))
     try:
         with _partial(output) as partial:
-            if form is Form.SAFETENSORS:
+            if form is ExportForm.SAFETENSORS:
                 _write(source, layout, partial, progress)
-            elif form is Form.HUGGINGFACE:
+            elif form is ExportForm.HUGGINGFACE:
                 partial.mkdir()
                 published.describe(task_config or {}, partial)
                 _write(source, layout, partial / published.WEIGHTS, progress)
@@ -110,7 +110,7 @@ class _Layout:
     size: int
 
     @classmethod
-    def of(cls, entries: Sequence[StateEntry], form: Form) -> "_Layout":
+    def of(cls, entries: Sequence[StateEntry], form: ExportForm) -> "_Layout":
         if not form.streamed:
             return cls._aligned(entries)
         specs = []
@@ -140,7 +140,7 @@ class _Layout:
         return cls(header=b"", places=tuple(places), size=offset)
 
 
-def _write(source: Source, layout: _Layout, path: Path, progress: Progress) -> None:
+def _write(source: StateSource, layout: _Layout, path: Path, progress: Progress) -> None:
     """Each file of the source is read once, checked, and its tensors put where they belong."""
     offsets: dict[str, int] = {entry.name: offset for entry, offset in layout.places}
     files = by_file([entry for entry, _ in layout.places])
@@ -156,7 +156,7 @@ def _write(source: Source, layout: _Layout, path: Path, progress: Progress) -> N
         progress(len(files), len(files))
 
 
-def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
+def _save_mapped(layout: _Layout, raw: Path, form: ExportForm, partial: Path) -> None:
     """torch writes from a mapped file, so that not all tensors need be in memory."""
     with raw.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if layout.size else None
@@ -167,7 +167,7 @@ def _save_mapped(layout: _Layout, raw: Path, form: Form, partial: Path) -> None:
             known[entry.tensor] = _mapped_tensor(entry, mapped, offset)
         state[entry.name] = known[entry.tensor]
     state = {entry.name: state[entry.name] for entry, _ in layout.places}
-    if form is Form.TORCH:
+    if form is ExportForm.TORCH:
         torch.save(state, partial)
         return
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -188,7 +188,7 @@ def _mapped_tensor(entry: StateEntry, mapped: mmap.mmap | None, offset: int) -> 
     return torch.view_as_complex(tensor) if entry.complex else tensor
 
 
-def _check_output(output: Path, form: Form, force: bool) -> None:
+def _check_output(output: Path, form: ExportForm, force: bool) -> None:
     if output.is_dir() and not form.folder:
         raise ExportError(f"{output} is a folder; expected the name of a file")
     if os.path.lexists(output) and not force:

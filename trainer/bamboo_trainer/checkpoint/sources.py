@@ -22,7 +22,7 @@ DTYPES: Final = {
 STAGE_FILES: Final = "stage-*.safetensors"
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """entries: of the whole state dict; their `layer` numbers a file. step: None if it is not known."""
 
     @property

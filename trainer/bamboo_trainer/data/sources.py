@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bamboo.storage.url import parse_url
 from bamboo_trainer.data.block_cache import BlockCache, CachedFile, RemoteFiles
-from bamboo_trainer.data.token_file import Source
+from bamboo_trainer.data.token_file import ByteSource
 
 DEFAULT_GIGABYTES: Final = 8.0
 FOLDER_VARIABLE: Final = "BAMBOO_DATA_CACHE"
@@ -71,7 +71,7 @@ class Sources:
     """
 
     root: str
-    files: Sequence[Source]
+    files: Sequence[ByteSource]
     folders: Sequence[str] = ()
 
 

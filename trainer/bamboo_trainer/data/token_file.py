@@ -41,7 +41,7 @@ LARGEST_VOCABULARY: Final = 1 << 32
 HASHED: Final = 16 << 20  # bytes at a time
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """A file's bytes, wherever it is. name: for messages. size: bytes."""
 
     @property
@@ -85,7 +85,7 @@ class TokenHeader:
 class TokenFile:
     """Raises ValueError if it is no such file, or not a whole one."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.name, self._source = source.name, source
         self.header = _parsed(source)
         self._type = _TYPES[self.header.width]
@@ -249,7 +249,7 @@ def _remove(partial: Path) -> None:
         partial.unlink()
 
 
-def _parsed(source: Source) -> TokenHeader:
+def _parsed(source: ByteSource) -> TokenHeader:
     wrong = f"{source.name} is not a file of tokens that `bamboo data tokenize` has written"
     if source.size < _HEADER.size:
         raise ValueError(wrong)

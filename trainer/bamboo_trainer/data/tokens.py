@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bamboo_trainer.data.token_file import Source, TokenFile
+from bamboo_trainer.data.token_file import ByteSource, TokenFile
 from bamboo_trainer.task import Parts
 
 IGNORED: Final = -100  # a target that torch's cross_entropy leaves out
@@ -35,7 +35,7 @@ class Tokens:
     vocabulary: the largest one of the files. Raises ValueError.
     """
 
-    def __init__(self, sources: Sequence[Source], length: int, documents: Documents = Documents.JOINED) -> None:
+    def __init__(self, sources: Sequence[ByteSource], length: int, documents: Documents = Documents.JOINED) -> None:
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         self.length = self.tokens_per_sample = length

@@ -36,7 +36,7 @@ EMPTY: Mapping[int, Stage] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class AwaitedLayers:
     """A plan whose states are made of layers that are on their way. when: it came. stages: not in their state yet.
 
     owned: those of them that are run here. kept: layers of which copies stay here, if the state is a checkpoint's.
@@ -60,7 +60,7 @@ class Engine:
         self._early: list[Received] = []  # of an origin that is not known yet
         self._copies = LayerCopies(ports.tell)
         self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
-        self._beginning: Beginning | None = None  # until all layers for it are here
+        self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
     # what happened
 
@@ -164,7 +164,7 @@ class Engine:
         if plan.moved:
             self._copies.begins_with(plan.restore)
         kept = kept_share(plan, worker) | self._copies.of(plan.restore).keys()
-        self._beginning = Beginning(plan, when, stages, frozenset(owned), frozenset(kept))
+        self._beginning = AwaitedLayers(plan, when, stages, frozenset(owned), frozenset(kept))
         self._ports.transport.peers({p.worker: (p.host, p.port) for p in plan.workers if p.worker != worker})
         self._exchange.gather(plan, sorted({layer for stage in stages.values() for layer in stage.layers_needed()}))
         self._begin_if_gathered()

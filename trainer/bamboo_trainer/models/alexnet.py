@@ -21,7 +21,7 @@ PARAMETERS: Final = {"full": 61_100_840}
 _CONVOLUTIONS: Final = ((11, 4, 2, True), (5, 1, 2, True), (3, 1, 1, False), (3, 1, 1, False), (3, 1, 1, True))
 
 
-class Convolution(nn.Module):
+class AlexNetConvolution(nn.Module):
     """kind: side of the kernel, stride, padding, and whether pooling follows."""
 
     def __init__(self, channels: int, out: int, kind: tuple[int, int, int, bool]) -> None:
@@ -34,7 +34,7 @@ class Convolution(nn.Module):
         return F.max_pool2d(x, 3, stride=2) if self.pool else x
 
 
-class Hidden(nn.Module):
+class AlexNetHidden(nn.Module):
     """[batch, features] -> [batch, out], with dropout before."""
 
     def __init__(self, features: int, out: int, dropout: float) -> None:
@@ -53,10 +53,10 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     pairs = zip((3, *outs), outs, _CONVOLUTIONS, strict=False)
     return Task(
         layers=(
-            *(partial(Convolution, channels, out, kind) for channels, out, kind in pairs),
+            *(partial(AlexNetConvolution, channels, out, kind) for channels, out, kind in pairs),
             partial(Flat, SIDE),
-            partial(Hidden, outs[-1] * SIDE * SIDE, c["inner"], c["dropout"]),
-            partial(Hidden, c["inner"], c["inner"], c["dropout"]),
+            partial(AlexNetHidden, outs[-1] * SIDE * SIDE, c["inner"], c["dropout"]),
+            partial(AlexNetHidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
         loss=loss,

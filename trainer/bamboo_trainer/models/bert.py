@@ -26,7 +26,7 @@ PARAMETERS: Final = {"large": 335_174_458, "base": 109_514_298}
 EPSILON: Final = 1e-12
 
 
-class Embedding(nn.Module):
+class BertEmbedding(nn.Module):
     """(tokens int64 [batch, time], mask [batch, time]) -> ([batch, time, width], mask as booleans)."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         return self.dropout(self.norm(summed)), torch.ones_like(tokens).bool() if mask is None else mask.bool()
 
 
-class Block(nn.Module):
+class BertBlock(nn.Module):
     """(x, mask) -> (x, mask): attention and an MLP, each with a residual and a norm after it."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Block(nn.Module):
         return self.mlp_norm(x + self.dropout(self.down(F.gelu(self.up(x))))), mask
 
 
-class Head(nn.Module):
+class BertHead(nn.Module):
     """(x, mask) -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -83,7 +83,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read(config, SIZES, "large")
     check_sizes(c)
-    return language_model((Embedding, Block, Head), c, training, objective="masked", mask_token=c["maskToken"])
+    return language_model(
+        (BertEmbedding, BertBlock, BertHead), c, training, objective="masked", mask_token=c["maskToken"]
+    )
 
 
 def _small_values(module: nn.Module) -> None:

@@ -25,7 +25,7 @@ PARAMETERS: Final = {"16": 276_735_233}
 SMOOTHING: Final = 0.1
 
 
-class Source(nn.Module):
+class SourceWords(nn.Module):
     """(source int64 [batch, length], words before each one to be written) -> (embedded, mask, those words)."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Writer(nn.Module):
         return out + written if self.residual else out, found
 
 
-class Head(nn.Module):
+class GnmtHead(nn.Module):
     """(written, found) -> logits [batch, length, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     readers = (partial(Reader, c, number) for number in range(c["layers"]))
     writers = (partial(Writer, c, number) for number in range(1, c["layers"]))
     return Task(
-        layers=(partial(Source, c), *readers, partial(AttentiveWriter, c), *writers, partial(Head, c)),
+        layers=(partial(SourceWords, c), *readers, partial(AttentiveWriter, c), *writers, partial(GnmtHead, c)),
         loss=loss,
         dataset=settings.open_data(c["data"], lambda samples: MadeUpPairs(samples, c["length"], c["vocabulary"])),
         optimizer=settings.adamw(c),

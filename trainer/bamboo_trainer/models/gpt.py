@@ -64,7 +64,7 @@ _KEYS: dict[str, tuple[str, type]] = {
 }
 
 
-class Embedding(nn.Module):
+class GptEmbedding(nn.Module):
     """int64 [batch, time] -> [batch, time, d_model]; token plus learned position."""
 
     def __init__(self, config: GptConfig) -> None:
@@ -81,7 +81,7 @@ class Embedding(nn.Module):
         return embedded
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """Pre-norm causal attention and a GELU MLP, both residual."""
 
     def __init__(self, config: GptConfig) -> None:
@@ -112,7 +112,7 @@ class Block(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class GptHead(nn.Module):
     """[batch, time, d_model] -> logits [batch, time, 256]."""
 
     def __init__(self, config: GptConfig) -> None:
@@ -129,9 +129,9 @@ class Head(nn.Module):
 def build(config: Mapping[str, Any]) -> Task:
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     parsed = parse_config(config)
-    blocks: list[Callable[[], nn.Module]] = [partial(Block, parsed)] * parsed.blocks
+    blocks: list[Callable[[], nn.Module]] = [partial(GptBlock, parsed)] * parsed.blocks
     return Task(
-        layers=(partial(Embedding, parsed), *blocks, partial(Head, parsed)),
+        layers=(partial(GptEmbedding, parsed), *blocks, partial(GptHead, parsed)),
         loss=_loss,
         dataset=TextDataset(_text(parsed.text), parsed.context),
         tokens_per_sample=parsed.context,

@@ -23,7 +23,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 PARAMETERS: Final = {"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200}
 
 
-class Embedding(nn.Module):
+class Gpt2Embedding(nn.Module):
     """int64 [batch, time] -> [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Embedding(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Gpt2Block(nn.Module):
     """Norms before causal attention and before the MLP, both with a residual."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Block(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class Gpt2Head(nn.Module):
     """[batch, time, width] -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -83,4 +83,4 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read(config, SIZES, "small")
     check_sizes(c)
-    return language_model((Embedding, Block, Head), c, training)
+    return language_model((Gpt2Embedding, Gpt2Block, Gpt2Head), c, training)

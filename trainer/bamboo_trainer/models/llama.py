@@ -37,7 +37,7 @@ PARAMETERS: Final = {"2-7b": 6_738_415_616, "3-8b": 8_030_261_248, "3.2-1b": 1_2
 EPSILON: Final = 1e-5
 
 
-class Embedding(nn.Module):
+class LlamaEmbedding(nn.Module):
     """int64 [batch, time] -> [batch, time, width]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Norms before causal attention and before the gated MLP, both with a residual."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Block(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class LlamaHead(nn.Module):
     """[batch, time, width] -> logits [batch, time, vocabulary]."""
 
     def __init__(self, c: Mapping[str, Any]) -> None:
@@ -111,4 +111,4 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         raise ValueError(f"width must be a multiple of 2 heads = {2 * c['heads']}, got {c['width']}")
     if c["heads"] % c["keyHeads"]:
         raise ValueError(f"heads must be a multiple of keyHeads = {c['keyHeads']}, got {c['heads']}")
-    return language_model((Embedding, Block, Head), c, training, tied=c["tied"])
+    return language_model((LlamaEmbedding, LlamaBlock, LlamaHead), c, training, tied=c["tied"])

@@ -62,7 +62,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.norm3(self.expand(inner)) + self.shortcut(x))
 
 
-class Head(nn.Module):
+class ResNetHead(nn.Module):
     """[batch, channels, h, w] -> logits [batch, classes]."""
 
     def __init__(self, channels: int, classes: int) -> None:
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
     return Task(
-        layers=(partial(Stem, c["width"]), *_blocks(c), partial(Head, 8 * EXPANSION * c["width"], c["classes"])),
+        layers=(partial(Stem, c["width"]), *_blocks(c), partial(ResNetHead, 8 * EXPANSION * c["width"], c["classes"])),
         loss=loss,
         dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
         optimizer=settings.sgd(c),

@@ -25,7 +25,7 @@ SIZES: Final[dict[str, dict[str, Any]]] = {
 PARAMETERS: Final = {"19": 143_667_240, "16": 138_357_544, "11": 132_863_336}
 
 
-class Convolution(nn.Module):
+class VggConvolution(nn.Module):
     """[batch, channels, h, w] -> [batch, out, h, w], or half of h and w."""
 
     def __init__(self, channels: int, out: int, pool: bool) -> None:
@@ -39,7 +39,7 @@ class Convolution(nn.Module):
         return F.max_pool2d(x, 2) if self.pool else x
 
 
-class Hidden(nn.Module):
+class VggHidden(nn.Module):
     """[batch, features] -> [batch, out], with dropout."""
 
     def __init__(self, features: int, out: int, dropout: float) -> None:
@@ -61,8 +61,8 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         layers=(
             *_convolutions(c),
             partial(Flat, SIDE),
-            partial(Hidden, 8 * c["width"] * SIDE * SIDE, c["inner"], c["dropout"]),
-            partial(Hidden, c["inner"], c["inner"], c["dropout"]),
+            partial(VggHidden, 8 * c["width"] * SIDE * SIDE, c["inner"], c["dropout"]),
+            partial(VggHidden, c["inner"], c["inner"], c["dropout"]),
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
         loss=loss,
@@ -80,6 +80,6 @@ def _convolutions(c: Mapping[str, Any]) -> list[Callable[[], nn.Module]]:
     for group, count in enumerate(counts):
         out = c["width"] << min(group, 3)
         for number in range(count):
-            found.append(partial(Convolution, channels, out, number == count - 1))
+            found.append(partial(VggConvolution, channels, out, number == count - 1))
             channels = out
     return found

@@ -16,7 +16,7 @@ from typing import Final
 from torch import Tensor
 
 from bamboo.checkpoint.errors import CheckpointDamaged, CheckpointExists
-from bamboo.checkpoint.found import State
+from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
 from bamboo.checkpoint.resume import choose
@@ -260,7 +260,11 @@ class Checkpointing:
         choice = choose(there, self._digest, layers=self._layers, steps=steps, bad=attempts, owner=owner)
         newest = choice.manifest.step if choice.manifest else -1
         for one in there:
-            if one.state is State.UNREADABLE and newest < one.attempt.step <= steps and one.attempt not in attempts:
+            if (
+                one.state is FoundState.UNREADABLE
+                and newest < one.attempt.step <= steps
+                and one.attempt not in attempts
+            ):
                 return CheckpointFound(number=number, problem=one.reason[:MOST_TEXT])  # it may be sound
         passed = tuple(
             f"the checkpoint of step {attempt.step} is not used: {reason}"[:MOST_TEXT]
