@@ -59,16 +59,15 @@ def look_after(turn: Turn) -> None:
         return  # no step is committed meanwhile
     _keep_the_endangered(turn)
     state = turn.state
-    assert state.plan is not None
     c = state.checkpoints
     if not c.writers:
-        if state.plan.worker_ids() - state.workers.keys():
+        if state.current_plan.worker_ids() - state.workers.keys():
             return  # first the plan gets over that
         at = next_one(state)
         if at is not None and state.step + AHEAD_STEPS >= at:
             _wish(turn, at)
         return
-    lost, missing = _lost_writers(turn, state.plan), _missing(c, state.plan)
+    lost, missing = _lost_writers(turn, state.current_plan), _missing(c, state.current_plan)
     if lost and missing and c.writing is None:
         _wish(turn, c.at)
     elif lost and missing:
@@ -79,7 +78,7 @@ def look_after(turn: Turn) -> None:
     elif c.writing is not None and turn.now - c.since > WRITE_SECONDS:
         _abandon(turn, AbandonReason.TOO_SLOW, f"it is not written after {WRITE_SECONDS:g} s")
     elif c.writing is None:
-        if c.asked != state.plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
+        if c.asked != state.current_plan.at(ROOT).owner or turn.now - c.asked_at > AGAIN_SECONDS:
             _ask_root(turn)
     elif not missing and (c.asked not in state.workers or turn.now - c.asked_at > AGAIN_SECONDS):
         _commit(turn)
@@ -139,8 +138,7 @@ def _writers(state: CoordinatorState, plan: Plan) -> tuple[tuple[WorkerId, ...],
 
 
 def _ask_root(turn: Turn) -> None:
-    c, plan = turn.state.checkpoints, turn.state.plan
-    assert plan is not None
+    c, plan = turn.state.checkpoints, turn.state.current_plan
     root = plan.at(ROOT).owner
     change(turn, asked=root, asked_at=turn.now)
     turn.do(Send(root, protocol.TakeCheckpoint(number=c.number, at=c.at, writers=c.writers)))
@@ -148,8 +146,7 @@ def _ask_root(turn: Turn) -> None:
 
 def _wish(turn: Turn, at: int) -> None:
     """For a checkpoint of that step, or of the next one, by all who hold a stage now."""
-    c, plan = turn.state.checkpoints, turn.state.plan
-    assert plan is not None
+    c, plan = turn.state.checkpoints, turn.state.current_plan
     writers = _writers(turn.state, plan)
     dealt = {
         layer: worker

@@ -82,8 +82,7 @@ def _better_plan(view: PlanningView) -> Plan | None:
 
 def planning_view(state: CoordinatorState, now: float) -> PlanningView:
     """What the planning functions look at."""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     return PlanningView(
         plan=plan,
         live=state.live(plan),
@@ -107,12 +106,11 @@ def _urgency(state: CoordinatorState, worker: WorkerRecord, now: float) -> Urgen
 def _ask_around(turn: Turn, loss: StageLost) -> None:
     """No owner has vouched for another copy of a stage; before giving up, ask everybody what is there."""
     state = turn.state
-    assert state.plan is not None
     if state.asked_at is None:
         turn.set(asked_at=turn.now)
         _ask(turn)
         return
-    if (state.plan.worker_ids() & state.workers.keys()) - state.reports.keys():
+    if (state.current_plan.worker_ids() & state.workers.keys()) - state.reports.keys():
         return  # a worker that is in the middle of something long answers late; one that is gone is found out
     plan = takeover(replace(planning_view(state, turn.now), reported=usable_copies(state.reports)))
     if isinstance(plan, Plan):
@@ -129,8 +127,7 @@ def _ask_around(turn: Turn, loss: StageLost) -> None:
 
 def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     """What is lost, with whom, and how they ended."""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
     stages = {c.stage for c in loss.cells}
     holders = dict.fromkeys(w for c in plan.cells() if c.stage in stages for w in plan.at(c).holders)
@@ -249,9 +246,8 @@ def _go_on_from_cut(turn: Turn, plan: Plan) -> None:
 def _watch_size(turn: Turn) -> None:
     """Note since when the workers suffice for another grid than the plan aims at."""
     state = turn.state
-    assert state.plan is not None
     staying = sum(1 for r in state.ready.values() if r.notice_until is None)
-    now = grid_of(state.plan)
+    now = grid_of(state.current_plan)
     wanted = desired_grid(staying, state.spec, now)
     if wanted == now:
         if state.resize:
@@ -262,11 +258,10 @@ def _watch_size(turn: Turn) -> None:
 
 def _pipelines(state: CoordinatorState, now: float) -> int:
     """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
-    assert state.plan is not None
     waited = state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds
-    if state.resize and waited and state.resize[0].stages == len(state.plan.stages):
+    if state.resize and waited and state.resize[0].stages == len(state.current_plan.stages):
         return state.resize[0].pipelines
-    return state.plan.target.pipelines
+    return state.current_plan.target.pipelines
 
 
 def _issue(turn: Turn, plan: Plan) -> None:
@@ -326,13 +321,12 @@ def _release(turn: Turn) -> None:
     their share of the checkpoint in progress: until their notice ends.
     """
     state = turn.state
-    assert state.plan is not None
     for worker, record in state.workers.items():
         if (
             record.notice_until is None
             or record.released
             or checkpoints.is_writing(turn, worker)
-            or any(worker in state.plan.at(c).holders for c in state.plan.cells())
+            or any(worker in state.current_plan.at(c).holders for c in state.current_plan.cells())
         ):
             continue
         if record.free_since_step is None:

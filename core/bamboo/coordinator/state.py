@@ -293,6 +293,12 @@ class CoordinatorState:
     saved: frozenset[int] = frozenset()  # stages
 
     @property
+    def current_plan(self) -> Plan:
+        """The newest plan, where there must be one: while the job trains."""
+        assert self.plan is not None
+        return self.plan
+
+    @property
     def usual_step(self) -> float | None:
         """Seconds: the median of the recent steps."""
         return median(self.step_seconds[-20:]) if self.step_seconds else None

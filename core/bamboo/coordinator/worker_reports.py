@@ -279,9 +279,8 @@ def finish_if_done(turn: Turn) -> None:
 
 def ask_to_save(turn: Turn) -> None:
     """Who finished a stage of the first pipeline writes it, or who owns it if that one is lost; each is asked once."""
-    state, plan = turn.state, turn.state.plan
+    state, plan = turn.state, turn.state.current_plan
     assert state.save_path is not None
-    assert plan is not None
     owners = {s: plan.at(Cell(0, s)).owner for s in range(len(plan.stages)) if s not in state.saved}
     for cell, worker in state.finishers.items():
         if cell.pipeline == 0 and cell.stage in owners and worker in state.workers:

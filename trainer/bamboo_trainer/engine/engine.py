@@ -85,8 +85,7 @@ class Engine:
     def obey(self, plan: Plan, arrived: float | None = None) -> None:
         """A plan came from the coordinator. arrived: when, if it had to wait for an instruction to end."""
         when = self._ports.clock() if arrived is None else arrived
-        newest = self.newest_plan
-        before = newest.origin if newest else 0
+        newest, before = self.newest_plan, self.origin
         if plan.origin < before:
             return
         if not (self._beginning and plan.origin == before and plan.owned_by(self._ports.worker)):
@@ -252,6 +251,11 @@ class Engine:
         if self._beginning:
             return self._beginning.plan
         return self.components.plan.newest if self.components else None
+
+    @property
+    def origin(self) -> int:
+        """Of that plan; 0 before the first one."""
+        return self.newest_plan.origin if self.newest_plan else 0
 
     @property
     def step(self) -> int:

@@ -47,7 +47,7 @@ from bamboo.control.protocol import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, NonFinite, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
-from bamboo.planning.plan import ROOT, Plan
+from bamboo.planning.plan import ROOT
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
@@ -190,7 +190,7 @@ class WorkerAgent:
                 if self.checkpoints:
                     self.checkpoints.commit(item.request)
             elif self.engine:
-                self._restoring(self.engine, self.engine.newest_plan, partial(self.engine.handle, item))
+                self._restoring(self.engine, self.engine.origin, partial(self.engine.handle, item))
 
     def _heard(self, message: ToWorker) -> None:
         """In the control channel's thread."""
@@ -215,7 +215,7 @@ class WorkerAgent:
             case SendPlan(plan=plan):
                 if self.engine:
                     arrived = self.plan_arrived.pop(plan.epoch, None)
-                    self._restoring(self.engine, plan, partial(self.engine.obey, plan, arrived))
+                    self._restoring(self.engine, plan.origin, partial(self.engine.obey, plan, arrived))
             case TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(message)
@@ -239,17 +239,16 @@ class WorkerAgent:
                 logger.warning("%s is refused and ends: %s: %s", self.worker, reason, text)
                 self.exit_code = EXIT_FENCED
 
-    def _restoring(self, engine: Engine, plan: Plan | None, take_in: Callable[[], None]) -> None:
-        """Take something in with which a worker may begin with the plan's checkpoint; say so if it cannot be read."""
+    def _restoring(self, engine: Engine, origin: int, take_in: Callable[[], None]) -> None:
+        """Take something in with which a worker may begin with that plan's checkpoint; say so if it cannot be read."""
         try:
             take_in()
         except RestoreError as error:
             logger.warning("the checkpoint of step %d is not read: %s", error.checkpoint.step, error)
-            assert plan is not None
             engine.forget()
             self.control.send(
                 RestoreFailed(
-                    origin=plan.origin,
+                    origin=origin,
                     checkpoint=error.checkpoint,
                     message=str(error)[:MOST_TEXT],
                     damaged=error.damaged,
