@@ -84,7 +84,7 @@ def test_every_object_is_labelled_and_placed(rendered: dict[str, list[Json]]) ->
 
 
 @pytest.mark.parametrize("release", ["b", "my-bamboo", "bamboo-operator", "r" * 53, "bamboo" + "x" * 47])
-def test_names_stay_valid(chart: Helm, release: str) -> None:
+def test_names_stay_valid_however_long_the_release_is_called(chart: Helm, release: str) -> None:
     documents = chart.template(SETS["everything"], release=release, apis=FOREIGN)
     for document in documents:
         longest = 253 if document["kind"] == "ConfigMap" else 63
@@ -149,7 +149,7 @@ def test_the_operator_knows_its_arguments(rendered: dict[str, list[Json]]) -> No
         assert {argument.partition("=")[0] for argument in found["args"]} <= known
 
 
-def test_arguments(rendered: dict[str, list[Json]]) -> None:
+def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) -> None:
     assert container(rendered["default"])["args"] == [
         f"--listen=0.0.0.0:{names.WORKERS_PORT}",
         f"--web-listen=0.0.0.0:{names.WEB_PORT}",
@@ -217,7 +217,7 @@ def test_own_marks_reach_the_operator_as_it_reads_them(
     assert changed[0] != changed[1], "the operator has to be started again, for it reads them at its start"
 
 
-def test_images(rendered: dict[str, list[Json]]) -> None:
+def test_images_are_those_of_the_values_by_digest_or_tag(rendered: dict[str, list[Json]]) -> None:
     assert container(rendered["default"])["image"] == "bamboo-operator:0.1.0"
     assert container(rendered["everything"])["image"] == f"registry.example/x/bamboo-operator@{DIGEST}"
     assert "--image=registry.example:5000/bamboo-trainer:2" in container(rendered["everything"])["args"]

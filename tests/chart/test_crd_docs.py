@@ -24,7 +24,7 @@ def test_every_field_is_on_it() -> None:
     assert sections == {}
 
 
-def test_its_example_is_valid() -> None:
+def test_the_example_on_the_page_of_the_api_is_valid() -> None:
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
     assert refusals(yaml.safe_load(example[1])) == []

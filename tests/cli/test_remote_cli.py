@@ -109,7 +109,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
         (["resume", "story"], "story is not suspended"),
     ],
 )
-def test_what_is_shown(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_a_command_prints_what_it_was_asked_for_and_complains_of_nothing(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     code, printed, complained, _ = type_in(tmp_path, Fake(job()), *arguments)
     assert (code, complained) == (0, "")
     assert said in printed
@@ -290,7 +292,7 @@ def test_a_log_that_breaks_off_is_taken_up_until_the_worker_has_ended(tmp_path: 
 
 
 @pytest.mark.parametrize(("text", "value"), [("30", 30), ("30s", 30), ("1.5h", 5400), ("2d", 172800), ("0", 0)])
-def test_times(text: str, value: float) -> None:
+def test_a_time_is_read_in_every_unit(text: str, value: float) -> None:
     assert seconds(text) == value
 
 

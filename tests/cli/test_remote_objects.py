@@ -243,7 +243,7 @@ def test_what_needs_attention_comes_first_where_there_is_no_room_for_all() -> No
     assert "and 7 more workers" in text
 
 
-def test_lists_of_jobs() -> None:
+def test_a_list_of_jobs_has_a_line_for_each_and_more_columns_if_wide() -> None:
     jobs = [job_of(job()), job_of(job("late", state="Complete", conditions=[condition("Complete", True)]))]
     assert drawn(render.jobs(jobs, NOW)).splitlines() == [
         "NAME   STATE         STEP  PIPELINES  WORKERS  PROTECTED  PREEMPTIONS  AGE",
@@ -270,12 +270,12 @@ def test_a_job_that_is_over_says_how_and_complains_of_nothing_else() -> None:
     ("seconds", "said"),
     [(0, "0s"), (119, "119s"), (121, "2m"), (7199, "119m"), (7200, "2h"), (47 * 3600, "47h"), (49 * 3600, "2d")],
 )
-def test_ages(seconds: int, said: str) -> None:
+def test_an_age_is_said_in_its_largest_units(seconds: int, said: str) -> None:
     assert phrases.age(NOW - timedelta(seconds=seconds), NOW) == said
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "less than 1 ms"), (0.019, "19 ms"), (1.254, "1.25 s")])
-def test_pauses(seconds: float, said: str) -> None:
+def test_a_pause_is_said_in_milliseconds_or_seconds(seconds: float, said: str) -> None:
     assert phrases.pause(seconds) == said
 
 
@@ -310,7 +310,7 @@ WAITING = condition("Running", False)
         (SPEC, {"conditions": [condition("Complete", True)]}, None),
     ],
 )
-def test_what_suspending_costs(spec: Json, status: Json, said: str | None) -> None:
+def test_who_suspends_is_told_which_steps_are_lost(spec: Json, status: Json, said: str | None) -> None:
     found = phrases.suspending(job_of(job(spec=spec, **status)))
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")

@@ -63,7 +63,9 @@ def patches(asked: list[Asked]) -> list[Any]:
         (job(spec={**SPEC, "suspend": True}), 0, "story is suspended; all its workers are made anew"),
     ],
 )
-def test_how_far_it_is(tmp_path: Path, body: Json, code: int, said: str) -> None:
+def test_rollout_status_says_how_far_it_is_and_exits_accordingly(
+    tmp_path: Path, body: Json, code: int, said: str
+) -> None:
     ended, printed, complained, _ = type_in(tmp_path, Fake(body), "rollout", "status", "story", "--no-watch")
     assert (ended, complained) == (code, "")
     assert said in printed
@@ -101,7 +103,7 @@ def with_sections(now: int = 2) -> WithRevisions:
     return WithRevisions(job(spec={**SPEC, **TASK, "worker": SECTIONS[now]}), SECTIONS)
 
 
-def test_what_there_was(tmp_path: Path) -> None:
+def test_rollout_history_lists_the_revisions_and_which_is_in_force(tmp_path: Path) -> None:
     _, printed, _, _ = type_in(tmp_path, with_sections(), "rollout", "history", "story")
     assert printed == "REVISION  IMAGE\n1         train:1\n4         train:2\n7         train:3  in force\n"
 
@@ -113,7 +115,9 @@ def test_what_there_was(tmp_path: Path) -> None:
         (["--to-revision", "1"], 1, {"image": "train:1", "resources": None}),
     ],
 )
-def test_going_back(tmp_path: Path, flags: list[str], number: int, change: Json) -> None:
+def test_rollout_undo_writes_the_worker_section_of_that_revision(
+    tmp_path: Path, flags: list[str], number: int, change: Json
+) -> None:
     code, printed, _, asked = type_in(tmp_path, with_sections(), "rollout", "undo", "story", *flags)
     assert (code, printed) == (0, f"story goes back to the worker section of revision {number}\n")
     assert patches(asked) == [{"metadata": {"uid": "uid-story"}, "spec": {"worker": change}}]

@@ -126,7 +126,7 @@ def test_it_renews_the_certificate_in_time(release: Install, cluster: Cluster, n
     assert int(cluster.api.get(path)["metadata"]["annotations"]["bamboo.dev/renew-after"]) >= int(due)
 
 
-def test_in_watched_namespaces_only(release: Install, cluster: Cluster, namespace: str) -> None:
+def test_an_operator_sees_only_the_namespaces_it_watches(release: Install, cluster: Cluster, namespace: str) -> None:
     """The operator's rights end there, and it needs no others."""
     other = f"{namespace}-other"
     cluster.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})

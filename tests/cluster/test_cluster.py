@@ -97,7 +97,7 @@ def test_scheduling_is_real(cluster: Cluster, namespace: str) -> None:
     assert found["status"]["conditions"][0]["reason"] == "Unschedulable"
 
 
-def test_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_containers_get_their_environment_and_volumes(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"colour": "green"}}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"key": "s3cret"}}
     claim = {
@@ -200,7 +200,7 @@ def test_deletion_asks_then_kills(cluster: Cluster, namespace: str, script: str,
         assert cluster.logs(namespace, "leaving") == log  # a real cluster forgets the logs
 
 
-def test_restarts_readiness_and_messages(cluster: Cluster, namespace: str) -> None:
+def test_a_container_is_restarted_and_probed_and_its_message_is_kept(cluster: Cluster, namespace: str) -> None:
     probe = {"exec": {"command": ["test", "-e", "/bamboo-test/work/up"]}, "periodSeconds": 1}
     container = {
         "readinessProbe": probe, "terminationMessagePolicy": "FallbackToLogsOnError", "workingDir": "/bamboo-test/work",
@@ -239,7 +239,7 @@ def test_what_cannot_start_says_why(
     cluster.api.wait(path_of(namespace, "wrong"), told)
 
 
-def test_custom_resources(cluster: Cluster, namespace: str) -> None:
+def test_custom_resources_are_stored_and_keep_to_their_schema(cluster: Cluster, namespace: str) -> None:
     """The API server stores and lists them, and keeps to their schema."""
     schema = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -276,7 +276,7 @@ def test_a_killed_container_gives_the_reason_it_is_told(cluster: Cluster, namesp
     assert (ended(found)["exitCode"], ended(found)["reason"]) == (137, "OOMKilled")
 
 
-def test_a_failed_node(cluster: Cluster, namespace: str) -> None:
+def test_processes_of_a_failed_node_die_before_the_cluster_notices(cluster: Cluster, namespace: str) -> None:
     """Its processes die at once, the cluster notices later; after its reboot nothing of it is left."""
     cluster.add(on_demand("doomed", "zone-d"))
     here = {"nodeSelector": {ZONE: "zone-d"}}
@@ -297,7 +297,7 @@ def test_a_failed_node(cluster: Cluster, namespace: str) -> None:
     assert cluster.api.find(node) is None
 
 
-def test_a_partitioned_node(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+def test_processes_of_a_partitioned_node_go_on(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     """Its processes go on; what happened meanwhile is told when it is back."""
     cluster.add(on_demand("lonely", "zone-d"))
     here, end = {"nodeSelector": {ZONE: "zone-d"}}, tmp_path / "end"

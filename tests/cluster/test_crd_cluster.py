@@ -81,7 +81,7 @@ def difference(expected: list[str], server: str) -> str:
     return f"the server does not say {missing} but {server}" if missing else ""
 
 
-def test_what_may_be_created(installed: Cluster, jobs: str) -> None:
+def test_the_server_and_the_parser_refuse_the_same_new_objects(installed: Cluster, jobs: str) -> None:
     async def cases(ask: Ask) -> list[str]:
         async def case(edit: Edit, edited: Json) -> str:
             document = users(edited)
@@ -103,7 +103,7 @@ def test_what_may_be_created(installed: Cluster, jobs: str) -> None:
     judged(installed, cases)
 
 
-def test_what_may_be_changed(installed: Cluster, jobs: str) -> None:
+def test_the_server_and_the_parser_refuse_the_same_edits(installed: Cluster, jobs: str) -> None:
     async def cases(ask: Ask) -> list[str]:
         async def case(olds: list[Json], edit: Edit, new: Json) -> str:
             """Old and new, each running and suspended."""

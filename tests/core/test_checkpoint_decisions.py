@@ -97,7 +97,7 @@ def test_one_that_turned_out_to_be_damaged_is_passed_over():
         ([complete(100), complete(200)], 1, {"writing": [Attempt(100, "a")]}, []),
     ],
 )
-def test_what_is_removed(found, keep, options, expected):
+def test_only_what_retention_allows_is_removed(found, keep, options, expected):
     assert removed(found, keep, **options) == expected
 
 

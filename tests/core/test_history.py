@@ -81,7 +81,7 @@ def test_names_sort_as_they_were_begun():
     assert file_of("000001-0000000001-000000.jsonl.partial") is None
 
 
-def test_what_is_printed(kept, tmp_path):
+def test_a_history_is_printed_as_lines_json_and_csv(kept, tmp_path):
     lines = shown(kept).splitlines()
     assert len(lines) == 8
     assert "Happened: no 1" in lines[1]

@@ -48,7 +48,9 @@ def counts(trace: Trace, zone: str | None = None) -> tuple[tuple[float, int], ..
         ("seconds,x-a,x-b\n0,2,0\n600,1,3\n", ((0.0, 2), (600.0, 4)), 600.0),
     ],
 )
-def test_recordings_of_nodes(text: str, expected: tuple[tuple[float, int], ...], duration: float) -> None:
+def test_every_published_form_of_node_recordings_is_read(
+    text: str, expected: tuple[tuple[float, int], ...], duration: float
+) -> None:
     trace = parse_trace("t.csv", text)
     assert (counts(trace), trace.duration) == (expected, duration)
 
@@ -64,7 +66,7 @@ def test_where_only_numbers_are_known_the_oldest_node_goes() -> None:
     assert [change.node for change in trace.changes if change.change is Change.REMOVE] == ["node1"]
 
 
-def test_recordings_of_prices() -> None:
+def test_every_published_form_of_price_recordings_is_read() -> None:
     ticks = parse_trace("t.csv", "zone,tick,usd_per_hour\nus-a,0,1.6703\nus-a,172,1.6729\n")
     assert [(price.at, price.usd_per_hour) for price in ticks.prices] == [(0.0, 1.6703), (172 * 195.0, 1.6729)]
     header = "region,machine_type,spot_usd_per_hour,on_demand_usd_per_hour,fetched\n"
@@ -127,7 +129,7 @@ def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
     assert summarize(read_traces([str(tmp_path / "nodes"), str(tmp_path / "prices")])).usd_per_hour == 0.5
 
 
-def test_summary() -> None:
+def test_a_summary_counts_removals_lifetimes_and_node_hours() -> None:
     trace = make_trace(
         [NodeChange(at=0.0, change=Change.ADD, node=name) for name in "abcd"]
         + [NodeChange(at=3600.0, change=Change.REMOVE, node=name) for name in "ab"]
@@ -197,7 +199,7 @@ def test_what_cannot_be_generated_is_named(wanted: Generation, problem: str) -> 
     assert str(caught.value).startswith(problem)
 
 
-def test_the_commands(tmp_path: Path) -> None:
+def test_a_generated_trace_is_converted_and_shown_without_loss(tmp_path: Path) -> None:
     run, made, again = CliRunner().invoke, str(tmp_path / "made.jsonl"), str(tmp_path / "again.jsonl")
     done = run(app, ["traces", "generate", "zones", "--zones", "a,b", "--price", "0.9", "--seed", "4", "-o", made])
     assert (done.exit_code, done.output) == (0, "")

@@ -210,7 +210,7 @@ def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:
     assert [event["event"] for event in events] == ["ready", "error", "error", "error"]
 
 
-def test_exit_details() -> None:
+def test_the_end_of_a_process_is_said_by_code_or_signal() -> None:
     assert exit_detail(3) == "exited with code 3"
     assert exit_detail(-9) == "was killed by SIGKILL"
     assert exit_detail(-40) == "was killed by signal 40", "a real-time signal, which has no name"

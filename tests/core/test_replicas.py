@@ -295,7 +295,7 @@ def manifest(**redundancy: Any) -> dict[str, Any]:
         ({"replicas": 2, "mode": "None"}, "spec.redundancy.replicas 2 has no effect with spec.redundancy.mode None"),
     ],
 )
-def test_warnings(redundancy: dict[str, Any], told: str) -> None:
+def test_what_replicas_do_not_cover_is_warned_of(redundancy: dict[str, Any], told: str) -> None:
     assert any(told in warning for warning in warnings(parse_manifest(manifest(**redundancy))))
 
 

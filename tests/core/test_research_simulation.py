@@ -185,14 +185,14 @@ def test_processes_change_no_result() -> None:
     assert sum(told) == 40
 
 
-def test_means_and_deviations() -> None:
+def test_the_spread_of_runs_is_their_mean_and_deviation() -> None:
     one = published(0.01)
     found = spread([one, replace(one, preemptions=3, fatal=2)])
     assert (found.mean["preemptions"], found.deviation["preemptions"]) == (2, 1)
     assert (found.fatal_share, found.runs, found.deviation["value"]) == (0.5, 2, 0)
 
 
-def test_the_command() -> None:
+def test_the_command_prints_each_case_in_every_form() -> None:
     def called(*arguments: str) -> str:
         done = CliRunner().invoke(app, ["simulate", "--model", "research", "--jobs", "1", *arguments])
         assert done.exit_code == 0, done.output

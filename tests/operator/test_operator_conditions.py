@@ -159,7 +159,7 @@ DOUBLED = ((("w0", False), ("w0", False)),)
         ),
     ],
 )
-def test_conditions(status, more, state, holds):
+def test_state_and_conditions_follow_from_what_is_seen(status, more, state, holds):
     found = seen(status, **more)
     assert found["state"] == state
     assert {kind: reason for kind, reason in holding(found).items() if kind != "Protected"} == holds
@@ -235,7 +235,7 @@ def test_counters_grow_over_a_restart():
     }  # fmt: skip
 
 
-def test_counts():
+def test_workers_pipelines_and_cost_are_counted():
     spec = job(topology={"stages": 2, "pipelines": 1}, elastic={"maxPipelines": 3}, standby={"workers": 1})
     workers = (*BUSY, ("w2", WorkerState.STANDBY), ("w3", WorkerState.SYNCING), ("w4", WorkerState.LEAVING))
     found = seen(said(workers=workers, grid=((("w0", True), ("w1", False)),)), spec=spec)
@@ -248,7 +248,7 @@ def test_counts():
     assert (over["workers"]["spot"], over["cost"]["perHour"], over["cost"]["total"]) == (0, "0", "1.0000")
 
 
-def test_progress():
+def test_progress_is_what_the_coordinator_says():
     found = seen(RUNNING)["training"]
     assert found == {
         "step": 3, "steps": 10, "progressPercentage": 30, "samplesPerSecond": 16.0, "loss": 4.0, "etaSeconds": 4,
@@ -259,7 +259,7 @@ def test_progress():
     assert "loss" not in seen(said(loss=float("inf")))["training"]
 
 
-def test_what_is_passed_through():
+def test_checkpoints_digests_and_plan_stay_when_nothing_new_is_known():
     kept = checkpoints(step=2, age=5.0, restores=3, repeated=7)
     found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
     assert found["checkpoint"] == {"lastStep": 2, "lastTime": at(-5)}

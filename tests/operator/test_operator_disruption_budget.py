@@ -40,7 +40,9 @@ def workers(**states: WorkerState) -> Any:
         ({"grid": ((("w0", False),),)}, {"topology": {"stages": 1, "pipelines": 1}, "standby": {"workers": 1}}, 1, 1),
     ],
 )
-def test_the_floor(status: dict[str, Any], spec: dict[str, Any], placed: int, least: int | None) -> None:
+def test_the_budget_leaves_as_many_workers_as_redundancy_needs(
+    status: dict[str, Any], spec: dict[str, Any], placed: int, least: int | None
+) -> None:
     told = replace(said(**status), grid=status["grid"])  # said() takes an empty grid for none given
     assert least_healthy(told, job(**spec), placed) == least
 

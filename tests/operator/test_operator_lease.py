@@ -56,7 +56,7 @@ def record(holder: str = "x", renewed: str = "1", before: tuple[str, ...] = ()) 
         ("x", 0, HolderPod.OVER, True, False, "the pod of x is gone or has ended"),
     ],
 )
-def test_who_may_take_it(
+def test_a_lease_is_taken_only_from_who_is_silent_or_gone(
     holder: str | None, silent: float, pod: HolderPod, take: bool, notice: bool, message: str
 ) -> None:
     sight = None if holder is None else ObservedLease(record(holder), 100.0)

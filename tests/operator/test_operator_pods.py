@@ -211,7 +211,7 @@ def test_the_whole_pod_of_the_smallest_job():
         ("None", "OnDemand", {}, [], []),
     ],
 )
-def test_presets(preset, capacity, labels, expressions, tolerated):
+def test_presets_select_and_tolerate_their_clouds_nodes(preset, capacity, labels, expressions, tolerated):
     expected = [{"key": k, "operator": o, "values": v} for k, o, v in expressions]
     for template in ({}, TEMPLATE):
         pod = render(where=pool(preset, capacity), template=template)

@@ -47,7 +47,7 @@ LAST = NodePool(name="last", capacity=Capacity.ON_DEMAND, after_seconds=900)
         ([FALLBACK], 300, {}, "fallback"),
     ],
 )
-def test_the_next_pod(pools, waited, counts, chosen):
+def test_the_next_pod_goes_to_the_first_pool_with_room_that_is_due(pools, waited, counts, chosen):
     since = None if waited is None else 1000.0
     found = choose_pool(pools, 1000.0 + (waited or 0), since, counts)
     assert (found.name if found else None) == chosen
@@ -96,7 +96,7 @@ def test_a_full_earlier_pool_is_no_reason_to_move():
     assert fallback_pool([SPOT, OTHER], "spot", 1e6, 0, {"spot": 8}) is None
 
 
-def test_fallbacks():
+def test_on_demand_pools_after_spot_pools_are_fallbacks():
     pools = [SPOT, OTHER, FALLBACK]
     assert [is_fallback(pools, name) for name in ("spot", "other", "fallback", "x")] == [False, False, True, False]
 
@@ -111,7 +111,7 @@ def test_fallbacks():
         ({"spot": 3, "last": 1}, {}, None),
     ],
 )
-def test_asking_for_nodes_again(counts, waiting, tried):
+def test_an_earlier_pool_is_asked_again_for_nodes(counts, waiting, tried):
     found = pool_to_probe([SPOT, FALLBACK, LAST], counts, waiting)
     assert (found.name if found else None) == tried
 
@@ -133,7 +133,7 @@ PLACED = {"w0": "spot", "w1": "spot", "w2": "fallback", "w3": "fallback", "w4": 
         (["unknown"], [], 0, None),
     ],
 )
-def test_giving_back(standby, leaving, keep, given_back):
+def test_a_worker_of_a_later_pool_goes_once_an_earlier_pool_has_a_spare_one(standby, leaving, keep, given_back):
     assert worker_to_revert([SPOT, FALLBACK, LAST], PLACED, standby, leaving, keep) == given_back
 
 
@@ -142,7 +142,7 @@ def test_only_pools_that_revert_give_back():
     assert worker_to_revert([FALLBACK, SPOT], {"w0": "spot", "w1": "fallback"}, ["w0"], [], 0) is None
 
 
-def test_prices():
+def test_a_price_is_known_only_if_all_pools_have_one():
     pools = [SPOT, FALLBACK, LAST]
     assert price_per_hour(pools, {"spot": 3, "fallback": 1, "last": 5}) == Decimal("5.79")
     assert price_per_hour(pools, {}) == 0

@@ -108,7 +108,7 @@ def test_a_node_that_is_gone_is_lost(given, source):
 
 
 @pytest.mark.parametrize("given", NOTHING)
-def test_what_is_no_signal(given):
+def test_marks_of_an_ordinary_node_are_no_signal(given):
     assert node_signal(given, NOW) is None
 
 
@@ -270,7 +270,7 @@ def test_the_target_of_no_disruption_any_more():
 SPOT = node(taints={NTH + "spot-itn": "e1"})
 
 
-def test_pod_and_node_together():
+def test_of_pod_and_node_the_worse_news_counts():
     assert worker_signal(pod(), None, NOW) is None
     assert worker_signal(pod(), node(), NOW) is None
     assert worker_signal(pod(), SPOT, NOW).source == "AwsSpotInterruption"
@@ -292,7 +292,7 @@ def test_out_of_memory_is_a_failure_wherever_it_happens():
     assert (signal.source, signal.exit_code) == ("OOMKilled", 137)
 
 
-def test_deleted_objects():
+def test_a_deleted_pod_or_node_is_a_loss():
     assert (node_deleted_signal("n1").kind, node_deleted_signal("n1").source) == (SignalKind.LOST, "NodeDeleted")
     assert (pod_deleted_signal("p").kind, pod_deleted_signal("p").source, pod_deleted_signal("p").exit_code) == (
         SignalKind.LOST,

@@ -69,12 +69,12 @@ def held(*gates):
         ),
     ],
 )
-def test_troubles(pods, expected):
+def test_startup_problems_are_named_once_for_all_pods(pods, expected):
     found = startup_problems({f"w{number}": each for number, each in enumerate(pods)})
     assert [f"{trouble.reason}: {trouble.message}" for trouble in found] == expected
 
 
-def test_a_pod_that_is_deleted_is_no_trouble():
+def test_a_pod_that_is_deleted_is_no_startup_problem():
     gone = pending(UNSCHEDULABLE)
     gone["metadata"]["deletionTimestamp"] = at(0)
     assert startup_problems({"w0": gone}) == ()
@@ -94,7 +94,7 @@ def test_a_pod_that_is_deleted_is_no_trouble():
         ([], ["w1", "w3"], [], 2, "w1"),  # of the last pool
     ],
 )
-def test_who_is_given_back(waiting, standby, leaving, wanted, expected):
+def test_of_surplus_workers_who_waits_goes_before_who_idles(waiting, standby, leaving, wanted, expected):
     placed = {"w0": "spot", "w1": "dear", "w2": "dear", "w3": "spot"}
     assert surplus_worker(POOLS, placed, waiting, standby, leaving, wanted) == expected
 

@@ -15,7 +15,7 @@ from bamboo_operator.manifests.worker_pod import WorkerPodSettings, template_pro
 from operator_kit import META, OWN_ENV, POOLS, SETTINGS, TEMPLATE, check_pod, job, pool, render, trainer
 
 
-def test_what_the_user_may_change():
+def test_a_template_changes_security_images_volumes_and_environment():
     pod = render(
         image="mine:1",
         template={
@@ -201,7 +201,7 @@ MAPS = st.dictionaries(st.sampled_from("abcdef"), JSON, max_size=4)
 
 
 @given(MAPS, MAPS)
-def test_merging(base, override):
+def test_merging_changes_neither_side_and_repeats_to_the_same(base, override):
     before = copy.deepcopy((base, override))
     merged = merge(base, override)
     assert (base, override) == before
@@ -211,7 +211,7 @@ def test_merging(base, override):
     assert merged.keys() == base.keys() | override.keys()
 
 
-def test_merging_lists():
+def test_lists_of_named_things_are_merged_by_name_and_others_replaced():
     assert merge({"args": [1, 2]}, {"args": [3]}) == {"args": [3]}
     assert merge({"env": [{"name": "a", "value": "1"}, {"name": "b"}]}, {"env": [{"name": "a", "valueFrom": {}}]}) == {
         "env": [{"name": "a", "valueFrom": {}}, {"name": "b"}]

@@ -178,7 +178,7 @@ def test_an_end_has_its_tone(outcome: Outcome, tone: str) -> None:
     assert found == d.PageState(name=outcome.value, tone=tone, sentence="so it ended", over=True)
 
 
-def test_the_whole_document() -> None:
+def test_the_document_has_the_job_its_curves_and_its_events() -> None:
     clock = Time(WHEN - 60)
     record = JobHistory(clock)
     record.follow(0, NOTHING, ())

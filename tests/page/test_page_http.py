@@ -132,7 +132,7 @@ async def test_another_site_s_name_leads_nowhere(host: str, status: int) -> None
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-async def test_it_is_read_only(method: str) -> None:
+async def test_the_page_is_read_only(method: str) -> None:
     async with local() as (session, url, token), session.request(method, f"{url}state") as answer:
         assert (answer.status, bool(token)) == (405, True)
 

@@ -245,7 +245,7 @@ def test_attention_is_what_it_is_by_hand(tokens: Path) -> None:
     torch.testing.assert_close(attention(x[None])[0], expected)
 
 
-def test_rotary_frequencies_by_kind() -> None:
+def test_rotary_frequencies_follow_the_configs_kind() -> None:
     from llama_model import read_architecture
 
     def frequencies(**changes: Any) -> tuple[float, ...]:
@@ -283,7 +283,7 @@ def test_the_rate_warms_up_and_falls_to_a_tenth(tokens: Path) -> None:
     assert rates == pytest.approx([0.005, 0.01, 0.01, 0.0055, 0.001, 0.001])
 
 
-def test_windows_of_tokens(tmp_path: Path) -> None:
+def test_windows_of_tokens_follow_each_other(tmp_path: Path) -> None:
     raw = tmp_path / "tokens.bin"
     np.arange(40, dtype="<u4").tofile(raw)
     dataset = task_of(raw, architecture=ARCHITECTURE, tokenType="uint32").dataset

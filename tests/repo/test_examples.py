@@ -94,7 +94,7 @@ def test_its_mistakes_are_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
         load_task("own_model:build", {"width": 63})
 
 
-def test_it_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_ones_own_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process, in plain PyTorch, as the page advises."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     task = load_task("own_model:build", {"width": 32, "blocks": 1, "length": 6, "dropout": 0.0})

@@ -25,7 +25,7 @@ def test_without_faults_the_job_ends_as_the_oracle_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_random_faults(batch: int) -> None:
+def test_no_seed_of_random_faults_breaks_the_protocol(batch: int) -> None:
     failed = [v for v in map(run_seed, range(batch * BATCH, (batch + 1) * BATCH)) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed)}" for v in failed)
 

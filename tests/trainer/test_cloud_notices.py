@@ -119,7 +119,7 @@ def test_unknown_words_say_nothing(body: object) -> None:
         cloud_notices.aws_action(ok(body), NOW)
 
 
-def test_news() -> None:
+def test_a_notice_is_news_once_and_its_withdrawal_too() -> None:
     first = CloudNotice(source="S", said="a", message="m", seconds=30.0)
     same = CloudNotice(source="S", said="a", message="m", seconds=28.0)
     other = CloudNotice(source="S", said="b", message="m", seconds=5.0)
@@ -144,7 +144,9 @@ def test_news() -> None:
         ),
     ],
 )
-def test_what_is_wanted(environment: dict[str, str], expected: Wanted | None) -> None:
+def test_which_cloud_is_watched_follows_from_the_environment(
+    environment: dict[str, str], expected: Wanted | None
+) -> None:
     assert wanted(environment) == expected
 
 

@@ -82,7 +82,7 @@ def in_a_minute() -> str:
     return datetime.fromtimestamp(time.time() + 60, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-async def test_aws(caplog: pytest.LogCaptureFixture) -> None:
+async def test_aws_is_asked_again_with_a_new_token_when_the_old_one_expires(caplog: pytest.LogCaptureFixture) -> None:
     async with AwsEndpoint() as aws, watching(aws, Cloud.AWS) as notices:
         await until(lambda: aws.asked[f"GET {ACTION}"] > 2)
         assert notices == []
@@ -244,7 +244,7 @@ async def test_what_goes_wrong_is_said_once(
     assert "the metadata endpoint does not say" in warnings(caplog)[0]
 
 
-async def test_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_endpoint_that_nobody_serves_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     async with Endpoint() as endpoint:
         pass
     async with watching(endpoint, Cloud.AWS):

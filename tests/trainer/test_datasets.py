@@ -181,7 +181,7 @@ def wrong(config): return 7
 """
 
 
-def test_samples_of_ones_own(tmp_path, monkeypatch):
+def test_an_entrypoint_gives_samples_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "own_samples.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     data = dataset_from({"kind": "own", "entrypoint": "own_samples:build", "config": {"size": 5}, "readers": 3})

@@ -140,7 +140,7 @@ def test_numpys_generator_may_be_of_another_kind() -> None:
         np.random.set_bit_generator(before)
 
 
-def test_so_is_a_loss() -> None:
+def test_a_loss_that_draws_from_python_is_refused() -> None:
     def loss(outputs: Parts, targets: Parts) -> torch.Tensor:
         return (outputs[0] - targets[0]).square().mean() * random.random()
 

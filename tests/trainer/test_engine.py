@@ -71,7 +71,7 @@ def owned_weights(job: Job) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("pipelines", [1, 2])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_equals_plain_training(stages: int, pipelines: int, tied: bool) -> None:
+def test_losses_and_weights_are_those_of_plain_pytorch(stages: int, pipelines: int, tied: bool) -> None:
     """Float tolerance: the same sums in another order (stages' norms, pipelines' gradients), a few ulps a step."""
     job = Job(manifest(stages, pipelines, tied=tied)).run()
     spec = job.spec
@@ -110,7 +110,7 @@ def killed_in_step(
 
 
 @pytest.mark.parametrize(("stages", "pipelines"), [(4, 1), (2, 2), (3, 2)])
-def test_kill_at_every_instruction(stages: int, pipelines: int) -> None:
+def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int) -> None:
     killed = killed_in_step(manifest(stages, pipelines), 2, (stages, pipelines))
     assert {f.cell for f in killed} == {Cell(p, s) for p in range(pipelines) for s in range(stages)}
     assert len({f.name for f in killed}) >= 6

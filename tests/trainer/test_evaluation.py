@@ -252,7 +252,7 @@ def test_sums_are_exact_however_the_batches_are_divided() -> None:
         (Goal.MIN, 0.0, [None, 5.0, None], 20, 1),
     ],
 )
-def test_the_best_state(
+def test_the_best_state_is_better_by_the_least_difference(
     goal: Goal, delta: float, values: list[float | None], best_state: int | None, without: int
 ) -> None:
     spec = EvaluationSpec(every_steps=10, goal=goal, min_delta=delta)

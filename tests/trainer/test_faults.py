@@ -90,7 +90,7 @@ def sweep() -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", sweep())
-def test_sigkill_at_an_instruction(
+def test_a_sigkill_at_an_instruction_leaves_the_bits(
     fault: tuple[str, int, int, int, int, int], references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(), tmp_path, monkeypatch, fault)
@@ -108,7 +108,7 @@ def test_a_worker_with_reader_processes_is_killed(
 
 
 @pytest.mark.parametrize("name", ["ScatterGradients", "ReduceGradients", "GatherGradients"])
-def test_sigkill_during_the_reduction(
+def test_a_sigkill_during_the_reduction_leaves_the_bits(
     name: str, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run_with_faults(manifest(2, 2), tmp_path, monkeypatch, (name, 1, 0, 5, 0, signal.SIGKILL))
@@ -253,7 +253,7 @@ def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: Refere
 
 
 @pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
-def test_a_loss_during_healing(
+def test_a_loss_during_healing_leaves_the_bits(
     healer: bool, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The healer dies while it is being filled; or its feeder, between the decision to move the stage and the move."""
@@ -356,18 +356,18 @@ def disturb(seed: int, references: References, folder: Path, *, most: int = 1) -
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_losses(seed: int, references: References, tmp_path: Path) -> None:
+def test_random_losses_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
     disturb(1000 + seed, references, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", soak_seeds())
-def test_soak(seed: int, references: References, tmp_path: Path) -> None:
+def test_random_losses_of_new_seeds_leave_the_bits(seed: int, references: References, tmp_path: Path) -> None:
     disturb(seed, references, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", soak_seeds())
-def test_soak_of_bursts(seed: int, large_references: References, tmp_path: Path) -> None:
+def test_bursts_of_losses_leave_the_bits(seed: int, large_references: References, tmp_path: Path) -> None:
     """8 workers, of which up to 3 go at once."""
     disturb(seed, large_references, tmp_path, most=3)

@@ -38,7 +38,7 @@ def check(folder: Path, records: list[Record]) -> None:
     assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
-def test_roots_are_killed(tmp_path: Path) -> None:
+def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     """The owner of the root cell is killed twice, without notice, in the middle of a step; once another worker is."""
     records = run(tmp_path, "--preempt", "at:6:0", "--preempt", "at:12:0", "--preempt", "at:17:1")
     steps = [record for record in records if isinstance(record, StepRecord)]

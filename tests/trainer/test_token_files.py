@@ -182,7 +182,7 @@ def test_shards_end_with_a_document(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_any_tokenizer_does(tmp_path):
+def test_texts_are_tokenized_by_any_tokenizer_json(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[end]": 0, "a": 1, "b": 70_000}, unk_token="[end]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

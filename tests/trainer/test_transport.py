@@ -62,7 +62,7 @@ def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
         assert not event.frame.tensors[0].requires_grad
 
 
-def test_meta_arrives(net: Net) -> None:
+def test_payloads_arrive_as_they_were_sent(net: Net) -> None:
     a, _, _, b_in = net.pair()
     meta = {"norm": 1.25, "cells": [[0, 1], [2, 3]], "digest": b"\x00\xff", "none": None, "text": "ü"}
     a.send("b", make_frame(kind=FrameKind.READY, payload=meta))
@@ -331,7 +331,7 @@ def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) 
     assert b_in.wait(LinkDown) == [LinkDown("a")]
 
 
-def test_close_flushes(net: Net) -> None:
+def test_closing_sends_what_is_queued(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for index in range(20):
         a.send("b", make_frame(torch.zeros(1 << 20), microbatch=index))

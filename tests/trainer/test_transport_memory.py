@@ -41,7 +41,7 @@ def test_what_the_dead_had_sent_arrives_before_their_links_break() -> None:
     assert b_in.events == []
 
 
-def test_fences_like_tcp() -> None:
+def test_the_memory_transport_fences_as_tcp_does() -> None:
     network = MemoryNetwork()
     b_in = Inbox()
     a, b = network.attach("a", Inbox()), network.attach("b", b_in)

@@ -51,7 +51,7 @@ def test_a_job_trains_for_as_many_steps_as_follow_from_its_data(until: dict[str,
     assert job.state.losses == same.state.losses, "a build that asks for the number of steps gets the same one"
 
 
-def test_what_a_build_sees() -> None:
+def test_a_build_is_told_the_length_as_it_was_given() -> None:
     facts = shown_to_build(parse_manifest(document(until={"epochs": 2})).training)
     assert (facts.steps, facts.epochs, facts.tokens) == (None, 2, None)
     assert facts.steps_with(small_task().dataset) == 3
