@@ -73,6 +73,22 @@ def test_now_and_then_a_forward_is_run_layer_by_layer() -> None:
     assert [b - a for a, b in pairwise(alone)] == [PERIOD, PERIOD]
 
 
+def test_layers_are_as_slow_as_whole_forwards_are_now() -> None:
+    """They are measured in one forward of sixteen only, so most of the measurements are from before a change."""
+    timer = StageTimer()
+    timer.begin([(0, 2)])
+    for seconds in [1.0] * 100 + [3.0] * 20:
+        if timer.begins_forward(0):
+            timer.ran_layer(0, 0, 0.4 * seconds)
+            timer.ran_layer(0, 1, 0.8 * seconds)
+        else:
+            timer.ran_forward(0, seconds)
+        timer.ran_backward(0, 2 * seconds)
+    timer.step_done()
+    (said,) = timer.due(0.0) or ()
+    assert (said.forward, said.each) == (3.0, (1.2, 2.4))
+
+
 class Timed(Stage):
     """Its work takes time of the job's clock; waits take turns of it, too."""
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator import copies
-from bamboo.coordinator.events import Emit, Send
+from bamboo.coordinator import copies, rebalancing
+from bamboo.coordinator.events import Send
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
@@ -89,7 +89,7 @@ def withdraw(turn: Turn) -> None:
 
 def is_untimely(state: CoordinatorState) -> bool:
     """Should a cut that is asked for not be made now?"""
-    balances = state.resplit is not None and state.resplit.balances
+    balances = state.resplit is not None and state.resplit.stages is not None
     return _somebody_leaves(state) or state.stopping is not None or (state.resize is None and not balances)
 
 
@@ -100,15 +100,16 @@ def _somebody_leaves(state: CoordinatorState) -> bool:
 def wish(turn: Turn) -> None:
     """Ask for a cut soon."""
     state, number = turn.state, turn.state.checkpoints.number + 1
-    known, better = state.stragglers, "" if _is_resized(state, turn.now) else state.stragglers.better
+    better = None if _is_resized(state, turn.now) else state.stragglers.better
     turn.set(
         checkpoints=replace(state.checkpoints, number=number),
-        resplit=Resplit(number=number, at=state.step + AHEAD_STEPS, since=turn.now, balances=bool(better)),
-        stragglers=replace(known, better="", uneven=None),
+        resplit=Resplit(
+            number=number, at=state.step + AHEAD_STEPS, since=turn.now, stages=better.stages if better else None
+        ),
+        stragglers=replace(state.stragglers, better=None, uneven=None),
     )
     if better:
-        turn.set(stragglers=replace(turn.state.stragglers, actions=known.actions + 1, acted_at=turn.now))
-        turn.do(Emit("Rebalancing", better))
+        rebalancing.decided(turn, better)
     _ask_root(turn)
 
 
@@ -227,7 +228,8 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     if not staying or any(r.cut_since is not None for r in ready):
         return None  # who is cut off comes back soon, or is declared lost
     live = tuple(state.live(plan).values())
-    beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources)
+    stages = resplit.stages if resplit and not plan.sources else None
+    beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources, stages=stages)
     return resplit_plan(plan, state.spec, work, staying, live, beginning)
 
 

@@ -13,10 +13,13 @@ from bamboo.control.stage_times import StageTimes
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
+from bamboo.planning.backoff import Backoff
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
 from bamboo.planning.resplit import Grid
 from bamboo.planning.speeds import Layers, WorkEstimate
 from bamboo.planning.transitions import PlanningView
+from bamboo.planning.tried_splits import Trial, TriedSplit
+from bamboo.planning.uneven_split import Ranges
 
 KEPT_LOSSES = 2000
 T = TypeVar("T")
@@ -151,7 +154,7 @@ class Resplit:
 
     number: of the wish for a cut, at that step or a later one. asked, asked_at: the root that was told last. cut: once
     a commit has carried the wish. since: when the wish, then the cut, came. held: by worker, the layers of the cut's
-    state that it says it has copies of. balances: the grid stays, and it is for the sake of speed.
+    state that it says it has copies of. stages: for the sake of speed; the grid stays, and everybody its place.
     """
 
     number: int
@@ -161,7 +164,7 @@ class Resplit:
     asked_at: float = 0.0
     cut: CheckpointId | None = None
     held: Mapping[WorkerId, frozenset[int]] = field(default_factory=dict)
-    balances: bool = False
+    stages: Ranges | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,19 +190,24 @@ class StragglerState:
     """What is known of workers' speeds, and what was done (`stragglers`).
 
     slow: also those that are not found yet. estimate: the newest that covers all layers. uneven: since when, and since
-    which step, another split of them is expected to be faster; better: why, once that is for long enough.
-    replaced: what workers took that were replaced, by their layers. actions, acted_at: replacements and splits for the
-    sake of speed, and when the last one was decided. replacements: of these. pause: of the last split, in seconds.
+    which step, another split of them is expected to be faster; better: that split, once it is for long enough.
+    trial: the newest split for the sake of speed, until it is known whether it pays; unpaid: it did not, and the one
+    before it is to be taken again. tried: what steps took with the splits that were measured.
+    replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
+    the sake of speed. replacements: of these. pause: of the last split, in seconds.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
     estimate: WorkEstimate | None = None
     uneven: tuple[float, int] | None = None
-    better: str = ""
+    better: Trial | None = None
+    trial: Trial | None = None
+    unpaid: bool = False
+    tried: tuple[TriedSplit, ...] = ()
     replaced: Mapping[tuple[WorkerId, Layers], float] = field(default_factory=dict)
-    actions: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+    acted_step: int = 0
     replacements: int = 0
-    acted_at: float = 0.0
     looked_at: float = 0.0
     pause: float | None = None
 

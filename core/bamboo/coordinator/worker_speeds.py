@@ -71,10 +71,12 @@ def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
         shares = _shares(plan, owned, stage, state.costs)
         if layers not in found.seconds or shares is None:
             return None
-        ends = stage in (0, len(plan.stages) - 1)
-        reading.append(_reading(owned, stage) * found.seconds[layers] if ends else 0.0)
+        is_end = stage in (0, len(plan.stages) - 1)
+        reading.append(_reading(owned, stage) * found.seconds[layers] if is_end else 0.0)
         costs += (share * (found.seconds[layers] - reading[-1]) for share in shares)
-    return WorkEstimate(tuple(costs), dict(found.slowness), (reading[0], reading[-1] if len(reading) > 1 else 0.0))
+    compared = frozenset(worker for worker, others in found.others.items() if others)
+    ends = (reading[0], reading[-1] if len(reading) > 1 else 0.0)
+    return WorkEstimate(tuple(costs), dict(found.slowness), ends, compared)
 
 
 def _reading(owned: Mapping[Cell, StageTimes], stage: int) -> float:

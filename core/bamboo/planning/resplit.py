@@ -49,11 +49,15 @@ def grid_of(plan: Plan) -> Grid:
 
 
 class Beginning(NamedTuple):
-    """The state that a plan begins with. moved: it is one that workers hold, not a checkpoint of the store."""
+    """The state that a plan begins with. moved: it is one that workers hold, not a checkpoint of the store.
+
+    stages: the layers of each, if that was decided with the cut; it holds as long as everybody keeps its place.
+    """
 
     state: CheckpointId
     sources: Sources
     moved: bool = True
+    stages: Ranges | None = None
 
 
 def holders_of(held: Mapping[WorkerId, Set[int]], layers: int, live: Mapping[WorkerId, Peer]) -> Sources:
@@ -89,13 +93,15 @@ def resplit_plan(
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
+    stages = None
     if keeps_its_seats(plan, {peer.worker for peer in staying}, {peer.worker for peer in live}, grid):
-        begun = msgspec.structs.replace(begun, pipelines=plan.pipelines)
+        begun, stages = msgspec.structs.replace(begun, pipelines=plan.pipelines), beginning.stages
     step, moved = beginning.state.step, beginning.moved
     told = f"the layers are split anew before step {step}" if moved else f"going back again to the state of step {step}"
     return _changed(
-        begun, stages=balanced(begun, spec, work), moved=moved, mixed=plan.mixed and moved, sources=beginning.sources,
-        workers=tuple(live), reason="Resplitting" if moved else "RollingBack", message=f"{told}, for {grid.told}",
+        begun, stages=stages or balanced(begun, spec, work), moved=moved, mixed=plan.mixed and moved,
+        sources=beginning.sources, workers=tuple(live), reason="Resplitting" if moved else "RollingBack",
+        message=f"{told}, for {grid.told}",
     )  # fmt: skip
 
 

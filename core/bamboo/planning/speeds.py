@@ -33,12 +33,13 @@ class Measurement(NamedTuple):
 class WorkEstimate:
     """What layers and workers take. costs: of each layer, counted or in seconds. slowness: of workers; 1 if unknown.
 
-    reading: what the first stage and the last one take on top, for their data.
+    reading: what the first stage and the last one take on top, for their data. compared: those whose slowness is known.
     """
 
     costs: tuple[float, ...]
     slowness: Mapping[WorkerId, float] = field(default_factory=dict)
     reading: tuple[float, float] = (0.0, 0.0)
+    compared: frozenset[WorkerId] = frozenset()
 
     def fixed(self, stages: int) -> list[float]:
         """What does not depend on its layers, of each stage."""

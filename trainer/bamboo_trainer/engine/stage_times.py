@@ -26,13 +26,41 @@ def _kept(most: int) -> "Callable[[], deque[float]]":
 
 
 @dataclass(slots=True)
+class _ByLayer:
+    """One forward that was run layer by layer. after: the whole ones that followed it, until the next such forward."""
+
+    layers: dict[int, float] = field(default_factory=dict)
+    after: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Stage:
-    """Seconds. begun: forwards that the ordinary schedule has begun here."""
+    """Seconds. begun: forwards that the ordinary schedule has begun here. layers: of those that are only computed in
+    advance. by_layer: of the schedule's own.
+    """
 
     forwards: deque[float] = field(default_factory=_kept(KEPT))
     backwards: deque[float] = field(default_factory=_kept(KEPT))
     layers: dict[int, deque[float]] = field(default_factory=dict)
+    by_layer: deque[_ByLayer] = field(default_factory=lambda: deque(maxlen=KEPT_LAYERS))
     begun: int = 0
+
+    def each(self, layers: Sequence[int]) -> tuple[float, ...]:
+        """Of each layer's forward; empty if one was not measured.
+
+        Forwards that are run layer by layer are so rare that the newest ones are from before a change for long. So each
+        counts by its ratio to the whole forwards after it, times what a whole forward takes now.
+        """
+        whole = [one for one in self.by_layer if one.layers.keys() >= set(layers)]
+        if whole:
+            now = median(self.forwards) if self.forwards else None
+            scales = [now / median(one.after) if now and one.after and median(one.after) else 1.0 for one in whole]
+            return tuple(
+                median(one.layers[layer] * scale for one, scale in zip(whole, scales, strict=True)) for layer in layers
+            )
+        if all(self.layers.get(layer) for layer in layers):
+            return tuple(median(self.layers[layer]) for layer in layers)
+        return ()
 
 
 class StageTimer:
@@ -56,13 +84,18 @@ class StageTimer:
         """Of the ordinary schedule. Is it to be run layer by layer, and measured so?"""
         measured = self._of(stage)
         measured.begun += 1
-        return measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
+        by_layer = measured.begun > IGNORED and (measured.begun - IGNORED) % PERIOD == 1
+        if by_layer:
+            measured.by_layer.append(_ByLayer())
+        return by_layer
 
     def ran_forward(self, stage: int, seconds: float) -> None:
         """A whole one, in one piece."""
         measured = self._of(stage)
         if measured.begun > IGNORED:
             measured.forwards.append(seconds)
+            if measured.by_layer:
+                measured.by_layer[-1].after.append(seconds)
 
     def ran_backward(self, stage: int, seconds: float) -> None:
         measured = self._of(stage)
@@ -71,7 +104,11 @@ class StageTimer:
 
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
         """The forward of one layer, alone."""
-        self._of(stage).layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
+        measured = self._of(stage)
+        if measured.by_layer:
+            measured.by_layer[-1].layers[layer] = seconds
+        else:
+            measured.layers.setdefault(layer, deque(maxlen=KEPT_LAYERS)).append(seconds)
 
     def step_done(self) -> None:
         """All of this worker's work on a step: what is told from now on."""
@@ -96,16 +133,15 @@ class StageTimer:
     def _times(self, stage: int, first: int, end: int) -> StageTimes:
         measured = self._stages[stage]
         whole = bool(measured.forwards and measured.backwards)
-        known = all(measured.layers.get(layer) for layer in range(first, end))
         return StageTimes(
             layers=(first, end),
-            forward=_shown(measured.forwards) if whole else 0.0,
-            backward=_shown(measured.backwards) if whole else 0.0,
-            each=tuple(_shown(measured.layers[layer]) for layer in range(first, end)) if known else (),
+            forward=_shown(median(measured.forwards)) if whole else 0.0,
+            backward=_shown(median(measured.backwards)) if whole else 0.0,
+            each=tuple(_shown(seconds) for seconds in measured.each(range(first, end))),
             microbatches=min(len(measured.forwards), len(measured.backwards)),
         )
 
 
-def _shown(seconds: Sequence[float]) -> float:
+def _shown(seconds: float) -> float:
     """To a ten-thousandth: heartbeats are short."""
-    return float(f"{median(seconds):.4g}")
+    return float(f"{seconds:.4g}")

@@ -1,0 +1,123 @@
+"""Model workers of given speeds around the real coordinator: what it does about those that are slow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.control.stage_times import StageTimes
+from bamboo.planning.plan import Cell, CheckpointId
+from world import World
+
+FORWARD, BACKWARD = 0.02, 0.04  # seconds of a layer
+
+
+class Slowed(World):
+    """Workers take the time that `slowness` says by name, and layers that which `work` says, and `backward` on top of
+    it for their backwards; all are 1 otherwise.
+
+    shadows: each worker computes forwards of the next stage in advance.
+    """
+
+    def __init__(self, *grid: int, shadows: bool = True, **options: Any) -> None:
+        self.slowness: dict[str, float] = {}
+        self.work: dict[int, float] = {}
+        self.backward: dict[int, float] = {}
+        self.headroom: dict[str, float] = {}
+        self.reading = 0.0  # seconds of the first stage's forwards
+        self.shadows = shadows
+        super().__init__(*grid, **options)
+
+    def train(self, steps: int, seconds: float | None = None) -> None:
+        """Steps are committed, a second or more apart, and each worker says what it takes; plans are obeyed at once."""
+        for _ in range(steps):
+            self.settle_now()
+            if self.finish:
+                return
+            taken = self.step_seconds() if seconds is None else seconds
+            self.now += max(1.0, taken)
+            for worker, times in self.times().items():
+                beat = protocol.Heartbeat(step=self.state.step, times=times, headroom=self.headroom.get(worker))
+                self.tell(Received(worker, beat))
+            plan, resplit = self.state.plan, self.state.resplit
+            assert plan is not None
+            mark = resplit and resplit.cut is None and self.state.step + 1 >= resplit.at
+            cut = CheckpointId(step=self.state.step + 1, id=f"cut{plan.epoch}")
+            message = protocol.StepCommitted(
+                step=self.state.step, generation=plan.target.generation, loss=1.0, gradient_norm=1.0, microbatches=8,
+                seconds=taken,
+                checkpoint=(resplit.number, cut) if resplit and mark else None,
+            )  # fmt: skip
+            self.tell(Received(plan.at(Cell(0, 0)).owner, message))
+            if mark:
+                self.hold(cut)
+
+    def settle_now(self) -> None:
+        while self.pending:
+            self.deliver()
+
+    def hold(self, cut: CheckpointId) -> None:
+        plan = self.state.plan
+        assert plan is not None
+        for worker in sorted(plan.holders()):
+            stages = [plan.stages[c.stage] for c in plan.cells() if worker in plan.at(c).holders]
+            layers = tuple(sorted({layer for stage in stages for layer in range(*stage)}))
+            self.tell(Received(worker, protocol.StateHeld(checkpoint=cut, layers=layers)))
+
+    def taken(self, worker: str, layers: tuple[int, int], backward: bool = False) -> float:
+        dearer = self.backward if backward else {}
+        work = sum(self.work.get(layer, 1.0) * dearer.get(layer, 1.0) for layer in range(*layers))
+        return self.slowness.get(worker, 1.0) * work
+
+    def times(self) -> Mapping[str, tuple[StageTimes, ...]]:
+        plan = self.state.plan
+        assert plan is not None
+        found: dict[str, tuple[StageTimes, ...]] = {}
+        for cell in plan.cells():
+            layers, (owner, *replicas) = plan.stages[cell.stage], plan.at(cell).holders
+            for worker in [owner, *replicas] if self.shadows else [owner]:
+                owns, whole = worker == owner, self.taken(worker, layers)
+                each = tuple(FORWARD * self.taken(worker, (i, i + 1)) for i in range(*layers))
+                read = self.reading * (cell.stage == 0)
+                one = StageTimes(
+                    layers=layers, each=each if self.shadows else (), forward=(FORWARD * whole + read) * owns,
+                    backward=BACKWARD * self.taken(worker, layers, backward=True) * owns, microbatches=32 * owns,
+                )  # fmt: skip
+                found[worker] = (*found.get(worker, ()), one)
+        return found
+
+    def step_seconds(self) -> float:
+        """As the slowest worker has it."""
+        plan = self.state.plan
+        assert plan is not None
+        cells = [(plan.at(c).owner, plan.stages[c.stage]) for c in plan.cells()]
+        longest = max(FORWARD * self.taken(*c) + BACKWARD * self.taken(*c, backward=True) for c in cells)
+        return longest * 8 / len(plan.pipelines)
+
+    def reasons(self) -> list[str]:
+        mine = (
+            "StragglerFound", "StragglerRecovered", "StragglerReplaced", "Rebalancing", "Rebalanced",
+            "RebalancingDidNotPay",
+        )  # fmt: skip
+        return [e.reason for e in self.told if e.reason in mine]
+
+    def said(self, reason: str) -> list[str]:
+        return [e.message for e in self.told if e.reason == reason]
+
+    def owner(self, stage: int, pipeline: int = 0) -> str:
+        assert self.state.plan is not None
+        return self.state.plan.at(Cell(pipeline, stage)).owner
+
+    def layers(self, worker: str) -> list[int]:
+        """How many layers it runs, stage by stage."""
+        plan = self.state.plan
+        assert plan is not None
+        return [end - first for c in plan.owned_by(worker) for first, end in [plan.stages[c.stage]]]
+
+
+def trained(*grid: int, **options: Any) -> Slowed:
+    world = Slowed(*grid, **options)
+    world.settle()
+    world.train(10)
+    assert world.reasons() == []
+    return world
