@@ -14,7 +14,7 @@ from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
-from bamboo_trainer.transport.payloads import Contribution
+from bamboo_trainer.transport.payloads import Contributed, Contribution
 from sim_arithmetic import Oracle, measured
 
 STATE = "state"
@@ -143,6 +143,11 @@ class StandIn:
         made = [self._a.contribution(layer, step, microbatch, g) for layer, g in zip(self._mine, given, strict=True)]
         forms = tuple(Contribution(module=number, tensors=[("i64", ())]) for number in range(len(made)))
         return Recorded(forms, torch.tensor(made).view(torch.uint8))
+
+    def check_contributed(self, told: Contributed) -> None:
+        for contributions in told.microbatches.values():
+            numbers = [one.module for one in contributions]
+            self._require("modules contributed to", numbers, list(range(len(self._mine))))
 
     def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
         self._require("microbatches contributed", sorted(contributions), list(range(self._a.microbatches)))

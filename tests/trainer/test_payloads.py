@@ -118,6 +118,12 @@ WRONG = {
     "a contribution of negative size": frame(
         FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [-3]], ["f64", [3]]]]]}}, (*FLAT, BYTES)
     ),
+    "a contribution of more than there could be": frame(
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [2**62, 2**62, 0]], ["f32", [3]]]]]}}, (*FLAT, BYTES)
+    ),
+    "a contribution of many dimensions": frame(
+        FrameKind.CONTRIBUTION, {"microbatches": {0: [[1, [["f32", [*[1] * 70, 3]]]]]}}, (*FLAT, BYTES)
+    ),
     "a contribution to nothing": frame(
         FrameKind.CONTRIBUTION, {"microbatches": {0: [[-1, [["f32", [3]]]]]}}, (*FLAT, BYTES)
     ),
@@ -303,3 +309,76 @@ def test_what_does_not_fit_the_stage_is_refused(wrong: Any, message: str, caplog
     assert holding.stage.digest() == digest
     told.run()
     assert told.digests == job(until=-1).digests
+
+
+def normed(until: int) -> Job:
+    """Two pipelines of a model with BatchNorm, stopped at a step, after the first reductions."""
+    paused: list[int] = []
+
+    def decide(job: Job) -> None:
+        if job.state.step == until and not paused:
+            paused.append(job.turns)
+            raise Paused
+
+    document = bamboojob(
+        task={"entrypoint": "running_tasks:build", "config": {}},
+        training=training(3, 12, 3),
+        topology={"stages": 2, "pipelines": 2},
+    )
+    made = Job(document, decide=decide)
+    with suppress(Paused):
+        made.run()
+    return made
+
+
+def misfits(node: Any, step: int) -> list[Frame]:
+    """Frames in the right form that do not fit the stage that w0 runs, or the step's layout."""
+    (cell,) = node.inside.executor.cells
+    stage = node.states[cell.stage].stage
+    half = stage.gradient_size // 2
+    share = (torch.zeros(half),)
+    flat = (torch.zeros(stage.gradient_size - half),) if cell.pipeline else share
+    norm = [["f32", [4]], ["f32", [4]]]
+
+    def made(kind: FrameKind, payload: Any = None, tensors: Any = (), part: int = 1 - cell.pipeline) -> Frame:
+        return Frame(address=Address(kind, *cell, step, 0, part), epoch=1, tensors=tensors, payload=payload)
+
+    def contributed(contributions: Any, size: int = 0, microbatches: Any = (2, 3), **more: Any) -> Frame:
+        payload = {"microbatches": dict.fromkeys(microbatches, contributions)}
+        data = (torch.zeros(size * len(microbatches), dtype=torch.uint8),) if size else ()
+        return made(FrameKind.CONTRIBUTION, payload, (*more.pop("flat", flat), *data), **more)
+
+    return [
+        contributed([[99, norm]], 32),
+        contributed([[0, [["f32", [5]], ["f32", [4]]]]], 36),
+        contributed([[0, [["f32", [4]]]]], 16),
+        contributed([[0, [["f64", [4]], ["f64", [4]]]]], 64),
+        contributed([], microbatches=(2,)),
+        contributed([], microbatches=(0, 1)),
+        contributed([], microbatches=(2, 3, 4)),
+        contributed([], flat=(torch.zeros(3),)),
+        contributed([], flat=flat * 2),
+        contributed([], part=7),
+        contributed([], part=-1),
+        made(FrameKind.RESULT, None, (torch.zeros(half + 1),)),
+        made(FrameKind.RESULT, None, share, part=5),
+        made(FrameKind.TIED, None, (torch.zeros(3),), part=1 - cell.stage),
+        made(FrameKind.TIED, None, (torch.zeros(3),), part=9),
+    ]
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_share_that_does_not_fit_the_step_is_refused(early: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody fails in the middle of a reduction; also if it comes before the step has begun. The right ones follow."""
+    undisturbed, told = normed(until=-1), normed(until=1)
+    node = told.nodes["w0"]
+    wrong = misfits(node, node.engine.step + early)
+    with caplog.at_level(logging.WARNING):
+        for one in wrong:
+            node.engine.handle(Arrived("w1", one))
+        told.run()
+    refused = [text for record in caplog.records if (text := record.getMessage()).startswith("refused a ")]
+    for kind in ("CONTRIBUTION", "RESULT", "TIED"):
+        assert any(text.startswith(f"refused a {kind}") for text in refused)
+    assert early or len(refused) == len(wrong)
+    assert told.digests == undisturbed.digests

@@ -1,5 +1,6 @@
 """A cell's work on one step."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -7,11 +8,15 @@ from torch import Tensor
 
 from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.planning.schedule import Backward, Forward, Instruction, evaluation, last_program, program
+from bamboo_trainer.engine.frame_fit import check_fit
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame
+from bamboo_trainer.transport.payloads import RefusedFrame
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -103,6 +108,17 @@ class CellStep:
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
         self.contributions = {}
+        self._refuse_misfits(stage)
+
+    def _refuse_misfits(self, stage: Stage) -> None:
+        """Drop what came too early to be looked at, and does not fit."""
+        for address, frame in [(a, f) for a, f in self.inbox.items() if a.step == self.step]:
+            try:
+                if self.layout:
+                    check_fit(frame, stage, self.layout)
+            except RefusedFrame as error:
+                logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
+                del self.inbox[address]
 
     def skip_evaluation(self) -> None:
         """The step is committed, so everybody has done its part in the evaluation of the state before it."""
@@ -115,9 +131,14 @@ class CellStep:
         """Of the next instruction in the step's program; below 0 in the evaluation before it."""
         return self.done - self.evaluations
 
-    def accept(self, frame: Frame) -> None:
-        """Keep what is new; the first copy wins."""
+    def accept(self, frame: Frame, stage: Stage | None) -> None:
+        """Keep what is new; the first copy wins. stage: if its state is here. Raises RefusedFrame.
+
+        What comes before the step has begun is looked at when it begins (`start`).
+        """
         address = frame.address
+        if stage and self.layout and address.step == self.step:
+            check_fit(frame, stage, self.layout)
         if address.step >= self.step and address not in self.consumed:
             self.inbox.setdefault(address, frame)
 

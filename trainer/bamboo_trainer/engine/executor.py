@@ -167,7 +167,9 @@ class Executor:
         return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self._steps else None
 
     def accept(self, frame: Frame) -> None:
-        self.cells[frame.address.cell].accept(frame)
+        """Raises RefusedFrame if it does not fit the cell's step."""
+        cell = frame.address.cell
+        self.cells[cell].accept(frame, self._states.here(cell.stage))
 
     # instructions
 

@@ -24,6 +24,7 @@ from bamboo.planning.schedule import (
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.step_report import step_report
 from bamboo_trainer.engine.cell_step import CellStep
+from bamboo_trainer.engine.frame_fit import chunk
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
@@ -33,11 +34,6 @@ from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
-
-
-def chunk(size: int, parts: int, index: int) -> slice:
-    """The index-th of `parts` nearly equal, contiguous chunks of `size` elements."""
-    return slice(size * index // parts, size * (index + 1) // parts)
 
 
 class Instructions:

@@ -95,6 +95,23 @@ class RunningBuffers:
             data += [_bytes(tensor) for tensor in tensors]
         return Recorded(tuple(contributions), _joined(data))
 
+    def check(self, told: Contributed) -> None:
+        """ValueError if a contribution that somebody else tells is to no module of these, or of another form.
+
+        Torch's own modules contribute a mean and a variance; what a module that declares its buffers contributes is
+        known to its update alone.
+        """
+        for contribution in (one for of_one in told.microbatches.values() for one in of_one):
+            if contribution.module >= len(self._found):
+                count = len(self._found)
+                raise ValueError(f"a contribution to module {contribution.module} of {count} with running buffers")
+            forms = self._found[contribution.module][1].forms
+            if forms is not None and [(DTYPES[name], shape) for name, shape in contribution.tensors] != forms:
+                raise ValueError(
+                    f"a contribution {contribution.tensors[:4]} to {self._named(contribution.module)}, "
+                    f"expected {[(_NAMES[dtype], shape) for dtype, shape in forms]}"
+                )
+
     def _named(self, number: int) -> str:
         index, one = self._found[number]
         within = f"{one.path!r} of " if one.path else ""

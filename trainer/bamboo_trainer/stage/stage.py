@@ -42,6 +42,7 @@ from bamboo_trainer.tasks.user_code import (
     seed_forward,
 )
 from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.transport.payloads import Contributed
 
 
 class Stage:
@@ -263,6 +264,10 @@ class Stage:
     def running_size(self) -> int:
         """Bytes of all buffers that forwards contribute to."""
         return self._running.size
+
+    def check_contributed(self, told: Contributed) -> None:
+        """Of another pipeline's forwards: ValueError if it could not be folded into this stage's running buffers."""
+        self._running.check(told)
 
     def folded(self, contributions: Mapping[int, Recorded]) -> Parts:
         """Of all microbatches of this step: the bytes of the running buffers after it; () if the stage has none."""

@@ -182,6 +182,13 @@ class RunningModule:
     def buffers(self) -> dict[str, Tensor]:
         return {name: self.module.get_buffer(name) for name in self.names}
 
+    @property
+    def forms(self) -> list[tuple[torch.dtype, tuple[int, ...]]] | None:
+        """What it contributes each time; None if only its own update knows."""
+        if _declared(self.module) is not None:
+            return None
+        return [(b.dtype, tuple(b.shape)) for name, b in self.buffers.items() if name in _STATISTICS]
+
     def place(self, name: str) -> str:
         """The buffer's name in the layer."""
         return f"{self.path}.{name}" if self.path else name

@@ -16,7 +16,7 @@ from bamboo.history.records import StepRecord
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.planning.plan import Cell, CheckpointId, WorkerId
 from bamboo_trainer.transport.frames import Again, Frame, FrameKind
-from bamboo_trainer.transport.wire import DTYPES
+from bamboo_trainer.transport.wire import DTYPES, MAX_BODY, MAX_DIMENSIONS
 
 MOST_TERMS: Final = 64  # numbers of 53 bits that do not overlap, from the smallest to the largest there are
 Since = list[tuple[Cell, int]]  # the first step in a worker's log, by cell of its own
@@ -234,7 +234,8 @@ def _check_contributed(payload: Contributed, data: tuple[torch.Tensor, ...]) -> 
     """Raises RefusedFrame if the bytes are not those of the tensors that the payload names."""
     told = [one for contributions in payload.microbatches.values() for one in contributions]
     for name, shape in (form for one in told for form in one.tensors):
-        if name not in DTYPES or min(shape, default=0) < 0:
+        spread = math.prod(max(1, size) for size in shape)  # torch counts so, whatever of it is empty
+        if name not in DTYPES or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or spread > MAX_BODY:
             raise RefusedFrame(f"a contribution of {name[:32]!r} {list(shape)[:16]}")
     found, expected = sum(tensor.numel() for tensor in data), sum(one.size for one in told)
     if found != expected:

@@ -1,0 +1,68 @@
+"""Does a peer's share of a stage's gradients, and of what goes with it, fit the cell's step that it is for?
+
+`payloads` looks at what a frame's kind allows. What the stage and the layout say is known here: how many pieces, how
+long they are, and which microbatches they are of. What does not fit would fail in the middle of a reduction.
+"""
+
+import torch
+
+from bamboo.planning.gradient_groups import nodes_of, share_of
+from bamboo.planning.plan import Layout
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.transport.frames import Frame, FrameKind
+from bamboo_trainer.transport.payloads import RefusedFrame
+
+
+def chunk(size: int, parts: int, index: int) -> slice:
+    """The index-th of `parts` nearly equal, contiguous chunks of `size` elements."""
+    return slice(size * index // parts, size * (index + 1) // parts)
+
+
+def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
+    """Raises RefusedFrame. frame: for a cell of this stage, of the step that has this layout."""
+    match frame.address.kind:
+        case FrameKind.CONTRIBUTION:
+            _check_contribution(frame, stage, layout)
+        case FrameKind.RESULT:
+            source = _pipeline(frame, layout)
+            _check_sizes(frame.tensors, [_length(chunk(stage.gradient_size, layout.pipelines, source))])
+        case FrameKind.TIED:
+            other = frame.address.part
+            sizes = [segment.size for segment in stage.tied_segments() for use in segment.uses if use.stage == other]
+            _check_sizes(frame.tensors, sizes)
+
+
+def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
+    source, own = _pipeline(frame, layout), frame.address.pipeline
+    nodes = nodes_of(share_of(layout.split[source], layout.bounds), len(layout.bounds) - 1)
+    data = frame.tensors[len(nodes) :]
+    if len(data) > 1 or any(tensor.dtype != torch.uint8 for tensor in data):
+        raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")
+    length = _length(chunk(stage.gradient_size, layout.pipelines, own))
+    _check_sizes(frame.tensors[: len(nodes)], [length] * len(nodes))
+    told, expected = sorted(frame.payload.microbatches), sorted(layout.split[source])
+    if told != expected:
+        raise RefusedFrame(f"contributions of microbatches {told[:8]}, expected {expected[:8]}")
+    try:
+        stage.check_contributed(frame.payload)
+    except ValueError as error:
+        raise RefusedFrame(str(error)) from error
+
+
+def _pipeline(frame: Frame, layout: Layout) -> int:
+    """Whose share it is."""
+    source = frame.address.part
+    if not 0 <= source < layout.pipelines:
+        raise RefusedFrame(f"a share of pipeline {source}, expected one of {layout.pipelines}")
+    return source
+
+
+def _check_sizes(tensors: tuple[torch.Tensor, ...], expected: list[int]) -> None:
+    sizes = [tensor.numel() for tensor in tensors]
+    if sizes != expected or any(tensor.dtype != torch.float32 for tensor in tensors):
+        raise RefusedFrame(f"pieces of {sizes[:8]} elements, expected {expected[:8]}")
+
+
+def _length(piece: slice) -> int:
+    length: int = piece.stop - piece.start
+    return length
