@@ -353,3 +353,40 @@ def test_a_layer_that_is_sent_declares_with_its_copies() -> None:
     assert torch.equal(copy.mean, torch.ones(2))
     copy.eval()(torch.zeros(3, 2))
     assert torch.equal(copy.mean, torch.ones(2))
+
+
+class Compiled(nn.Module):
+    def __init__(self, fullgraph: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.run = torch.compile(self.body, backend="eager", fullgraph=fullgraph)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_norm_that_is_compiled_as_one_graph_is_refused_with_what_to_do() -> None:
+    layers = (lambda: Compiled(fullgraph=True), nn.Tanh, lambda: nn.Linear(3, 2))
+    stages = chain(small_task(layers=layers), [(0, 3)])
+    with pytest.raises(
+        TaskError, match=r"^layer 0 \(Compiled\) compiles a forward with BatchNorm1d in it.*fullgraph=F"
+    ):
+        one_step(stages, 0)
+    layers = (lambda: Compiled(fullgraph=False), *layers[1:])
+    one_step(stages := chain(small_task(layers=layers), [(0, 3)]), 0)
+    assert state_of(stages)["layers.0.body.1.num_batches_tracked"] == SMALL.microbatches
+
+
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [
+        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)), "weight"),
+        (lambda: nn.utils.spectral_norm(nn.Linear(2, 3)), "weight"),
+        (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))), "0.weight"),
+    ],
+)
+def test_spectral_norm_is_refused_by_name_unless_it_is_frozen(norm: Callable[[], nn.Module], name: str) -> None:
+    with pytest.raises(TaskError, match=rf"^layer 1 \(\w+\) has spectral_norm on {name!r}, .* eval mode"):
+        build_layer(small_task(layers=(nn.Tanh, norm)), 0, 1)
+    one_step(chain(small_task(layers=(lambda: norm().eval(), nn.Tanh, lambda: nn.Linear(3, 2))), [(0, 3)]), 0)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from bamboo_trainer.tasks.capture import Capture, Parts, current
 from bamboo_trainer.tasks.task_errors import TaskError, in_task
@@ -219,6 +221,17 @@ def running_modules(layer: nn.Module) -> list[RunningModule]:
             names = [name for name in (*_STATISTICS, _COUNT) if isinstance(module._buffers.get(name), Tensor)]
             found.append(RunningModule(module, path, tuple(names)))
     return found
+
+
+def spectrally_normed(layer: nn.Module) -> str:
+    """The name of a parameter with torch's spectral_norm, of either kind, that updates its vectors in a forward."""
+    for path, module in layer.named_modules():
+        if isinstance(module, _SpectralNorm) and module.training:
+            return path.replace("parametrizations.", "").rpartition(".")[0]
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm) and module.training:
+                return f"{path}.{hook.name}" if path else hook.name
+    return ""
 
 
 def shared_buffer(one: str, other: str) -> TaskError:

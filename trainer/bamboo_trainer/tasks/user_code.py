@@ -18,7 +18,8 @@ from bamboo.control.protocol import MOST_METRICS
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Dataset, Parts, Task
 from bamboo_trainer.tasks.losses import Sum, checked_name, parted, sum_and_weight
-from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory
+from bamboo_trainer.tasks.running_buffers import running_modules, spectrally_normed
+from bamboo_trainer.tasks.task_errors import TaskError, blamed, in_task, ran_out_of_memory, told
 from bamboo_trainer.transport.wire import DTYPES, unsendable
 
 PASSED: Final = frozenset(d for d in DTYPES.values() if not d.is_complex)  # from layer to layer
@@ -46,6 +47,13 @@ def build_layer(task: Task, seed: int, layer: int, within: AbstractContextManage
     for name, parameter in module.named_parameters():
         if parameter.dtype != torch.float32:
             raise TaskError(f"parameter {layer}.{name} is {parameter.dtype}, expected torch.float32")
+    if normed := spectrally_normed(module):
+        raise TaskError(
+            f"{named_layer(module, layer)} has spectral_norm on {normed!r}, which updates its vectors in each forward, "
+            "so a repeated forward would differ: use torch.nn.utils.parametrizations.orthogonal or weight_norm, put it "
+            "in eval mode, or do the power iteration in a layer of your own whose vectors are declared with "
+            "bamboo_trainer.task.track_buffers"
+        )
     return module
 
 
@@ -98,7 +106,14 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
     except Exception as error:
         if not ran_out_of_memory(error) and _would_write(call, parts):
             raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}") from error
-        raise blamed(named_layer(task_layer, layer), error) from error
+        who = named_layer(task_layer, layer)
+        if _breaks_graph(error) and (normed := running_modules(task_layer)):
+            raise TaskError(
+                f"{who} compiles a forward with {type(normed[0].module).__name__} in it (torch.compile), and torch "
+                "cannot make one graph of what captures its running statistics: leave fullgraph=False, so that the "
+                f"graph breaks there, or compile the modules around the norm: {told(error)}"
+            ) from error
+        raise blamed(who, error) from error
     if _versions(parts) != before:
         raise TaskError(f"{named_layer(task_layer, layer)} {_WRITES}")
     result = (result,) if isinstance(result, Tensor) else result
@@ -110,6 +125,11 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
         if wrong := unsendable(part, PASSED):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
     return result
+
+
+def _breaks_graph(error: Exception) -> bool:
+    """Is it torch.compile's Unsupported? Its module takes a second to import, and is there if somebody compiles."""
+    return type(error).__module__ == "torch._dynamo.exc" and type(error).__name__ == "Unsupported"
 
 
 def named_layer(task_layer: nn.Module, layer: int) -> str:
