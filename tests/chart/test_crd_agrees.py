@@ -54,6 +54,7 @@ WITHOUT_DEFAULT = {
     *("spec.nodePools", "spec.checkpoint", "spec.queue", "spec.failurePolicy.rules", "spec.task.config"),
     *("spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished", "spec.training.maxGradientNorm"),
     *("spec.training.steps", "spec.training.until", "spec.training.evaluation", "spec.training.ema"),
+    "spec.training.lossScale",
     *(f"spec.training.until.{unit}" for unit in ("steps", "samples", "tokens", "epochs")),
     *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
     *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),

@@ -219,7 +219,8 @@ class StandIn:
             self._states[layer] = new
         self.version += 1
 
-    def skip(self) -> None:
+    def skip(self, *, finite: bool) -> None:
+        self._require("finite gradients", finite, True)
         self._require("skipped", self.version in self._a.skipped, True)
         self.version += 1
 

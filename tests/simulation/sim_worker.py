@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
+from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.stage.layer_state import LayerState
@@ -283,7 +284,7 @@ class Node:
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
                 lookahead=around.lookahead,
-                skips=bool(around.oracle.arithmetic.skipped),
+                policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,
             )

@@ -29,9 +29,10 @@ from bamboo.coordinator.events import (
     WorkerLost,
 )
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import NonFinite, ReplicaPlacement
+from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo_trainer.checkpoint.layer_file import decode, encode
+from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components, Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
@@ -322,7 +323,7 @@ class Job:
                 clock=lambda: self.now,
                 lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
-                skips=training.non_finite is NonFinite.SKIP,
+                policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,
                 evaluations=evaluation_schedule(self.task, training),
             )

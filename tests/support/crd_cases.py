@@ -217,6 +217,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.training.gradientGroups: expected only with spec.training.reproducible true",
     ),
     ({"training.gradientGroups": 3}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
+    ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
@@ -230,6 +231,8 @@ RULES: list[tuple[dict[str, Any], str]] = [
 ]
 KEPT: list[dict[str, Any]] = [
     UNTIL,
+    {"training.precision": ABSENT, "training.lossScale": ABSENT},
+    {"training.lossScale": {}},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
@@ -318,6 +321,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     else:
         training.pop("until", None)
         training["steps"] = draw(st.integers(1, 2**31 - 1))
+    if training.get("precision") != "fp16":
+        training.pop("lossScale", None)
     if training.get("reproducible") is False:
         training["gradientGroups"] = None
     if training.get("gradientGroups") is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bamboo.job.spec import LossScaleSpec
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.models import gpt
 from bamboo_trainer.stage.stage import Stage
@@ -19,6 +20,12 @@ from bamboo_trainer.training import TrainingConfig
 TEXT = bytes(range(32, 127)) * 60
 CONFIG = TrainingConfig(seed=3, precision="fp32", max_gradient_norm=0.5, microbatches=3, micro_batch_size=2)
 SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
+
+
+def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> TrainingConfig:
+    """The same in another precision; in fp16 losses are scaled."""
+    scale = LossScaleSpec(initial_power=20, growth_interval=3) if precision == "fp16" else None
+    return replace(config, precision=precision, loss_scale=scale, **changes)
 
 
 def small_gpt(folder: Path, **config: Any) -> Task:
@@ -93,6 +100,9 @@ def one_step(stages: list[Stage], step: int, config=CONFIG) -> float:
     finals = reduce_tied(stages, [work.gradients.total() for work in works])
     norm = math.sqrt(math.fsum(n for s, g in zip(stages, finals, strict=True) for n in s.squared_norms(g)))
     for stage, gradient, work in zip(stages, finals, works, strict=True):
+        if config.loss_scale and not math.isfinite(norm):
+            stage.skip(finite=False)
+            continue
         stage.apply(gradient, norm, *stage.folded(work.contributions))
     losses = works[-1].losses
     return sum(losses[i] for i in range(config.microbatches)) / config.microbatches

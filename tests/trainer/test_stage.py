@@ -17,15 +17,15 @@ from bamboo_trainer.stage.work import is_gradient
 from bamboo_trainer.tasks import user_code
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
-from stage_kit import CONFIG, SPLITS, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
+from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("bf16", 2e-3)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("bf16", 2e-3), ("fp16", 2e-3)])
 def test_a_chain_of_stages_trains_like_plain_pytorch(tmp_path, stages, tied, precision, tolerance):
     """To the bit; the gradient of tied parameters is summed layer by layer, hence a tolerance."""
-    config = replace(CONFIG, precision=precision, max_gradient_norm=None)
+    config = at(precision, max_gradient_norm=None)
     task = small_gpt(tmp_path, dropout=0.1, tieEmbeddings=tied, learningRate=1e-2, warmupSteps=2, steps=6)
     losses, state = reference.train(task, config, 6)
     parts = chain(task, SPLITS[stages], config)

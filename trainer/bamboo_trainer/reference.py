@@ -13,7 +13,7 @@ from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, forward_seed, load_batch, seed_forward, task_loss
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, loss_unit
 
 
 def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], dict[str, Tensor]]:
@@ -24,18 +24,24 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     # A tied parameter goes by its group's first name, as everywhere.
     named = [(firsts.get(id(p), (0, name))[1], p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer = ScheduledOptimizer(task, named)
+    scaler = _scaler(config)
     losses = []
     for step in range(steps):
         model.zero_grad()
-        done = [_microbatch(task, config, layers, step, m) for m in range(config.microbatches)]
+        done = [_microbatch(task, config, layers, (step, m), scaler) for m in range(config.microbatches)]
         whole = sum(one.weight for one in done) or math.nan
+        stepping, scale = _OneStep(optimizer, step), scaler.get_scale()
+        if scaler.is_enabled():
+            scaler.unscale_(stepping)  # type: ignore[arg-type]
         for gradient in [p.grad for _, p in named if done[0].weighted]:
             if gradient is not None:
-                gradient /= whole
+                gradient /= whole / loss_unit(task, config)
         if config.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for _, p in named], config.max_gradient_norm)
-        optimizer.step(step)
-        for module, given in (contributed for one in done for contributed in one.contributed):
+        scaler.step(stepping)  # type: ignore[arg-type]
+        scaler.update()
+        skipped = scaler.get_scale() < scale
+        for module, given in (contributed for one in done for contributed in one.contributed if not skipped):
             apply_at_once(module, given)  # what is declared keeps its values during a step
         losses.append(sum(one.total for one in done) / whole)
     state = {
@@ -44,6 +50,25 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
         for name, tensor in layer.state_dict().items()
     }
     return losses, state
+
+
+def _scaler(config: TrainingConfig) -> torch.amp.GradScaler:
+    """Torch's own, which does nothing if losses are not scaled."""
+    spec = config.loss_scale
+    if spec is None:
+        return torch.amp.GradScaler("cpu", enabled=False)
+    return torch.amp.GradScaler("cpu", init_scale=2.0**spec.initial_power, growth_interval=spec.growth_interval)
+
+
+class _OneStep:
+    """What a GradScaler takes for an optimizer."""
+
+    def __init__(self, optimizer: ScheduledOptimizer, version: int) -> None:
+        self._optimizer, self._version = optimizer, version
+        self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
+
+    def step(self) -> None:
+        self._optimizer.step(self._version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,11 @@ class _Done:
     contributed: Contributed
 
 
-def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], step: int, microbatch: int) -> _Done:
+def _microbatch(
+    task: Task, config: TrainingConfig, layers: list[nn.Module], place: tuple[int, int], scaler: torch.amp.GradScaler
+) -> _Done:
+    """place: step and microbatch."""
+    step, microbatch = place
     parts, targets = load_batch(task, config.samples(step, microbatch, len(task.dataset)))
     capture = Capture()
     for index, layer in enumerate(layers):
@@ -70,5 +99,6 @@ def _microbatch(task: Task, config: TrainingConfig, layers: list[nn.Module], ste
     for _, value in capture.losses:
         loss = loss + share * value
     if loss.requires_grad:
-        (loss / config.microbatches if weight is None else loss).backward()  # type: ignore[no-untyped-call]
+        share_of_step = loss / (config.microbatches if weight is None else loss_unit(task, config))
+        scaler.scale(share_of_step).backward()  # type: ignore[no-untyped-call]
     return _Done(float(loss.detach()), share, weight is not None, capture.contributed)

@@ -1,29 +1,36 @@
 """What the numbers of a training depend on, beside the task."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-from bamboo.job.spec import JobSpec, TrainingSpec, Unit
+from bamboo.job.spec import JobSpec, LossScaleSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import dataset_length
+from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept."""
+    """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
+
+    loss_scale: of the losses that gradients are computed of; only with fp16.
+    """
 
     seed: int
-    precision: str  # "fp32" | "bf16"
+    precision: str  # "fp32" | "bf16" | "fp16"
     max_gradient_norm: float | None
     microbatches: int
     micro_batch_size: int
     ema: float | None = None
+    loss_scale: LossScaleSpec | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ValueError(f'precision must be "fp32" or "bf16", got {self.precision!r}')
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f'precision must be "fp32", "bf16" or "fp16", got {self.precision!r}')
+        if (self.loss_scale is not None) != (self.precision == "fp16"):
+            raise ValueError("a loss_scale belongs to the precision fp16, and to no other")
         if self.microbatches < 1 or self.micro_batch_size < 1:
             raise ValueError("microbatches and micro_batch_size must be at least 1")
         if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
@@ -39,6 +46,7 @@ class TrainingConfig:
             microbatches=training.microbatches,
             micro_batch_size=training.micro_batch_size,
             ema=training.ema,
+            loss_scale=training.scaling,
         )
 
     @property
@@ -47,6 +55,17 @@ class TrainingConfig:
 
     def samples(self, step: int, microbatch: int, length: int) -> tuple[int, ...]:
         return microbatch_samples(self.seed, step, microbatch, self.micro_batch_size, self.global_batch, length)
+
+
+def loss_unit(task: Task, config: TrainingConfig) -> float:
+    """By what losses that are sums over tokens or samples are divided before they are scaled; 1 if they are not scaled.
+
+    About the weight of a whole step, as a power of two. A mean that is scaled is about 1, and so is then a sum: the
+    scales that suit one suit the other.
+    """
+    if config.loss_scale is None:
+        return 1.0
+    return 2.0 ** math.ceil(math.log2(config.global_batch * (tokens_of(task) or 1)))
 
 
 def shown_to_build(training: TrainingSpec) -> TrainingFacts:

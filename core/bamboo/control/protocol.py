@@ -18,6 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 MOST_NUMBER = 1e100
 MOST_METRICS = 64  # of a step, or of an evaluation
+LOSS_SCALE = "loss_scale"  # the metric of a step in fp16
 Number = Annotated[float, msgspec.Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)]  # of fp32, and sums of them
 Metrics = Annotated[dict[Short, Number | None], msgspec.Meta(max_length=MOST_METRICS)]
 MOST_TEXT = 4000  # characters of what a worker says in words

@@ -188,9 +188,11 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
     new = state.counting and step >= max(state.step, state.furthest)
     turn.set(skips=skips, skipped_steps=state.skipped_steps + new)
     in_a_row = next((n for n in range(1, len(skips) + 1) if step - n not in skips), len(skips))
-    what, limit = "loss" if message.loss is None else "gradient", state.spec.training.max_consecutive_skips
-    why = f"the {what} of step {step} is not a finite number"
-    turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=True))
+    limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
+    overflow = message.loss is not None and scale is not None
+    why = f"the {'loss' if message.loss is None else 'gradient'} of step {step} is not a finite number"
+    why += f" with losses scaled by {scale:g}" if overflow else ""
+    turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=not overflow))
     if in_a_row > limit:
         text = f"{why}; more than {count(limit, 'step')} in a row had to be skipped"
         turn.finish(Outcome.FAILED, "TooManySkippedSteps", text)

@@ -74,6 +74,9 @@ def numbers_digest(spec: JobSpec) -> str:
     training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
     if spec.training.ema is None:
         del training["ema"]
+    training["loss_scale"] = spec.training.scaling and asdict(spec.training.scaling)
+    if training["loss_scale"] is None:
+        del training["loss_scale"]
     numbers = [task_digest(spec), training, spec.training.groups]
     return sha256(json.dumps(numbers, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -183,6 +183,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             ema=_ema(f.child("ema")) if f.has("ema") else None,
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
+            loss_scale=_loss_scale(f.child("lossScale")) if f.has("lossScale") else None,
         )
     )
 
@@ -199,6 +200,15 @@ def _until(f: Fields) -> s.Until:
         f.problem("", f"expected exactly one of {', '.join(s.Unit)}, got {got}")
     unit = next(iter(given), s.Unit.STEPS)  # one that does not fit is told already
     return f.closed(s.Until(unit=unit, amount=given.get(unit, 1)))
+
+
+def _loss_scale(f: Fields) -> s.LossScaleSpec:
+    return f.closed(
+        s.LossScaleSpec(
+            initial_power=f.integer("initialPower", 16, low=0, high=s.MOST_SCALE_POWER),
+            growth_interval=f.integer("growthInterval", 2000),
+        )
+    )
 
 
 def _ema(f: Fields) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from bamboo.job.fields import Problem, show
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, Precision
 
 Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
 
@@ -19,6 +19,7 @@ def check_rules(job: JobSpec, problems: list[Problem]) -> None:
 
     _check_batch(job, rule)
     _check_groups(job, rule)
+    _check_precision(job, rule)
     _check_evaluation(job, rule)
     _check_size(job, rule)
     _check_names(job, rule)
@@ -31,6 +32,16 @@ def _check_batch(job: JobSpec, rule: Rule) -> None:
         "spec.training.globalBatchSize",
         f"expected a multiple of {micro} ({t.micro_batch_size}), got {t.global_batch_size}",
         micro,
+    )
+
+
+def _check_precision(job: JobSpec, rule: Rule) -> None:
+    t, precision = job.training, "spec.training.precision"
+    rule(
+        t.loss_scale is None or t.precision is Precision.FP16,
+        "spec.training.lossScale",
+        f"expected only with {precision} fp16",
+        precision,
     )
 
 

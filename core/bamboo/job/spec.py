@@ -16,12 +16,14 @@ MOST_REPLICAS = 3  # of a stage's state
 UNKNOWN_STEPS = 2**31  # more than any job has
 DEFAULT_MANAGER = "bamboo.dev/operator"
 MOST_SKIPS = 1000  # in a row
+MOST_SCALE_POWER = 32
 DEFAULT_GROUPS = 16  # of gradients, at most; each doubling takes one more buffer of the size of a stage's gradient
 
 
 class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class Goal(StrEnum):
@@ -138,6 +140,17 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleSpec:
+    """Of the losses in fp16. initial_power: the first scale is 2 to that power.
+
+    growth_interval: it doubles after so many steps with finite gradients, and halves after one without.
+    """
+
+    initial_power: int = 16
+    growth_interval: int = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """Batch sizes are in samples; the global batch is a multiple of the microbatch.
 
@@ -162,6 +175,7 @@ class TrainingSpec:
     reproducible: bool = True
     gradient_groups: int | None = None
     until: Until | None = None  # None: `steps` is what was said
+    loss_scale: LossScaleSpec | None = None  # None: the default one, in fp16
 
     @property
     def known_steps(self) -> int | None:
@@ -181,6 +195,11 @@ class TrainingSpec:
         if tokens_per_sample is None:
             raise ValueError("training.until counts tokens, but the task does not say its tokens_per_sample")
         return replace(self, steps=_steps(amount, tokens_per_sample * self.global_batch_size))
+
+    @property
+    def scaling(self) -> LossScaleSpec | None:
+        """Of the losses; None: they are not scaled."""
+        return (self.loss_scale or LossScaleSpec()) if self.precision is Precision.FP16 else None
 
     @property
     def microbatches(self) -> int:

@@ -10,9 +10,9 @@ KEPT_STEPS = 3
 class CommitLog:
     """Commits and ready reports by step; remembers the last few, and those that a late replica still needs."""
 
-    def __init__(self, first_step: int) -> None:
-        """first_step: of the states that the workers began with."""
-        self._first_step = first_step
+    def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
+        """first_step: of the states that the workers began with. loss_unit: of losses that are sums (`StepPolicy`)."""
+        self._first_step, self._loss_unit = first_step, loss_unit
         self.commits: dict[int, Commit] = {}
         self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
@@ -55,7 +55,7 @@ class CommitLog:
         cells = [Cell(d, s) for d in range(layout.pipelines) for s in range(stages)]
         if any(cell not in reports for cell in cells):
             return None
-        result = combined([reports[cell] for cell in cells])
+        result = combined([reports[cell] for cell in cells], self._loss_unit)
         return Commit(
             norm=result.norm,
             loss=result.loss,

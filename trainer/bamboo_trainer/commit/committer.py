@@ -21,6 +21,7 @@ from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import ROOT, CheckpointId, Layout, Plan, WorkerId
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.commit.history import History
+from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -45,12 +46,12 @@ class Committer:
         new_id: Callable[[], str],
         history: History,
         *,
-        skips: bool = False,
+        policy: StepPolicy = APPLIES_ALL,
     ) -> None:
-        """new_id: of an attempt to write a checkpoint. skips: steps that are not finite, instead of applying them."""
-        self._new_id, self._history, self._skips = new_id, history, skips
+        """new_id: of an attempt to write a checkpoint."""
+        self._new_id, self._history, self._policy = new_id, history, policy
         self._plan, self._outbox, self._states, self._tell, self._clock = plan, outbox, states, tell, clock
-        self.log = CommitLog(plan.current.first_step)
+        self.log = CommitLog(plan.current.first_step, policy.loss_unit)
         self.step_seconds = Histogram(STEP_SECONDS)
         self.awaited_reports: set[WorkerId] = set()  # of who may know a commit of the root before this one
         self.ends_before: int | None = None  # the step that nobody begins, as the layers are split anew
@@ -72,7 +73,7 @@ class Committer:
             return None
         newest = self._plan.newest
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
-        if commit and self._skips and not (math.isfinite(commit.loss) and math.isfinite(commit.norm)):
+        if commit and self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
         if commit is not None:
             commit = self._marked_for_history(step, commit)

@@ -48,8 +48,11 @@ class StepResult:
     evaluation: dict[str, float]
 
 
-def combined(reports: Sequence[Ready]) -> StepResult:
-    """Of all cells of a step; always the same, in whatever order they came."""
+def combined(reports: Sequence[Ready], loss_unit: float = 1.0) -> StepResult:
+    """Of all cells of a step; always the same, in whatever order they came.
+
+    loss_unit: by what losses that are sums were divided for their backward.
+    """
     losses = [loss for report in reports for loss in report.losses.values()]
     weights = [weight for report in reports for weight in report.weights.values()]
     if weights and len(weights) != len(losses):
@@ -59,7 +62,7 @@ def combined(reports: Sequence[Ready]) -> StepResult:
     for name, terms in (pair for report in reports for pair in report.added.items()):
         added.setdefault(name, []).extend(terms)
     squares = [term for report in reports if report.cell.pipeline == 0 for term in report.squared_norm]
-    scale = quotient([1.0], weights) if weights else 1.0
+    scale = quotient([loss_unit], weights) if weights else 1.0
     metrics = {name: quotient(terms, whole) for name, terms in added.items()}
     metrics |= _quotients([report.metrics for report in reports])
     return StepResult(

@@ -19,6 +19,7 @@ from bamboo_trainer.commit.history import History, NoHistory
 from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
+from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
 from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
@@ -48,7 +49,7 @@ class Ports:
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
-    skips: steps whose loss or gradient is not finite. evaluations: of which states. history: is told of commits.
+    policy: for steps that are not finite. evaluations: of which states. history: is told of commits.
     """
 
     worker: WorkerId
@@ -63,7 +64,7 @@ class Ports:
     clock: Callable[[], float]
     lookahead: int
     on_host: bool = False
-    skips: bool = False
+    policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None
     keep_copies: bool = False
     unwritten: Callable[[], Iterable[Tensor]] = tuple
@@ -107,8 +108,9 @@ class Components:
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
         self.states = StageStates(states.build, ports.on_host, states.begun)
         self.committer = Committer(
-            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history, skips=ports.skips
-        )
+            self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history,
+            policy=ports.policy,
+        )  # fmt: skip
         self.shares = CheckpointShares(
             self.plan, self.states, self.committer.log, states.keep, states.hold, ports.clock
         )

@@ -11,6 +11,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
 from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.tasks.mixed_precision import REDUCED
 from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
 from bamboo_trainer.training import TrainingConfig
@@ -56,6 +57,5 @@ class Evaluator:
 
 def _uncached(device: torch.device, precision: str) -> "torch.autocast | nullcontext[None]":
     """Casts made without a graph must not be found by a forward that needs one."""
-    if precision != "bf16":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+    dtype = REDUCED.get(precision)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()

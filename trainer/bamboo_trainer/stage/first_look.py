@@ -13,7 +13,7 @@ from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.determinism import Call, DeterminismCheck, compare_batches
-from bamboo_trainer.tasks.mixed_precision import forget_casts
+from bamboo_trainer.tasks.mixed_precision import REDUCED, forget_casts
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger
 from bamboo_trainer.tasks.user_code import forward_seed, no_new_parameters, task_loss, unchanged_buffers
@@ -63,7 +63,7 @@ class FirstLook:
 
         Raises TaskError.
         """
-        kept_casts = self._config.precision == "bf16"
+        kept_casts = self._config.precision in REDUCED
         with no_new_parameters(self._layers), unchanged_buffers(self._layers):
             try:
                 with saved_for_backward(self._parameters.holds) as saved:

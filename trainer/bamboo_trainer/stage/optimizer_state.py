@@ -1,13 +1,18 @@
-"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step."""
+"""What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+So is what belongs to a step and to no parameter: the scale of losses in fp16.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from bamboo.job.spec import LossScaleSpec
 from bamboo_trainer.memory.placement import to_host
 from bamboo_trainer.stage.group_numbers import MARK, GroupNumbers, Scalar
+from bamboo_trainer.stage.loss_scale import LossScale
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -30,11 +35,19 @@ class OptimizerState:
     """Names are "state:0.weight:exp_avg".
 
     ema: the decay of the averages of the parameters that are kept beside it, under the key AVERAGE; None: none are.
+    scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale".
     fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
     comes with the first step.
     """
 
-    def __init__(self, parameters: FlatParameters, scheduled: ScheduledOptimizer, ema: float | None = None) -> None:
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        scheduled: ScheduledOptimizer,
+        ema: float | None = None,
+        scaling: LossScaleSpec | None = None,
+        layers: Sequence[int] = (),
+    ) -> None:
         optimizer = scheduled.inner
         self._averages: dict[str, Tensor] = {}  # by slot
         self._slots, self._optimizer = parameters.slots, optimizer
@@ -45,6 +58,8 @@ class OptimizerState:
         self.fixed = optimizer is None or starts_at_zero or type(optimizer) is torch.optim.Adagrad
         if optimizer is not None and starts_at_zero:
             self._create(parameters, optimizer)
+        self._scaling, self._layers = scaling, tuple(layers)
+        self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
         self._decay = ema
         if ema is not None:
             self._averages = {slot.name: slot.parameter.detach().clone() for slot in parameters.slots}
@@ -88,7 +103,12 @@ class OptimizerState:
             scalars[name] = value
         for slot in self._slots:
             scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
-        return scalars
+        return scalars | (self.loss_scale.numbers(self._layers) if self.loss_scale else {})
+
+    def scaled(self, *, finite: bool) -> None:
+        """A step's gradients were computed with the scale. finite: all of them."""
+        if self.loss_scale and self._scaling:
+            self.loss_scale = self.loss_scale.after(finite=finite, growth_interval=self._scaling.growth_interval)
 
     def may_have(self, name: str) -> bool:
         """Is it of a kind that may be there or not, as it comes with a step?"""
@@ -97,6 +117,8 @@ class OptimizerState:
 
     def check_scalars(self, scalars: Mapping[str, Scalar]) -> None:
         """ValueError if they cannot be set."""
+        if self.loss_scale:
+            LossScale.of_numbers(scalars, self._layers)
         self._groups.checked(self._of_groups(scalars))
 
     def prefixes(self) -> tuple[str, ...]:
@@ -140,6 +162,8 @@ class OptimizerState:
                 if name.startswith(prefix) and not name.startswith(f"{prefix}{MARK}"):
                     self._state.setdefault(slot.parameter, {})[name.removeprefix(prefix)] = value
         self._groups.set(self._groups.checked(self._of_groups(scalars)))
+        if self.loss_scale:
+            self.loss_scale = LossScale.of_numbers(scalars, self._layers)
 
     def _of_groups(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
         """By slot and key."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bamboo.control.protocol import LOSS_SCALE
 from bamboo_trainer.memory.placement import contexts_on_host, wait_for
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import ContextSize, is_cast, new_bytes
@@ -26,7 +27,7 @@ from bamboo_trainer.stage.late_copies import LateCopies
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
-from bamboo_trainer.stage.work import NO_GRADIENT, Forwarding, Work, is_gradient
+from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.capture import Capture, capturing
@@ -41,7 +42,7 @@ from bamboo_trainer.tasks.user_code import (
     run_layer,
     seed_forward,
 )
-from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.training import TrainingConfig, loss_unit
 from bamboo_trainer.transport.payloads import Contributed
 
 
@@ -76,7 +77,10 @@ class Stage:
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
-        self._optimizer_state = OptimizerState(self._parameters, self._optimizer, config.ema)
+        self._optimizer_state = OptimizerState(
+            self._parameters, self._optimizer, config.ema, config.loss_scale, tuple(self._layers)
+        )
+        self._weight_unit = loss_unit(task, config)
         self._checkpointed = checkpointed_layers(task)
         snapshot.check(self._parameters, self._optimizer_state)
         self._running = RunningBuffers(self._layers)
@@ -172,6 +176,8 @@ class Stage:
         work.contributions[forwarding.microbatch] = self._running.record(forwarding.contributed)
         work.complete(forwarding, last=self.last)
         if self.last:
+            if scale := self._optimizer_state.loss_scale:
+                work.metrics[forwarding.microbatch] |= {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
         outputs = (p.detach() for p in forwarding.parts)
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
@@ -231,7 +237,7 @@ class Stage:
         """
         assert (gradients is None) == self.last
         self._parameters.bind(work.gradients.target)
-        leaves, given = work.ends(microbatch, gradients, self._config.microbatches)
+        leaves, given = work.ends(microbatch, gradients, self._config.microbatches, self._backward_scale())
         pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
         if pairs:
             layers = f"layers {self._first} to {self._end - 1}"
@@ -244,6 +250,16 @@ class Stage:
         inputs = (NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
         return (*inputs, *work.weight_of(microbatch))
 
+    def _backward_scale(self) -> BackwardScale:
+        scale = self._optimizer_state.loss_scale
+        return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else BackwardScale()
+
+    @property
+    def _unscale(self) -> float:
+        """A power of two: it changes no bit of a gradient, but for numbers that are too small for fp32."""
+        scale = self._optimizer_state.loss_scale
+        return 1.0 / scale.scale if scale else 1.0
+
     def evaluate(self, work: Work, batch: int, inputs: Parts | None) -> Parts:
         """A forward of a batch of the evaluation's data, in eval mode: outputs, or () on the last stage."""
         outputs, found = self._evaluator.run(self.version, batch, inputs, self._reader)
@@ -252,13 +268,13 @@ class Stage:
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
 
     def squared_norms(self, gradient: Tensor) -> list[float]:
-        """Of each parameter's final gradient, in fp64. A tied parameter is told by its lowest stage only."""
+        """Of each parameter's final gradient, unscaled, in fp64. A tied parameter is told by its lowest stage only."""
         gradient = gradient.to(self._device)
         slots = [slot for slot in self._parameters.slots if slot.group not in self._elsewhere]
         if not slots:
             return []
         squares: list[float] = torch.stack([slot.of(gradient).double().square().sum() for slot in slots]).tolist()
-        return squares
+        return [square * self._unscale**2 for square in squares]
 
     @property
     def running_size(self) -> int:
@@ -289,12 +305,13 @@ class Stage:
         gradient = gradient.to(self._device)
         used = self._parameters.used(gradient)
         limit = self._config.max_gradient_norm
-        scale *= 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        scale *= self._unscale * (1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
         self._parameters.bind_final(gradient * scale, used)  # a copy: an optimizer may write to its gradients
         if self._parked:
             self._optimizer_state.fetch(self._device)
         self._optimizer.step(self.version)
         self._optimizer_state.average()
+        self._optimizer_state.scaled(finite=True)
         if self._parked:
             self._optimizer_state.park()
             self.wait()
@@ -309,11 +326,13 @@ class Stage:
         self._digest = None
         self.version += 1
 
-    def skip(self) -> None:
-        """Go to the next version without applying anything: the step's gradients are not finite."""
+    def skip(self, *, finite: bool) -> None:
+        """Go to the next version without applying anything. finite: are its gradients, and only the loss is not?"""
         self._constants.check()
         self._parameters.unbind()
         forget_casts()
+        self._optimizer_state.scaled(finite=finite)
+        self._digest = None
         self.version += 1
 
     def learning_rate(self, step: int) -> float:

@@ -1,5 +1,6 @@
 """The states of stages on this worker: those that it runs, and those that it replicates."""
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,7 +150,7 @@ class StageStates:
         state, stage = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
         if commit.skipped:
-            stage.skip()
+            stage.skip(finite=math.isfinite(commit.norm))
         else:
             stage.apply(gradient, commit.norm, *running, scale=commit.scale)
         stage.wait()

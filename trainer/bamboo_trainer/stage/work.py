@@ -1,7 +1,7 @@
 """What a cell has computed of a step so far, and what crosses the boundary between two stages."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,17 @@ NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
 
 def is_gradient(part: Tensor) -> bool:
     return part.dtype != torch.bool
+
+
+class BackwardScale(NamedTuple):
+    """What a backward begins with instead of 1: for a loss that is a mean, and for one that is a sum."""
+
+    mean: float = 1.0
+    total: float = 1.0
+
+    def of(self, weight: float | None) -> float:
+        """weight: of a sum; None: it is a mean."""
+        return self.mean if weight is None else self.total
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +68,9 @@ class Work:
         if forwarding.weight is not None:
             self.weights[m] = forwarding.weight
 
-    def ends(self, microbatch: int, gradients: Parts | None, microbatches: int) -> tuple[Parts, Ends]:
+    def ends(
+        self, microbatch: int, gradients: Parts | None, microbatches: int, scale: BackwardScale
+    ) -> tuple[Parts, Ends]:
         """The forward's inputs, and where its backward begins: tensors with their gradients. It is used up.
 
         gradients: as `Stage.backward` takes them. microbatches: of the step, whose mean a loss is. Raises ValueError.
@@ -70,10 +83,10 @@ class Work:
         weight = self.weights.get(microbatch)
         if gradients is None:
             floating = [outputs[0] / microbatches if weight is None else outputs[0]]
-            gradients = (torch.ones_like(outputs[0]),)
+            gradients = (torch.full_like(outputs[0], scale.of(weight)),)
         if len(floating) != len(gradients):
             raise ValueError(f"expected {len(floating)} gradients, got {len(gradients)}")
-        counted = 1 / microbatches if weight is None else weight
+        counted = scale.of(weight) * (1 / microbatches if weight is None else weight)
         pairs = list(zip(floating, gradients, strict=True))
         return leaves, [*pairs, *((value, torch.full_like(value, counted)) for value in added)]
 

@@ -1,4 +1,4 @@
-"""Products in bfloat16 with parameters in fp32: `torch.autocast`, with parameters cast once a step.
+"""Products in bfloat16 or float16 with parameters in fp32: `torch.autocast`, with parameters cast once a step.
 
 `torch.autocast` forgets its casts at its end, so every microbatch in flight would keep a copy of all weights for its
 backward. Here they stay until a parameter changes. The gradient of a cast is cast back for each microbatch by itself,
@@ -7,25 +7,31 @@ so the bits are the same.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final
 
 import torch
+
+# What `training.precision` calls them; fp32 is no product of a cast.
+REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """As torch has it; entered per layer, so a parameter that two layers share is cast for each of them."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    dtype = REDUCED.get(precision)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
 @contextmanager
 def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
     """The same, but what was cast inside is found again next time, until `forget_casts`."""
-    if precision != "bf16":
+    reduced = REDUCED.get(precision)
+    if reduced is None:
         yield
         return
     kind = device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
-    torch.set_autocast_dtype(kind, torch.bfloat16)
+    torch.set_autocast_dtype(kind, reduced)
     torch.autocast_increment_nesting()
     try:
         yield

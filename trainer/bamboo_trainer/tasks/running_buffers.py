@@ -227,10 +227,10 @@ def spectrally_normed(layer: nn.Module) -> str:
     """The name of a parameter with torch's spectral_norm, of either kind, that updates its vectors in a forward."""
     for path, module in layer.named_modules():
         if isinstance(module, _SpectralNorm) and module.training:
-            return path.replace("parametrizations.", "").rpartition(".")[0]
+            return str(path).replace("parametrizations.", "").rpartition(".")[0]
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm) and module.training:
-                return f"{path}.{hook.name}" if path else hook.name
+                return f"{path}.{hook.name}" if path else str(hook.name)
     return ""
 
 

@@ -45,10 +45,11 @@ from bamboo.control.protocol import (
     WorkerReady,
 )
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import JobSpec, NonFinite, ReplicaPlacement
+from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
 from bamboo_trainer.commit.history import NoHistory
+from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
@@ -305,7 +306,7 @@ class WorkerAgent:
                 clock=time.monotonic,
                 lookahead=spec.topology.lookahead,
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
-                skips=training.non_finite is NonFinite.SKIP,
+                policy=StepPolicy.of(training, task),
                 keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
                 evaluations=evaluations,
             )

@@ -1,0 +1,282 @@
+"""fp16: losses are scaled as torch.amp.GradScaler does it, with the same bits on any grid and after any loss."""
+
+import functools
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bamboo.control.digests import add_digests
+from bamboo.job.spec import LossScaleSpec
+from bamboo.planning.plan import Cell
+from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.loss_scale import LARGEST, LossScale
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Parts, Task, Weighted, add_loss
+from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, training
+from stage_kit import at, chain, one_step, small_task
+from training_job import Fault, Job
+
+STEPS = 10
+INTERVAL = 3
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**16, LARGEST / 2])
+def test_the_rule_is_that_of_gradscaler(scale: float) -> None:
+    drawn = random.Random(int(math.log2(scale)))
+    theirs, tracker = torch.tensor(scale), torch.tensor(0, dtype=torch.int32)
+    ours = LossScale(scale)
+    for _ in range(300):
+        finite = drawn.random() < 0.85
+        torch._amp_update_scale_(theirs, tracker, torch.tensor(0.0 if finite else 1.0), 2.0, 0.5, INTERVAL)
+        ours = ours.after(finite=finite, growth_interval=INTERVAL)
+        assert (ours.scale, ours.good) == (float(theirs), int(tracker))
+
+
+class Balanced(nn.Linear):
+    """Has a loss of its own."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        out = super().forward(given)
+        add_loss(out.float().square().mean() * 0.01, "balance")
+        return out
+
+
+def loss(config: Mapping[str, Any], outputs: Parts, targets: Parts) -> Tensor | Weighted:
+    """Large enough for gradients to overflow in fp16 at the first scales."""
+    far = (outputs[0] - targets[0]).square() * config.get("steep", 30.0)
+    return Weighted(far.mean() * 2, 2) if config.get("weighted") else far.mean()
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    first = Balanced if config.get("balanced") else nn.Linear
+    return small_task(
+        layers=(lambda: first(2, 3), nn.Tanh, lambda: nn.Linear(3, 3), lambda: nn.Linear(3, 2)),
+        loss=functools.partial(loss, config),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.05),
+        learning_rate=lambda step: 0.05 / (step + 1),
+    )
+
+
+def manifest(stages: int, pipelines: int, task: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    scale = {"growthInterval": INTERVAL, "initialPower": 18}
+    return bamboojob(
+        task={"entrypoint": "test_loss_scale:build", "config": dict(task or {})},
+        training=training(STEPS, 4, 2, precision="fp16", **{"lossScale": scale, **more}),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": "EagerBackward"},
+    )
+
+
+def plainly(task: Task) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """Losses, scales and weights in plain PyTorch, as its documentation has it."""
+    config = TrainingConfig.of(Job(manifest(1, 1)).spec.training)
+    model = nn.Sequential(*(build_layer(task, config.seed, index) for index in range(4)))
+    optimizer = task.optimizer(list(model.named_parameters()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=INTERVAL)
+    losses, scales = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        total = 0.0
+        for m in range(config.microbatches):
+            (x,), targets = task.dataset.batch(config.samples(step, m, len(task.dataset)))
+            with torch.autocast("cpu", torch.float16):
+                out = model(x)
+            one = task.loss((out.float(),), targets) / config.microbatches
+            scaler.scale(one).backward()
+            total += float(one.detach())
+        for group in optimizer.param_groups:
+            group["lr"] = task.learning_rate(step)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(total)
+    return losses, scales, {f"layers.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def weights(job: Job) -> dict[str, Tensor]:
+    stages = [s.stage for node in job.nodes.values() for s in node.states.values() if s.stage and s.owned]
+    return {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+
+
+class Watched(Job):
+    """Remembers the scale of each step, as it is told with the commit."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        self.scales: dict[int, float] = {}
+        super().__init__(*given, **more)
+
+    def _coordinate(self, event: Any) -> None:
+        super()._coordinate(event)
+        if "loss_scale" in self.state.metrics:
+            self.scales[self.state.step - 1] = self.state.metrics["loss_scale"]
+
+
+def finished(job: Job) -> bool:
+    return job.finish is not None and job.finish.reason == "Complete"
+
+
+def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() -> None:
+    losses, scales, expected = plainly(build({}))
+    assert len(set(scales)) > 3, "the test has to have scales that fall"
+    assert any(after > before for before, after in pairwise(scales)), "and that grow"
+    jobs = [Watched(manifest(*grid)).run() for grid in ((1, 1), (2, 1), (4, 2))]
+    for job in jobs:
+        assert finished(job), job.finish
+        assert [job.scales[step] for step in range(STEPS)] == scales
+        assert [job.state.losses[step] for step in range(STEPS)] == pytest.approx(losses, rel=1e-6)
+        skipped = [k for k in range(STEPS - 1) if scales[k + 1] < scales[k]]
+        assert [k for k in job.state.skips if k < STEPS - 1] == skipped
+        torch.testing.assert_close(weights(job), expected, rtol=1e-6, atol=1e-7)
+        assert add_digests(job.digests) == add_digests(jobs[0].digests)
+
+
+@pytest.mark.parametrize("task", [{"balanced": True}, {"weighted": True}, {"balanced": True, "weighted": True}])
+def test_losses_of_layers_and_sums_are_scaled_on_any_grid(task: dict[str, Any]) -> None:
+    jobs = [Watched(manifest(*grid, task, maxGradientNorm=1.0)).run() for grid in ((1, 1), (4, 1), (2, 2))]
+    for job in jobs:
+        assert finished(job), job.finish
+        assert job.state.skips
+        assert (job.scales, job.state.losses) == (jobs[0].scales, jobs[0].state.losses)
+        assert add_digests(job.digests) == add_digests(jobs[0].digests)
+
+
+def test_a_sum_needs_the_scales_of_its_mean() -> None:
+    """Else a sum over thousands of tokens would overflow more often than steps may be skipped in a row."""
+    mean, total = (Watched(manifest(2, 1, {"weighted": kind})).run() for kind in (False, True))
+    assert total.scales == mean.scales
+    torch.testing.assert_close(weights(total), weights(mean), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("grid", [(2, 2), pytest.param((3, 1), marks=pytest.mark.slow)])
+def test_a_kill_at_every_instruction_of_a_step_that_overflows_changes_nothing(grid: tuple[int, int]) -> None:
+    document = manifest(*grid)
+    undisturbed = Job(document).run()
+    step = undisturbed.state.skips[1]
+    assert step < STEPS - 1
+
+    def judge(job: Job) -> None:
+        assert finished(job), job.emitted
+        assert (job.digests, job.state.losses, job.state.skips) == (
+            undisturbed.digests, undisturbed.state.losses, undisturbed.state.skips,
+        )  # fmt: skip
+
+    last = {"Backward", "SyncReplicas", "ReportReady", "OptimizerStep", "ReplicaUpdate"}
+    struck = kill_at_each(document, lambda f: (f.step, f.cell.pipeline) == (step, 0) and f.name in last, judge)
+    assert {"Backward", "OptimizerStep", "ReplicaUpdate"} <= {fault.name for fault in struck}
+
+
+def test_the_scale_is_in_checkpoints_and_goes_on_after_all_workers_are_lost() -> None:
+    document = manifest(2, 1)
+    undisturbed = Watched(document).run()
+    document["spec"]["checkpoint"] = {"storage": {"uri": "file:///nowhere"}, "everySteps": 4}
+    lost: list[int] = []
+
+    def lose_all(job: Job) -> None:
+        if job.state.step == 9 and not lost:
+            lost.append(1)
+            for name in list(job.nodes):
+                job.kill(name)
+
+    job = Watched(document, decide=lose_all).run()
+    assert job.store.read, "it has gone back to a checkpoint"
+    assert (job.digests, job.scales) == (undisturbed.digests, undisturbed.scales)
+
+
+def states(stages: list[Stage]) -> dict[int, LayerState]:
+    return {index: state for stage in stages for index, state in stage.layer_states().items()}
+
+
+def test_the_scale_is_taken_over_by_any_split_and_by_replicas() -> None:
+    task, config = build({}), at("fp16", max_gradient_norm=None)
+    stages = chain(task, [(0, 2), (2, 4)], config)
+    for step in range(5):
+        one_step(stages, step, config)
+    (number,) = {stage._optimizer_state.loss_scale for stage in stages}
+    assert number is not None
+    assert number.scale < 2.0**20
+    others = chain(task, [(0, 1), (1, 4)], config)
+    for stage in others:
+        stage.restore_layers(states(stages))
+        assert stage._optimizer_state.loss_scale == number
+    assert add_digests([stage.share_of_digest() for stage in others]) == add_digests(
+        [stage.share_of_digest() for stage in stages]
+    )
+    replica = Stage(task, 0, [(0, 2), (2, 4)], config)
+    replica.restore(*stages[0].snapshot())
+    assert replica.digest() == stages[0].digest()
+    assert one_step(others, 5, config) == one_step(stages, 5, config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_scale:0.scale": 3.0}, "different loss scales"),
+        ({f"loss_scale:{i}.scale": 3.0 for i in (0, 1)}, "a power of two, got 3.0"),
+        ({f"loss_scale:{i}.scale": math.nan for i in (0, 1)}, "a power of two, got nan|different"),
+        ({f"loss_scale:{i}.good": -1 for i in (0, 1)}, "a number of steps, got -1"),
+        ({"loss_scale:1.good": None}, "different loss scales"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
+    stage = Stage(build({}), 0, [(0, 2), (2, 4)], at("fp16"))
+    parts, meta = stage.snapshot()
+    before = stage.digest()
+    with pytest.raises(ValueError, match=message):
+        stage.restore(parts, {**meta, "scalars": {**meta["scalars"], **changes}})
+    assert stage.digest() == before
+
+
+def infinite(config: Mapping[str, Any]) -> Task:
+    """Of the forward, if told so: a scale has nothing to do with that."""
+
+    def far(outputs: Parts, targets: Parts) -> Tensor:
+        return outputs[0].mean() * (math.inf if config["forward"] else 1e30) + 0 * outputs[0].detach().sum()
+
+    return replace(build({}), loss=far)
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_as_in_any_precision() -> None:
+    document = manifest(2, 1)
+    document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": True}}
+    job = Job(document).run()
+    assert job.finish is not None
+    assert job.finish.reason == "LossNotFinite"
+
+
+def test_gradients_that_overflow_at_every_scale_end_the_job_with_a_clear_reason() -> None:
+    document = manifest(2, 1, maxConsecutiveSkips=4)
+    document["spec"]["task"] = {"entrypoint": "test_loss_scale:infinite", "config": {"forward": False}}
+    job = Job(document).run()
+    assert job.finish is not None
+    assert job.finish.reason == "TooManySkippedSteps"
+    assert job.finish.message == (
+        "the gradient of step 4 is not a finite number with losses scaled by 16384; more than 4 steps in a row had to "
+        "be skipped"
+    )
+    told = [emit for emit in job.emitted if emit.reason == "StepSkipped"]
+    assert len(told) == 5
+    assert not any(emit.warning for emit in told), "an overflow is what the scale is for"
+
+
+def test_a_lost_root_does_not_change_the_scale() -> None:
+    undisturbed = Job(manifest(3, 1)).run()
+    step = undisturbed.state.skips[0]
+    for name in ("ReportReady", "OptimizerStep"):
+        job = Job(manifest(3, 1), (Fault(name, Cell(0, 0), step, after=True),)).run()
+        assert (job.digests, job.state.skips) == (undisturbed.digests, undisturbed.state.skips)
+
+
+def test_a_scale_belongs_to_fp16() -> None:
+    for precision, scale in (("fp16", None), ("bf16", LossScaleSpec())):
+        with pytest.raises(ValueError, match="belongs to the precision fp16"):
+            replace(at("fp32"), precision=precision, loss_scale=scale)
