@@ -252,13 +252,13 @@ async def test_one_that_is_cut_off_goes_on_and_says_so_now_and_then(caplog: pyte
 
 async def test_a_lease_that_somebody_changes_or_deletes() -> None:
     async with two() as (simulation, first, _):
-        simulation.version += 1
-        simulation.lease["metadata"] |= {"labels": {"a": "b"}, "resourceVersion": str(simulation.version)}
+        simulation.lease["metadata"]["labels"] = {"a": "b"}
+        simulation.api.put("leases", simulation.lease)
         await simulation.run(RENEW_SECONDS)
         assert simulation.at_work() == [first]
         assert simulation.lease["metadata"]["labels"] == {"a": "b"}
         await simulation.run(RENEW_SECONDS / 2)
-        simulation.lease = None
+        del simulation.api.all("leases")[PLACE.name]
         await simulation.run(2 * RENEW_SECONDS)
         assert len(simulation.at_work()) == 1, "whoever came first"
 
@@ -267,8 +267,7 @@ async def test_who_is_no_pod_is_waited_for() -> None:
     """A name that cannot be a pod's says nothing about the process; nor does it get into an address."""
     simulation = LeaseSimulation()
     for name in ("../nodes/x", "Laptop", "a pod"):
-        simulation.lease = lease_held_by(PLACE, None, name, NOW)
-        simulation.lease["metadata"]["resourceVersion"] = "0"
+        simulation.api.put("leases", lease_held_by(PLACE, None, name, NOW))
         process = simulation.start("me")
         await simulation.run(DURATION_SECONDS - 1)
         assert simulation.at_work() == []

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Callable
-from copy import deepcopy
 from itertools import count
 from typing import Any
 
 from bamboo.kube.errors import ApiError
 from bamboo_operator.kube.client import TIMEOUT_SECONDS
 from bamboo_operator.kube.lease import Lease, LeaseLost, LeaseName
+from fake_api import FakeApi
 
 PLACE = LeaseName("system", "operator")
 
@@ -21,15 +21,21 @@ class LeaseSimulation:
     def __init__(self) -> None:
         self.now, self.numbers = 0.0, count()
         self.queue: list[tuple[float, int, Process, asyncio.Future[None]]] = []
-        self.lease: dict[str, Any] | None = None
-        self.pods: dict[str, dict[str, Any]] = {}
+        self.api = FakeApi()
         self.processes: list[Process] = []
-        self.version = 0
         self.checks: list[Callable[[], None]] = []
+
+    @property
+    def lease(self) -> dict[str, Any] | None:
+        return self.api.all("leases").get(PLACE.name)
+
+    @property
+    def pods(self) -> dict[str, dict[str, Any]]:
+        return self.api.all("pods")
 
     def start(self, name: str) -> "Process":
         """In a pod of that name."""
-        self.pods[name] = {"metadata": {}, "status": {"phase": "Running"}}
+        self.api.put("pods", {"metadata": {"name": name}, "status": {"phase": "Running"}})
         self.processes.append(Process(self, name))
         return self.processes[-1]
 
@@ -141,33 +147,21 @@ class Process:
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
         await self._reach()
         assert (namespace, name) == ("system", "operator")
-        return deepcopy(self.simulation.lease)
+        return self.simulation.api.read("leases", name) if self.simulation.lease else None
 
     async def create_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()
-        if self.simulation.lease is not None:
-            raise ApiError(409, "AlreadyExists", "it is there")
-        return self._store(lease)
+        return self._wrote(self.simulation.api.create("leases", lease))
 
     async def replace_lease(self, lease: dict[str, Any]) -> dict[str, Any]:
         await self._reach()
-        if self.simulation.lease is None:
-            raise ApiError(404, "NotFound", "it is not there")
-        if lease["metadata"]["resourceVersion"] != self.simulation.lease["metadata"]["resourceVersion"]:
-            raise ApiError(409, "Conflict", "it has changed")
-        return self._store(lease)
+        return self._wrote(self.simulation.api.replace("leases", lease))
 
-    def _store(self, lease: dict[str, Any]) -> dict[str, Any]:
-        self.simulation.version += 1
+    def _wrote(self, lease: dict[str, Any]) -> dict[str, Any]:
         self.writes += 1
-        stored = deepcopy(lease)
-        stored["metadata"]["resourceVersion"] = str(self.simulation.version)
-        self.simulation.lease = stored
-        return deepcopy(stored)
+        return lease
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
         await self._reach()
         assert namespace == "system"
-        if name not in self.simulation.pods:
-            raise ApiError(404, "NotFound", "no such pod")
-        return deepcopy(self.simulation.pods[name])
+        return self.simulation.api.read("pods", name)

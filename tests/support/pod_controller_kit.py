@@ -23,6 +23,7 @@ from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.rolling_change import RollingChange
 from bamboo_operator.pods.worker_templates import WorkerTemplates
+from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 
 
@@ -31,7 +32,7 @@ class Place:
 
     def __init__(self) -> None:
         self.cluster, self.room, self.made = ClusterCache(), 100, 0
-        self.pods: dict[str, dict[str, Any]] = {}
+        self.api = FakeApi()
         self.deleted: list[str] = []
         self.asked: list[str] = []
         self.meanwhile: Callable[[], None] = lambda: None  # while a pod is made
@@ -43,10 +44,13 @@ class Place:
         self.invalid = ""  # why a dry run of a pod fails
         self.kubelets = True  # does anybody end pods that are deleted?
 
+    @property
+    def pods(self) -> dict[str, dict[str, Any]]:
+        return self.api.all("pods")
+
     async def create_pod(self, pod: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(0)
-        if pod["metadata"]["name"] in self.pods:
-            raise ApiError(409, "AlreadyExists", pod["metadata"]["name"])
+        self.api.refuse_taken("pods", pod["metadata"]["name"])
         if self.refusal is not None:
             raise self.refusal
         if len(self.pods) >= self.room:
@@ -66,7 +70,7 @@ class Place:
             raise ApiError(403, "Forbidden", "exceeded quota: pods")
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any]:
-        return copy.deepcopy(self.pods[name])
+        return self.api.read("pods", name)
 
     def put(self, pod: dict[str, Any], uid: str, age: float = 0.0) -> dict[str, Any]:
         made = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
@@ -75,7 +79,7 @@ class Place:
         if pod["spec"].get("schedulingGates"):
             condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
             pod["status"] = {"phase": "Pending", "conditions": [condition]}
-        self.pods[pod["metadata"]["name"]] = pod
+        pod = self.api.put("pods", pod)
         if self.shown:
             self.cluster.pod_event("ADDED", pod)
         return pod
