@@ -45,8 +45,7 @@ def acted(turn: Turn) -> StragglerState:
 
 def decided(turn: Turn, split: Trial) -> None:
     """That one is made now: it is on trial, and what a step took until now is remembered."""
-    plan, known = turn.state.plan, acted(turn)
-    assert plan is not None
+    plan, known = turn.state.current_plan, acted(turn)
     tried = remembering(known.tried, TriedSplit(plan.stages, split.paces, split.before))
     turn.set(stragglers=replace(known, trial=split, tried=tried))
     turn.do(Emit("Rebalancing", split.why))
@@ -85,8 +84,7 @@ def is_settling(state: CoordinatorState) -> bool:
 
 
 def _is_free(state: CoordinatorState) -> bool:
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
     return not (ending or leaving or state.stopping or state.resize or plan.worker_ids() - state.applied)
@@ -102,8 +100,7 @@ def _shortest_wait(state: CoordinatorState) -> float:
 def _judge(turn: Turn) -> None:
     """Once enough steps are measured. If speeds are others by now, nothing can be said of it."""
     state, known = turn.state, turn.state.stragglers
-    plan, trial, work = state.plan, known.trial, known.estimate
-    assert plan is not None
+    plan, trial, work = state.current_plan, known.trial, known.estimate
     if trial is None:
         return
     if plan.stages != trial.stages or work is None:
@@ -133,8 +130,7 @@ def _recent_step(state: CoordinatorState) -> float:
 
 
 def _paces(state: CoordinatorState, work: WorkEstimate) -> Paces:
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     owners = [[plan.at(Cell(d, s)).owner for s in range(len(plan.stages))] for d in range(len(plan.pipelines))]
     return tuple(tuple(work.slowness[w] if w in work.compared else None for w in row) for row in owners)
 
@@ -168,8 +164,7 @@ def _proposal(state: CoordinatorState, slow: Sequence[str]) -> Trial | None:
 
 def _can_move(state: CoordinatorState) -> bool:
     """May layers move at all, is everybody in a place of its own, and has everybody said what it takes?"""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     live = state.live(plan)
     fixed = state.spec.topology.split is not None or len(plan.stages) in (1, plan.stages[-1][1])
     if fixed or not state.step_seconds or not keeps_its_seats(plan, live, live, grid_of(plan)):
@@ -182,8 +177,7 @@ def _estimated(state: CoordinatorState, work: WorkEstimate, before: float) -> tu
 
     None if no split can be better by enough.
     """
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     shares = [len(part) for part in plan.target.split]
     now = _computing(state, work, plan.stages)
     weights = [
@@ -198,8 +192,7 @@ def _estimated(state: CoordinatorState, work: WorkEstimate, before: float) -> tu
 
 def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
     """Can each worker that knows its limit hold what it would have with that split? As if all layers took the same."""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     for worker, record in state.workers.items():
         held = {c.stage for c in plan.cells() if worker in plan.at(c).holders}
         now, then = (sum(end - first for s, (first, end) in enumerate(x) if s in held) for x in (plan.stages, stages))
@@ -210,8 +203,7 @@ def _has_memory(state: CoordinatorState, stages: Ranges) -> bool:
 
 def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> float:
     """Seconds of a step's computing with that split, by the same workers."""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     fixed = work.fixed(len(stages))
     seconds = [fixed[s] + sum(work.costs[first:end]) for s, (first, end) in enumerate(stages)]
     rows = [[t * _slowness(state, work, d, s) for s, t in enumerate(seconds)] for d in range(len(plan.pipelines))]
@@ -219,8 +211,7 @@ def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> f
 
 
 def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage: int) -> float:
-    assert state.plan is not None
-    return work.slowness.get(state.plan.at(Cell(pipeline, stage)).owner, 1.0)
+    return work.slowness.get(state.current_plan.at(Cell(pipeline, stage)).owner, 1.0)
 
 
 def _horizon(state: CoordinatorState) -> int:

@@ -48,8 +48,7 @@ def wants(state: CoordinatorState, now: float) -> bool:
     """Have there been workers for another number of stages for a while, or is another split of the layers better, and
     is nothing else going on?
     """
-    plan, steps = state.plan, state.spec.training.steps
-    assert plan is not None
+    plan, steps = state.current_plan, state.spec.training.steps
     ending = state.step + 2 * AHEAD_STEPS >= steps  # which is to have a checkpoint, too
     busy = ending or state.stopping is not None or bool(state.checkpoints.writers) or len(plan.layouts) > 1
     if busy or known_work(state) is None or not (_is_resized(state, now) or state.stragglers.better):
@@ -131,9 +130,8 @@ def look_after(turn: Turn) -> None:
 
 
 def _ask_root(turn: Turn) -> None:
-    resplit, plan = turn.state.resplit, turn.state.plan
+    resplit, plan = turn.state.resplit, turn.state.current_plan
     assert resplit is not None
-    assert plan is not None
     root = plan.at(ROOT).owner
     turn.set(resplit=replace(resplit, asked=root, asked_at=turn.now))
     turn.do(Send(root, protocol.TakeCheckpoint(number=resplit.number, at=resplit.at, writers=(), hold=True)))
@@ -176,8 +174,7 @@ def next_plan(turn: Turn) -> Plan | None:
 
     While workers move: another one if one of them is lost.
     """
-    plan = turn.state.plan
-    assert plan is not None
+    plan = turn.state.current_plan
     if plan.sources and plan.worker_ids() <= turn.state.workers.keys():
         return None
     return _switch(turn, plan)
@@ -196,8 +193,7 @@ def last_plan(turn: Turn) -> Plan | None:
 
 def is_lost(turn: Turn) -> bool:
     """While workers move: is a layer of the cut gone with those that held it?"""
-    plan = turn.state.plan
-    assert plan is not None
+    plan = turn.state.current_plan
     return not plan.worker_ids() <= turn.state.workers.keys() and _sources(turn.state, plan) is None
 
 

@@ -84,8 +84,7 @@ def _is_familiar(state: CoordinatorState) -> bool:
 
 def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId, Straggler]:
     """Those who are, and since when. Who has not measured its stage yet, or cannot be compared yet, is what it was."""
-    plan, before, times = state.plan, state.stragglers.slow, owned_times(state)
-    assert plan is not None
+    plan, before, times = state.current_plan, state.stragglers.slow, owned_times(state)
     by_costs, slow = by_counted_costs(state), {}
     for cell in plan.cells():
         worker = plan.at(cell).owner
@@ -106,13 +105,12 @@ def _judged(state: CoordinatorState, found: Speeds, now: float) -> dict[WorkerId
 
 def _is_slow(state: CoordinatorState, seen: Straggler, *, known: bool) -> bool:
     """Is it slower by enough, and does it hold the job up by that? Somewhat less is enough for one that was."""
-    assert state.plan is not None
     assert state.usual_step is not None
     if seen.compared:
         limit = STILL_SLOWER if known else SLOWER
     else:
         limit = STILL_SLOWER_BY_COSTS if known else SLOWER_BY_COSTS
-    longer = (seen.seconds - seen.usual) * len(state.plan.target.split[seen.cell.pipeline])
+    longer = (seen.seconds - seen.usual) * len(state.current_plan.target.split[seen.cell.pipeline])
     return seen.seconds >= limit * seen.usual and longer >= NOTICEABLE * state.usual_step * (0.5 if known else 1.0)
 
 
@@ -133,8 +131,7 @@ def _is_alike(*figures: float) -> bool:
 
 
 def _tell(turn: Turn, before: Mapping[WorkerId, Straggler]) -> None:
-    slow, plan = turn.state.stragglers.slow, turn.state.plan
-    assert plan is not None
+    slow, plan = turn.state.stragglers.slow, turn.state.current_plan
     for worker, seen in slow.items():
         if seen.found and not (worker in before and before[worker].found):
             turn.do(Emit("StragglerFound", told(worker, seen), True))
@@ -179,8 +176,7 @@ def _worst(state: CoordinatorState) -> WorkerId | None:
 
 def _has_replacement(turn: Turn) -> bool:
     """Does a worker stand by that is not needed elsewhere?"""
-    state, plan = turn.state, turn.state.plan
-    assert plan is not None
+    state, plan = turn.state, turn.state.current_plan
     owners = [plan.at(cell).owner for cell in plan.cells()]
     enough = state.stragglers.replacements >= wanted_workers(state.spec)
     return not enough and len(set(owners)) == len(owners) and bool(planning_view(state, turn.now).spare())
@@ -188,8 +184,7 @@ def _has_replacement(turn: Turn) -> bool:
 
 def _replace(turn: Turn, worker: WorkerId) -> None:
     """What it took is remembered: if the next one takes as long, it was not the worker."""
-    known, plan = turn.state.stragglers, turn.state.plan
-    assert plan is not None
+    known, plan = turn.state.stragglers, turn.state.current_plan
     seen = known.slow[worker]
     replaced = {**known.replaced, (worker, plan.stages[seen.cell.stage]): seen.seconds}
     turn.set(stragglers=replace(acted(turn), replaced=replaced, replacements=known.replacements + 1))

@@ -14,8 +14,7 @@ LEAST_MICROBATCHES: Final = 8  # that must have been measured
 
 def owned_times(state: CoordinatorState) -> dict[Cell, StageTimes]:
     """Of each cell whose owner has measured it as it is now."""
-    plan = state.plan
-    assert plan is not None
+    plan = state.current_plan
     found = {}
     for cell in plan.cells():
         record = state.workers.get(plan.at(cell).owner)
@@ -36,8 +35,7 @@ def measurements(state: CoordinatorState) -> list[Measurement]:
     A forward that is computed in advance is compared with the owner's, both layer by layer, and counts as if the
     backward were slower or faster by the same factor.
     """
-    plan, owned = state.plan, owned_times(state)
-    assert plan is not None
+    plan, owned = state.current_plan, owned_times(state)
     found = [Measurement(plan.at(c).owner, plan.stages[c.stage], seconds_of(t)) for c, t in owned.items()]
     known = {(m.worker, m.layers) for m in found}
     for stage, layers in enumerate(plan.stages):
@@ -51,8 +49,7 @@ def measurements(state: CoordinatorState) -> list[Measurement]:
 
 def of_replaced(state: CoordinatorState) -> list[Measurement]:
     """Of workers that were replaced, and had run the layers of a stage as it is now."""
-    plan, replaced = state.plan, state.stragglers.replaced.items()
-    assert plan is not None
+    plan, replaced = state.current_plan, state.stragglers.replaced.items()
     return [Measurement(worker, layers, seconds) for (worker, layers), seconds in replaced if layers in plan.stages]
 
 
@@ -63,8 +60,7 @@ def estimate(state: CoordinatorState, found: Speeds) -> WorkEstimate | None:
     layers share its seconds as their forwards do, or, where these are not known one by one, as their counted costs say.
     A backward cannot be told apart by layers; it takes a nearly constant multiple of the forward.
     """
-    plan, owned = state.plan, owned_times(state)
-    assert plan is not None
+    plan, owned = state.current_plan, owned_times(state)
     costs: list[float] = []
     reading: list[float] = []
     for stage, layers in enumerate(plan.stages):
@@ -110,8 +106,7 @@ def by_counted_costs(state: CoordinatorState) -> dict[WorkerId, float]:
 
     For those who cannot be compared otherwise. Empty if too few are measured to say what is usual.
     """
-    plan, costs = state.plan, state.costs
-    assert plan is not None
+    plan, costs = state.current_plan, state.costs
     if costs is None or len(costs) != plan.stages[-1][1]:
         return {}
     paces = {}

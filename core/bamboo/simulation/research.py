@@ -64,7 +64,7 @@ class State(StrEnum):
     RUNNING = "running"
 
 
-class Event(int):
+class QueuedEvent(int):
     """Moment and kind as one number, by which events are ordered; those with the same number in no order of their own.
 
     node: whose event it is. number: of the rendezvous that ends, of the grid that steps.
@@ -75,7 +75,7 @@ class Event(int):
 
 
 @dataclass(slots=True)
-class Node:
+class BilledNode:
     """A node that is there, and so billed."""
 
     created: int
@@ -103,14 +103,14 @@ class Simulation:
     def __init__(self, workload: Workload, events: ResearchHours | Iterable[Moment], options: ResearchOptions) -> None:
         self._workload, self._options = workload, options
         self._patched = KnownBug.DOUBLE_RENDEZVOUS in options.fixed
-        self._heap: list[Event] = []
+        self._heap: list[QueuedEvent] = []
         self._hours = events if isinstance(events, ResearchHours) else None
         if isinstance(events, ResearchHours):
             self._push_moments((0, True, node) for node in events.first())
             self._push(0, Kind.HOUR)
         else:
             self._push_moments(events)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, BilledNode] = {}
         self._state = State.STOPPED
         self._listed: list[str] = []
         self._rendezvous = 0
@@ -161,7 +161,7 @@ class Simulation:
     # nodes
 
     def _push(self, at: int, kind: Kind, node: str = "", number: int = 0) -> None:
-        event = Event(at << 3 | kind)
+        event = QueuedEvent(at << 3 | kind)
         event.node, event.number = node, number
         heapq.heappush(self._heap, event)
 
@@ -169,17 +169,17 @@ class Simulation:
         for at, added, node in moments:
             self._push(at, Kind.ADD if added else Kind.REMOVE, node)
 
-    def _hour(self, now: int, event: Event) -> None:
+    def _hour(self, now: int, event: QueuedEvent) -> None:
         assert self._hours is not None
         self._push(now + HOUR_MS, Kind.HOUR)
         self._push_moments(self._hours.hour(now, list(self._nodes)))
 
-    def _add(self, now: int, event: Event) -> None:
+    def _add(self, now: int, event: QueuedEvent) -> None:
         self._count(now)
-        self._nodes[event.node] = Node(now)
+        self._nodes[event.node] = BilledNode(now)
         self._push(now + CREATION_MS, Kind.READY, event.node)
 
-    def _ready(self, now: int, event: Event) -> None:
+    def _ready(self, now: int, event: QueuedEvent) -> None:
         node = self._nodes.get(event.node)
         if node is None:
             return
@@ -191,7 +191,7 @@ class Simulation:
         else:
             self._waiting += 1
 
-    def _remove(self, now: int, event: Event) -> None:
+    def _remove(self, now: int, event: QueuedEvent) -> None:
         self._count(now)
         node = self._nodes.pop(event.node)
         self._removals.append(now)
@@ -238,7 +238,7 @@ class Simulation:
         wait = GLOBAL_RENDEZVOUS_MS if kind is Kind.GLOBAL else self._workload.local_rendezvous_ms
         self._push(now + wait, kind, number=self._rendezvous)
 
-    def _end_rendezvous(self, now: int, event: Event) -> None:
+    def _end_rendezvous(self, now: int, event: QueuedEvent) -> None:
         """The nodes form a grid, or begin again because one is gone. If nobody is listed, stages stay assigned."""
         if self._patched and event.number != self._rendezvous:
             return
@@ -280,7 +280,7 @@ class Simulation:
         if self._hours is None:
             self._push(self._ends, Kind.STEP, number=self._grid)
 
-    def _step(self, now: int, event: Event) -> None:
+    def _step(self, now: int, event: QueuedEvent) -> None:
         """A step that was slowed down ends later than its event said."""
         if event.number != self._grid or self._ends is None:
             return

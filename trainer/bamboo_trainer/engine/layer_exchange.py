@@ -46,7 +46,7 @@ class LayerExchange:
             if layer not in here and holders:
                 self._wanted[layer] = holders[mine % len(holders)]
         for worker in self.asked():
-            self._ask(worker)
+            self._ask(worker, plan.restore)
 
     def stop(self) -> None:
         """What is on its way is not needed any more."""
@@ -54,14 +54,12 @@ class LayerExchange:
 
     def relinked(self, peer: WorkerId) -> None:
         """What was on its way from that peer may be lost, or the question."""
-        if peer in self._wanted.values():
-            self._ask(peer)
+        if self._plan and self._plan.restore and peer in self._wanted.values():
+            self._ask(peer, self._plan.restore)
 
-    def _ask(self, worker: WorkerId) -> None:
-        assert self._plan is not None
-        assert self._plan.restore is not None
+    def _ask(self, worker: WorkerId, checkpoint: CheckpointId) -> None:
         layers = tuple(sorted(layer for layer, of in self._wanted.items() if of == worker))
-        wanted = LayersWanted(checkpoint=self._plan.restore, layers=layers)
+        wanted = LayersWanted(checkpoint=checkpoint, layers=layers)
         self._send(worker, FrameKind.LAYERS_WANTED, 0, wanted)
 
     def take(self, sender: WorkerId, frame: Frame) -> None:
