@@ -10,7 +10,8 @@ to the operations that `bamboo_trainer.tasks.costs` counts. A third is the forwa
 its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
 """
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -51,6 +52,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "vgg": ("vgg", {"size": "19"}),
     "alexnet": ("alexnet", {"size": "full"}),
 }
+BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, of which one is counted
+T = TypeVar("T")
 PIPELINES = 4  # of the published grids, on spot and on demand
 FORWARD = 1 / 3  # of forward and backward together
 FLOW, MACHINE = 5e9 / 8, 10e9 / 8
@@ -88,9 +91,10 @@ def whole_seconds(workload: Workload, samples: int) -> float:
 def profile_of(workload: Workload) -> Profile:
     model, config = CONFIGS[workload.name]
     samples = microbatch(workload)
-    task = settled(load_task(f"bamboo_trainer.models.{model}:build", config), 0)
-    costs, seconds = layer_costs(task, samples), whole_seconds(workload, samples)
-    sizes = measure(task, _spec(model, config, samples))
+    one, blocks = ({**config, "blocks": 1}, BLOCKS[workload.name]) if workload.name in BLOCKS else (config, 1)
+    task = settled(load_task(f"bamboo_trainer.models.{model}:build", one), 0)
+    costs, seconds = _repeated(layer_costs(task, samples), blocks), whole_seconds(workload, samples)
+    sizes = _repeated(measure(task, _spec(model, one, samples)), blocks)
     layers = tuple(
         Layer(
             forward=_rounded(FORWARD * seconds * cost / sum(costs)),
@@ -117,6 +121,11 @@ def profile_of(workload: Workload) -> Profile:
         published=_published(workload),
         sources=_sources(workload, samples),
     )  # fmt: skip
+
+
+def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
+    """The second layer is one of so many equal ones; there are no others if that is one."""
+    return (*layers[:1], *(layers[1] for _ in range(blocks)), *layers[2:])
 
 
 def _published(workload: Workload) -> Published:

@@ -5,6 +5,7 @@ import os
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
+OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "plot", "events")
+OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 
 
 class SimulationModel(StrEnum):
     """What decides how long a step takes, and what a preemption costs."""
 
+    JOB = "job"
     RESEARCH = "research"
 
 
@@ -53,20 +57,64 @@ class SimulateOptions:
         ),
     ] = None
     trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Instead a recording of nodes, of any form of docs/traces.md.")
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead a recording of nodes, of any form of docs/traces.md. For a job it may be given several times,"
+            " for instance with a recording of prices.",
+        ),
     ] = None
     seeds: Annotated[
-        str, typer.Option(metavar="N|A:B", help="Number of seeds, from 1 on; or the seeds from A to B.")
-    ] = "100"
+        str | None,
+        typer.Option(
+            metavar="N|A:B",
+            help="Number of seeds, from 1 on; or the seeds from A to B.",
+            show_default="100, or 10 for a job",
+        ),
+    ] = None
     start_hour: Annotated[
         int, typer.Option(metavar="H", min=0, max=23, help="Hour of the day at which runs begin.")
     ] = 0
     steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the workload's, if known")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Steps of a run.", show_default="the job's or workload's, if known"),
     ] = None
     hours: Annotated[
-        float | None, typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's")
+        float | None,
+        typer.Option(metavar="H", help="Cut runs after this time.", show_default="the trace's; 24 for a job"),
     ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="Of a job: what `bamboo profile` wrote, or a profile that comes with Bamboo (docs/simulator.md).",
+        ),
+    ] = None
+    replace_rate: Annotated[
+        float,
+        typer.Option(
+            metavar="P", help="Of a job: probability that a node that was taken away is replaced within an hour."
+        ),
+    ] = 0.5
+    notice: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Of a job: notice before made-up preemptions.", show_default="none"),
+    ] = None
+    zones: Annotated[str, typer.Option(metavar="NAMES", help="Of a job: zones of made-up nodes, with commas.")] = (
+        "zone-a"
+    )
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="USD",
+            help="Of a job: price of a spot node and hour.",
+            show_default="the trace's, else the job's, else the profile's",
+        ),
+    ] = None
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a job: draw the runs over time, as PNG.")] = None
+    events: Annotated[
+        bool, typer.Option("--events", help="Of a job: print what happens on standard error; for one run.")
+    ] = False
     without_bug: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,20 +133,37 @@ class SimulateOptions:
 @app.command()
 @grouped
 def simulate(
+    ctx: typer.Context,
+    job: Annotated[Path | None, typer.Argument(metavar="[JOB.yaml]", help="A BambooJob manifest.")] = None,
     model: Annotated[
-        SimulationModel,
-        typer.Option(help="research: the published simulator's. There is no other yet."),
-    ],
+        SimulationModel | None,
+        typer.Option(
+            help="job: the real coordinator, on what a profile says. research: the published simulator's.",
+            show_default="job, if there is one",
+        ),
+    ] = None,
     *,
     options: SimulateOptions,
 ) -> None:
     """Train in virtual time under preemptions: throughput, cost and value, without paying for a node.
 
-    With --model research a run is that of the published Bamboo simulator, with its step times and its random draws;
-    docs/simulator.md says how closely. No job is needed for that. Jobs of your own cannot be simulated yet.
+    A job is run by the coordinator and the plans that would run it; how long everything takes says a profile, which
+    `bamboo profile` measures. Without a job, --model research is the published Bamboo simulator, with its step times
+    and its random draws. docs/simulator.md says how closely both agree with what is known.
+
+    Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
 
     Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
     """
+    chosen = model or (SimulationModel.JOB if job is not None else None)
+    if chosen is None:
+        usage("expected JOB.yaml, or --model research")
+    _check_flags(ctx, chosen)
+    if chosen is SimulationModel.JOB:
+        _simulate_job(job, options)
+        return
+    if job is not None:
+        usage("--model research: expected no job, since it has workloads of its own")
     from bamboo.simulation.figures import SimulationError
     from bamboo.simulation.research_workloads import workload_of
     from bamboo.traces.trace import NodeTraceError
@@ -119,23 +184,20 @@ def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
     assert options.trace is not None
     if options.preempt_rate:
         usage("--preempt-rate: cannot be combined with --trace")
-    trace = read_trace(options.trace)
+    if len(options.trace) > 1:
+        usage("--trace: expected one with --model research")
+    trace = read_trace(options.trace[0])
     wanted = _wanted(workload, options, trace.duration / 3600)
-    return [(os.path.basename(options.trace), spread([simulate_trace(workload, trace, wanted)]))]
+    return [(os.path.basename(options.trace[0]), spread([simulate_trace(workload, trace, wanted)]))]
 
 
 def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
     from bamboo.simulation.figures import spread
     from bamboo.simulation.pool import ResearchRun, simulate_all
 
-    rates = options.preempt_rate or []
-    if not rates:
-        usage("--preempt-rate or --trace: expected one of them")
-    for rate in rates:
-        if not 0 <= rate <= 1:
-            usage(f"--preempt-rate {rate:g}: expected a probability from 0 to 1")
+    rates = _rates(options)
     wanted = _wanted(workload, options, None)
-    seeds = _seeds(options.seeds)
+    seeds = _seeds(options.seeds or "100")
     runs = [
         ResearchRun(workload=workload, seed=seed, rate=rate, start_hour=options.start_hour, options=wanted)
         for rate in rates
@@ -145,6 +207,71 @@ def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
         found = list(simulate_all(runs, options.jobs or os.cpu_count() or 1, progress.done))
     size = len(seeds)
     return [(f"{rate:g}", spread(found[at * size : (at + 1) * size])) for at, rate in enumerate(rates)]
+
+
+def _rates(options: SimulateOptions) -> list[float]:
+    rates = options.preempt_rate or []
+    if not rates:
+        usage("--preempt-rate or --trace: expected one of them")
+    for rate in rates:
+        if not 0 <= rate <= 1:
+            usage(f"--preempt-rate {rate:g}: expected a probability from 0 to 1")
+    return rates
+
+
+def _check_flags(ctx: typer.Context, model: SimulationModel) -> None:
+    """A flag that means nothing with this model is refused, not ignored."""
+    foreign = OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH
+    for name in foreign:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            usage(f"--{name.replace('_', '-')}: cannot be combined with --model {model.value}")
+
+
+def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
+    from bamboo.cli.simulate_job import JobSimulation, simulate
+    from bamboo.simulation.figures import SimulationError, spread
+
+    if job is None:
+        usage("--model job: expected JOB.yaml")
+    if options.profile is None:
+        from bamboo.profiles.files import shipped_names
+
+        known = ", ".join(shipped_names())
+        usage(f"--profile: expected a file that `bamboo profile {job}` writes, or one of {known}")
+    if options.trace and options.preempt_rate:
+        usage("--preempt-rate: cannot be combined with --trace")
+    _check_numbers(options)
+    wanted = JobSimulation(
+        job=job, profile=options.profile, traces=tuple(options.trace or ()),
+        rates=() if options.trace else tuple(_rates(options)), seeds=_seeds(options.seeds or "10"),
+        hours=options.hours, steps=options.steps, replace_rate=options.replace_rate, notice=options.notice,
+        zones=tuple(zone.strip() for zone in options.zones.split(",")), price=options.price, jobs=options.jobs,
+    )  # fmt: skip
+    say = (lambda line: print(line, file=sys.stderr)) if options.events else None
+    results = simulate(wanted, say, lambda runs: _Progress(runs, shown=not options.quiet))
+    if options.plot is not None:
+        from bamboo.simulation.plots import draw
+
+        try:
+            draw(results, f"{job.name} on {options.profile}", options.plot)
+        except SimulationError as error:
+            usage(str(error))
+    _print([(name, spread([run.figures for run in runs])) for name, runs in results], options.output)
+    for name, runs in results:
+        for text in sorted({run.message for run in runs if run.outcome not in ("cut", "Complete")}):
+            print(f"{name}: {sum(run.message == text for run in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
+
+
+def _check_numbers(options: SimulateOptions) -> None:
+    if options.hours is not None and not 0 < options.hours <= 87_600:
+        usage(f"--hours must be more than 0 and at most 87600, not {options.hours:g}")
+    if not 0 <= options.replace_rate <= 1:
+        usage(f"--replace-rate {options.replace_rate:g}: expected a probability from 0 to 1")
+    if options.notice is not None and not 0 <= options.notice <= 86_400:
+        usage(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
+    if options.price is not None and not 0 <= options.price <= 1e6:
+        usage(f"--price {options.price:g}: expected USD from 0 to 1000000")
 
 
 def _wanted(workload: "Workload", options: SimulateOptions, duration: float | None) -> "ResearchOptions":

@@ -1,8 +1,10 @@
 """What a simulated run comes to, whatever simulated it, and means over many runs. Pure."""
 
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 
 class SimulationError(ValueError):
@@ -31,7 +33,13 @@ class Figures:
     steps: int
 
 
-FIGURES = tuple(field.name for field in fields(Figures))
+class Countable(Protocol):
+    """Figures of a run, of whatever model: a dataclass of numbers."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def fatal(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +52,18 @@ class Spread:
     fatal_share: float
 
 
-def spread(runs: Sequence[Figures]) -> Spread:
+def spread(runs: Sequence[Countable]) -> Spread:
     """Of at least one run. The deviation is that of the runs themselves, not an estimate for more of them."""
-    rows = [asdict(run) for run in runs]
-    columns = {name: [float(row[name]) for row in rows] for name in FIGURES}
+    names = [field.name for field in fields(runs[0])]
+    columns = {name: [float(getattr(run, name)) for run in runs] for name in names}
     return Spread(
         runs=len(runs),
         mean={name: statistics.fmean(values) for name, values in columns.items()},
-        deviation={name: statistics.pstdev(values) for name, values in columns.items()},
+        deviation={name: _deviation(values) for name, values in columns.items()},
         fatal_share=sum(run.fatal > 0 for run in runs) / len(runs),
     )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Not a number, as the mean, if one of them is not known."""
+    return math.nan if any(map(math.isnan, values)) else statistics.pstdev(values)

@@ -1,18 +1,26 @@
-"""Many runs of the research model, over the processors of this machine. Results do not depend on how many these are."""
+"""Many runs, of either model, over the processors of this machine. Results do not depend on how many these are."""
 
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from bamboo.simulation.figures import Figures, SimulationError
+from bamboo.simulation.job_record import JobResult
+from bamboo.simulation.job_run import JobRun, model_of, simulate_job
 from bamboo.simulation.research import ResearchOptions, simulate
 from bamboo.simulation.research_events import Moment, ResearchHours
 from bamboo.simulation.research_workloads import Workload
+from bamboo.simulation.step_times import StepModel
+from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Change, Trace
 
 CHUNK = 8  # runs that a process does before it gives them back
+JOB_CHUNK = 2  # the same of runs of a job, which take longer
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +32,15 @@ class ResearchRun:
     rate: float
     start_hour: int
     options: ResearchOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeed:
+    """One run of a job with made-up preemptions. run: its trace does not count."""
+
+    run: JobRun
+    generation: Generation
+    seed: int
 
 
 def simulate_run(run: ResearchRun) -> Figures:
@@ -48,15 +65,32 @@ def simulate_all(runs: Sequence[ResearchRun], jobs: int, done: Callable[[int], N
 
     Raises SimulationError for the first run that cannot be done. Processes end with the iterator, also if it is left.
     """
-    if jobs == 1:
-        for run in runs:
-            yield simulate_run(run)
-            done(1)
+    yield from _in_chunks(_simulate_chunk, runs, (jobs, CHUNK), done)
+
+
+def simulate_jobs(runs: Sequence[JobSeed], jobs: int, done: Callable[[int], None]) -> Iterator[JobResult]:
+    """The same of runs of one job. Raises SimulationError for the first run that cannot be done."""
+    yield from _in_chunks(_simulate_seeds, runs, (jobs, JOB_CHUNK), done)
+
+
+def _in_chunks(
+    simulate_chunk: Callable[[Sequence[T]], list[R]],
+    runs: Sequence[T],
+    at_once: tuple[int, int],
+    done: Callable[[int], None],
+) -> Iterator[R]:
+    """at_once: processes, and runs that a process does before it gives them back."""
+    jobs, size = at_once
+    chunks = [runs[start : start + size] for start in range(0, len(runs), size)]
+    if jobs == 1 or len(chunks) == 1:
+        for chunk in chunks:
+            found = simulate_chunk(chunk)
+            yield from found
+            done(len(found))
         return
     executor = ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), initializer=_leave_signals_to_parent)
     try:
-        chunks = [runs[start : start + CHUNK] for start in range(0, len(runs), CHUNK)]
-        for found in executor.map(_simulate_chunk, chunks):
+        for found in executor.map(simulate_chunk, chunks):
             yield from found
             done(len(found))
     finally:
@@ -65,6 +99,21 @@ def simulate_all(runs: Sequence[ResearchRun], jobs: int, done: Callable[[int], N
 
 def _simulate_chunk(runs: Sequence[ResearchRun]) -> list[Figures]:
     return [simulate_run(run) for run in runs]
+
+
+def _simulate_seeds(runs: Sequence[JobSeed]) -> list[JobResult]:
+    """With one model, since the step times of one run are of use to the next."""
+    model = model_of(runs[0].run)
+    return [_simulate_seed(run, model) for run in runs]
+
+
+def _simulate_seed(one: JobSeed, model: StepModel) -> JobResult:
+    """Raises SimulationError naming rate and seed."""
+    trace = generate(one.generation, one.seed)
+    try:
+        return simulate_job(replace(one.run, trace=trace), model=model)
+    except SimulationError as error:
+        raise SimulationError(f"rate {one.generation.removal:g}, seed {one.seed}: {error}") from None
 
 
 def _leave_signals_to_parent() -> None:

@@ -2,47 +2,61 @@
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from bamboo.simulation.figures import FIGURES, Spread
+from bamboo.simulation.figures import Spread
 
 HEADS = {
-    "preemptions": "PREEMPTIONS", "interval": "INTERVAL H", "lifetime": "LIFETIME H", "fatal": "FATAL",
-    "nodes": "NODES", "throughput": "SAMPLES/S", "usd_per_hour": "USD/H", "value": "VALUE", "hours": "HOURS",
-    "steps": "STEPS",
+    "preemptions": "PREEMPTIONS", "takeovers": "TAKEOVERS", "restores": "RESTORES", "interval": "INTERVAL H",
+    "lifetime": "LIFETIME H", "fatal": "FATAL", "pause": "PAUSE S", "waited": "WAITED H", "nodes": "NODES",
+    "throughput": "SAMPLES/S", "usd_per_hour": "USD/H", "usd": "USD", "value": "VALUE", "goodput": "GOODPUT",
+    "hours": "HOURS", "steps": "STEPS",
 }  # fmt: skip
-DIGITS = {"preemptions": 2, "fatal": 3, "nodes": 2, "throughput": 2, "usd_per_hour": 2, "steps": 0}
+DIGITS = {
+    "preemptions": 2, "takeovers": 2, "restores": 2, "fatal": 3, "pause": 2, "nodes": 2, "throughput": 2,
+    "usd_per_hour": 2, "usd": 2, "steps": 0,
+}  # fmt: skip
 Case = tuple[str, Spread]
 
 
 def simulation_table(cases: Sequence[Case]) -> Table:
-    """A line for each case: means, with standard deviations where there are several runs."""
+    """A line for each of at least one case: means, with standard deviations where there are several runs."""
     shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("CASE", "RUNS", *HEADS.values()):
+    known = [figure for figure in HEADS if figure in cases[0][1].mean]
+    for head in ("CASE", "RUNS", *(HEADS[figure] for figure in known)):
         shown.add_column(head, justify="left" if head == "CASE" else "right")
     for name, found in cases:
-        cells = [_cell(found, figure) for figure in HEADS]
+        cells = [_cell(found, figure) for figure in known]
         shown.add_row(name, str(found.runs), *cells)
     return shown
 
 
 def simulation_documents(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """For programs: each case with the means, deviations and the share of runs with a fatal preemption."""
-    return [{"case": name, **asdict(found)} for name, found in cases]
+    return [_finite({"case": name, **asdict(found)}) for name, found in cases]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no number for what is not known."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def simulation_csv(cases: Sequence[Case]) -> str:
     """A line for each case: name, runs, share of runs with a fatal preemption, mean and deviation of each figure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    columns = [column for figure in FIGURES for column in (figure, f"{figure}_deviation")]
+    names = list(cases[0][1].mean)
+    columns = [column for figure in names for column in (figure, f"{figure}_deviation")]
     writer.writerow(["case", "runs", "fatal_share", *columns])
     for name, found in cases:
-        values = [value for figure in FIGURES for value in (found.mean[figure], found.deviation[figure])]
+        values = [value for figure in names for value in (found.mean[figure], found.deviation[figure])]
         writer.writerow([name, found.runs, found.fatal_share, *values])
     return text.getvalue()
 

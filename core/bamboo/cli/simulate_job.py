@@ -1,0 +1,101 @@
+"""`bamboo simulate JOB.yaml`: from its flags to runs of the job in virtual time."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from bamboo.cli.dispatch import usage
+from bamboo.job.manifest import ManifestError, parse_source
+from bamboo.job.pod_fields import unknown_in_template
+from bamboo.job.spec import wanted_workers
+from bamboo.job.yaml_file import read_manifest_source
+from bamboo.profiles.files import read_profile
+from bamboo.profiles.profile import ProfileError
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job_record import JobResult
+from bamboo.simulation.job_run import JobRun, simulate_job
+from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.traces.files import read_traces
+from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import NodeTraceError, make_trace
+
+HOURS = 24.0  # of made-up preemptions, if nobody says how long
+ZONE = "zone-a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSimulation:
+    """As the user gave it, checked as far as the flags themselves go."""
+
+    job: Path
+    profile: str
+    traces: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: range
+    hours: float | None
+    steps: int | None
+    replace_rate: float
+    notice: float | None
+    zones: tuple[str, ...]
+    price: float | None
+    jobs: int | None
+
+
+class Progress(Protocol):
+    """What tells how far the runs are."""
+
+    def __enter__(self) -> "Progress": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def done(self, runs: int) -> None:
+        """So many more are ready."""
+
+
+def simulate(
+    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int], Progress]
+) -> list[tuple[str, list[JobResult]]]:
+    """Each case with its runs. say: is told what happens, if there is one run. A mistake ends the command."""
+    try:
+        run = _run(wanted)
+        if wanted.traces:
+            trace = read_traces(wanted.traces)
+            name = " + ".join(os.path.basename(path) for path in wanted.traces)
+            return [(name, [simulate_job(replace(run, trace=trace), say)])]
+        generations = [_generation(wanted, run, rate) for rate in wanted.rates]
+        if say is not None:
+            if len(wanted.rates) * len(wanted.seeds) != 1:
+                usage("--events: expected one run; give --trace, or one --preempt-rate and --seeds A:A")
+            trace = generate(generations[0], wanted.seeds[0])
+            return [(f"{wanted.rates[0]:g}", [simulate_job(replace(run, trace=trace), say)])]
+        runs = [JobSeed(run=run, generation=one, seed=seed) for one in generations for seed in wanted.seeds]
+        with progress(len(runs)) as bar:
+            found = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
+    except (SimulationError, NodeTraceError, ProfileError) as error:
+        usage(str(error))
+    size = len(wanted.seeds)
+    return [(f"{rate:g}", found[at * size : (at + 1) * size]) for at, rate in enumerate(wanted.rates)]
+
+
+def _run(wanted: JobSimulation) -> JobRun:
+    try:
+        source = read_manifest_source(str(wanted.job))
+        spec = parse_source(source, unknown_in_template)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
+    if wanted.steps is not None:
+        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+    return JobRun(
+        spec=spec, manifest=source.document, profile=read_profile(wanted.profile), trace=make_trace(),
+        seconds=None if wanted.hours is None else wanted.hours * 3600, price=wanted.price,
+    )  # fmt: skip
+
+
+def _generation(wanted: JobSimulation, run: JobRun, rate: float) -> Generation:
+    zones: Sequence[str] = wanted.zones or (ZONE,)
+    return Generation(
+        nodes=wanted_workers(run.spec), hours=wanted.hours or HOURS, removal=rate, addition=wanted.replace_rate,
+        zones=tuple(zones), notice=wanted.notice,
+    )  # fmt: skip

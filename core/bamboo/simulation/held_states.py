@@ -1,0 +1,110 @@
+"""Which worker holds which state in a simulated job, and how long it takes to bring one somewhere. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from bamboo.planning.plan import Plan, WorkerId
+from bamboo.profiles.profile import Profile
+
+MEGABYTE = 1_000_000
+
+
+class HeldStates:
+    """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
+
+    def __init__(self, profile: Profile, transfer_mbps: int) -> None:
+        self._profile = profile
+        self._rate = min(profile.network.flow, transfer_mbps * MEGABYTE)
+        self._held: dict[WorkerId, set[int]] = {}
+        self._coming: dict[tuple[WorkerId, int], float] = {}  # when the state is there
+
+    def begin(self, plan: Plan) -> None:
+        """Everybody has what the plan says."""
+        self._coming.clear()
+        self._held = {w: set() for w in plan.worker_ids()}
+        for cell in plan.cells():
+            for worker in plan.at(cell).holders:
+                self._held[worker].add(cell.stage)
+
+    def follow(self, plan: Plan, now: float) -> list[tuple[float, WorkerId, int]]:
+        """Forget what nobody is to hold any more; (when, who, stage) of the states that begin to travel now.
+
+        An owner sends one state after the other.
+        """
+        wanted: dict[WorkerId, set[int]] = {}
+        busy: Counter[WorkerId] = Counter()
+        begun: list[tuple[float, WorkerId, int]] = []
+        for cell in plan.cells():
+            assignment = plan.at(cell)
+            for worker in assignment.holders:
+                wanted.setdefault(worker, set()).add(cell.stage)
+        self._held = {w: self._held.get(w, set()) & stages for w, stages in wanted.items()}
+        self._coming = {
+            (w, s): at for (w, s), at in self._coming.items() if s in wanted.get(w, set()) and w in plan.worker_ids()
+        }
+        for cell in plan.cells():
+            assignment = plan.at(cell)
+            self._held[assignment.owner].add(cell.stage)
+            for worker in assignment.replicas:
+                if cell.stage in self._held[worker] or (worker, cell.stage) in self._coming:
+                    continue
+                busy[assignment.owner] += self.state_bytes(plan.stages[cell.stage])
+                at = now + busy[assignment.owner] / self._rate + self._profile.network.latency
+                self._coming[worker, cell.stage] = at
+                begun.append((at, worker, cell.stage))
+        return begun
+
+    def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
+        """Is a state that was to be there at that time still wanted?"""
+        if self._coming.get((worker, stage)) != at:
+            return False
+        del self._coming[worker, stage]
+        self._held.setdefault(worker, set()).add(stage)
+        return True
+
+    def lose(self, worker: WorkerId) -> None:
+        self._held.pop(worker, None)
+        self._coming = {key: at for key, at in self._coming.items() if key[0] != worker}
+
+    def has(self, worker: WorkerId, stage: int) -> bool:
+        return stage in self._held.get(worker, set())
+
+    def of(self, worker: WorkerId) -> set[int]:
+        return self._held.get(worker, set())
+
+    def state_bytes(self, layers: tuple[int, int]) -> int:
+        """Of a range of layers, with what the optimizer remembers."""
+        return self.bytes_of(range(*layers))
+
+    def bytes_of(self, layers: Iterable[int]) -> int:
+        return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
+
+    def beginning(self, plan: Plan) -> dict[WorkerId, float]:
+        """Seconds until each worker has begun with the state that a plan of a new origin names.
+
+        What is in its memory costs nothing, what others have comes over the network, and the rest from the store.
+        """
+        if plan.restore is None:
+            return dict.fromkeys(plan.worker_ids(), 0.0)
+        network, storage = self._profile.network, self._profile.storage
+        received: Counter[WorkerId] = Counter()
+        sent: Counter[WorkerId] = Counter()
+        read: Counter[WorkerId] = Counter()
+        for worker in plan.worker_ids():
+            stages = {cell.stage for cell in plan.cells() if worker in plan.at(cell).holders}
+            for layer in (i for s in sorted(stages) for i in range(*plan.stages[s])):
+                size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
+                if worker in holders:
+                    continue
+                if holders:
+                    source = min(holders, key=lambda holder: (sent[holder], holder))
+                    sent[source] += size
+                    received[worker] += size
+                else:
+                    read[worker] += size
+        slowest = max(sent.values(), default=0) / network.machine
+        return {
+            worker: max(received[worker] / network.flow, slowest if received[worker] else 0.0)
+            + (read[worker] / storage.read + 2 * storage.latency if read[worker] else 0.0)
+            for worker in plan.worker_ids()
+        }

@@ -1,0 +1,164 @@
+"""What a simulated job came to: what is noted while it runs, its figures, and how they went over time. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+BINS = 200  # of a series
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """Of one run. Rates are means over the time since the job was submitted.
+
+    nodes: that were paid for. throughput: samples a second, each counted once. usd_per_hour, usd: nan if a price is not
+    known; value: samples a second for each USD an hour. goodput: the time that the steps would have taken on the whole
+    grid without any disturbance, over the time since training began. preemptions: workers that were taken away, with or
+    without notice. takeovers: cells that moved in the middle of a step, or with notice. restores: times that the job
+    went back to a checkpoint; repeated: steps that it did again. pause: seconds, the mean by which a step was longer in
+    which an owner was lost. waited: hours without a grid. fatal: times that a stage was lost with all its copies.
+    hours: until the last step, or until the time was up.
+    """
+
+    preemptions: int
+    takeovers: int
+    restores: int
+    fatal: int
+    repeated: int
+    pause: float
+    nodes: float
+    throughput: float
+    usd_per_hour: float
+    usd: float
+    value: float
+    goodput: float
+    waited: float
+    hours: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Over time, in bins of equal length, each value a mean over its bin; counts, and seconds of pauses, are sums up to
+    its end.
+
+    hours: at the end of each bin.
+    """
+
+    hours: tuple[float, ...]
+    nodes: tuple[float, ...]
+    throughput: tuple[float, ...]
+    usd_per_hour: tuple[float, ...]
+    value: tuple[float, ...]
+    goodput: tuple[float, ...]
+    preemptions: tuple[int, ...]
+    takeovers: tuple[int, ...]
+    restores: tuple[int, ...]
+    pauses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """outcome: how the job ended, or "cut": the time was up."""
+
+    figures: JobFigures
+    series: Series
+    outcome: str
+    message: str
+
+
+Span = tuple[float, float, float]  # from, until, how much
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """Seconds since the job was submitted. steps: (from, until, how many new ones); usual: seconds of an undisturbed
+    one on the whole grid. nodes, usd: spans of a number, and of USD an hour.
+    """
+
+    samples: int
+    usual: float = 0.0
+    begun: float | None = None
+    steps: list[Span] = field(default_factory=list)
+    nodes: list[Span] = field(default_factory=list)
+    usd: list[Span] = field(default_factory=list)
+    priced: bool = True
+    moments: dict[str, list[float]] = field(default_factory=dict)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    stopped: list[Span] = field(default_factory=list)
+    repeated: int = 0
+    fatal: int = 0
+    _since: float = 0.0
+
+    def note(self, what: str, at: float, count: int = 1) -> None:
+        self.moments.setdefault(what, []).extend([at] * count)
+
+    def paid(self, now: float, nodes: int, usd_per_hour: float | None) -> None:
+        """So many nodes have been paid for since this was said last."""
+        if now > self._since:
+            self.nodes.append((self._since, now, nodes * (now - self._since)))
+            if usd_per_hour is None:
+                self.priced = False
+            else:
+                self.usd.append((self._since, now, usd_per_hour * (now - self._since) / HOUR))
+            self._since = now
+
+    def figures(self, end: float) -> JobFigures:
+        trained = sum(count for _, _, count in self.steps)
+        usd = sum(paid for _, _, paid in self.usd) if self.priced else float("nan")
+        hours, seconds = end / HOUR, max(end, 1e-9)
+        rate, throughput = usd / seconds * HOUR, trained * self.samples / seconds
+        since = end - (self.begun if self.begun is not None else end)
+        counts = Counter({what: len(times) for what, times in self.moments.items()})
+        return JobFigures(
+            preemptions=counts["preemptions"], takeovers=counts["takeovers"], restores=counts["restores"],
+            fatal=self.fatal, repeated=self.repeated,
+            pause=sum(s for _, s in self.pauses) / len(self.pauses) if self.pauses else 0.0,
+            nodes=sum(n for _, _, n in self.nodes) / seconds, throughput=throughput, usd_per_hour=rate, usd=usd,
+            value=throughput / rate if rate else float("nan"),
+            goodput=trained * self.usual / since if since > 0 else 0.0,
+            waited=sum(s for _, _, s in self.stopped) / HOUR, hours=hours, steps=round(trained),
+        )  # fmt: skip
+
+    def series(self, end: float) -> Series:
+        width = max(end, 1e-9) / BINS
+        edges = [width * (i + 1) for i in range(BINS)]
+        throughput = [self.samples * n / width for n in _binned(self.steps, width)]
+        usd = [paid / width * HOUR if self.priced else float("nan") for paid in _binned(self.usd, width)]
+        return Series(
+            hours=tuple(edge / HOUR for edge in edges),
+            nodes=tuple(n / width for n in _binned(self.nodes, width)),
+            throughput=tuple(throughput),
+            usd_per_hour=tuple(usd),
+            value=tuple(t / u if u else float("nan") for t, u in zip(throughput, usd, strict=True)),
+            goodput=tuple(t / self.samples * self.usual for t in throughput),
+            preemptions=_counted(self.moments.get("preemptions", []), edges),
+            takeovers=_counted(self.moments.get("takeovers", []), edges),
+            restores=_counted(self.moments.get("restores", []), edges),
+            pauses=tuple(accumulate(_binned([(at, at, seconds) for at, seconds in self.pauses], width))),
+        )
+
+
+def _binned(spans: Sequence[Span], width: float) -> list[float]:
+    """What belongs to each bin, if it is spread evenly over its span."""
+    found = [0.0] * BINS
+    for begin, end, amount in spans:
+        first, last = min(int(begin / width), BINS - 1), min(int(end / width), BINS - 1)
+        if first == last or end <= begin:
+            found[first] += amount
+            continue
+        for i in range(first, last + 1):
+            upto = end if i == last else (i + 1) * width
+            found[i] += amount * (upto - max(begin, i * width)) / (end - begin)
+    return found
+
+
+def _counted(times: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
+    ordered, counts, place = sorted(times), [], 0
+    for edge in edges:
+        while place < len(ordered) and ordered[place] <= edge * (1 + 1e-12):
+            place += 1
+        counts.append(place)
+    return tuple(counts)

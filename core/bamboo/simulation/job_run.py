@@ -1,0 +1,286 @@
+"""A job in virtual time: the real coordinator decides, and everything else takes the time that a profile says.
+
+The shell of the coordinator beside the operator and the local runner: nodes come and go as a trace says, events go
+through `coordinator.step`, and commands are carried out by simulated workers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator
+from bamboo.coordinator.checkpoints import AHEAD_STEPS, next_one
+from bamboo.coordinator.events import (
+    AddWorkers,
+    Command,
+    Emit,
+    Event,
+    Finish,
+    PreemptionNotice,
+    RemoveWorker,
+    Send,
+    Tick,
+    WorkerLost,
+)
+from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_pipelines
+from bamboo.names import worker_name
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Peer, WorkerId
+from bamboo.profiles.profile import Profile, for_microbatch
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job_record import JobRecord, JobResult
+from bamboo.simulation.job_training import SimulatedTraining
+from bamboo.simulation.node_supply import NodeSupply, SimulatedNode
+from bamboo.simulation.step_times import StepModel
+from bamboo.simulation.virtual_clock import VirtualClock
+from bamboo.traces.trace import Change, NodeChange, Trace
+
+ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
+GRACE_SECONDS: Final = 1.0  # in which a worker that was told to go has ended
+MOST_EVENTS: Final = 50_000_000
+FOREVER: Final = 1e12
+CUT: Final = ("cut", "the time was up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """What is simulated. seconds: after which the run is cut; None: the trace's duration. price: USD an hour of a spot
+    node, instead of what trace, job and profile say.
+    """
+
+    spec: JobSpec
+    manifest: dict[str, Any]
+    profile: Profile
+    trace: Trace
+    seconds: float | None = None
+    price: float | None = None
+
+
+def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
+    """say: gets a line for each thing that happens. model: of another run of this job on this profile, with what it
+    remembers. Raises SimulationError if the job cannot be simulated.
+    """
+    return _Simulation(_simplified(run), model or model_of(run), say).run()
+
+
+def model_of(run: JobRun) -> StepModel:
+    """Raises SimulationError if the job cannot be simulated."""
+    simple = _simplified(run)
+    return StepModel(simple.profile, simple.spec)
+
+
+def _simplified(run: JobRun) -> JobRun:
+    """Without what takes no time in the model. Raises SimulationError."""
+    training = replace(run.spec.training, evaluation=None, until=None)
+    if training.steps == UNKNOWN_STEPS:
+        raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
+    checkpoint = run.spec.checkpoint and replace(run.spec.checkpoint, keep_best=False)
+    spec = replace(run.spec, training=training, checkpoint=checkpoint)
+    return replace(run, spec=spec, profile=for_microbatch(run.profile, training.micro_batch_size))
+
+
+@dataclass(slots=True)
+class _SimulatedWorker:
+    node: SimulatedNode
+    joined: bool = False
+    alive: bool = True
+
+
+class _Simulation:
+    def __init__(self, run: JobRun, model: StepModel, say: Callable[[str], None] | None) -> None:
+        self._run, self._spec, self._model, self._say = run, run.spec, model, say
+        self._clock = VirtualClock()
+        self._record = JobRecord(samples=run.spec.training.global_batch_size, usual=self._usual_step())
+        self._supply = NodeSupply(run.trace, run.spec.node_pools, run.profile.prices, run.price)
+        self._training = SimulatedTraining(
+            self._clock, self._model, run.spec, self._record, tell=self._tell, most=self._most_steps
+        )
+        self._workers: dict[WorkerId, _SimulatedWorker] = {}
+        self._by_node: dict[str, WorkerId] = {}
+        self._waiting: list[float] = []  # since when workers are asked for
+        self._ticking, self._tick_seconds = False, SHORTEST_TICK
+        self._finish: Finish | None = None
+        self._over = False
+        self._paid = (0, self._supply.usd_per_hour(0.0))
+        self._state = coordinator.initial(
+            run.spec, run.manifest, secret="simulation", save_path=None, now=0.0, heartbeat_timeout=FOREVER
+        )
+
+    def _usual_step(self) -> float:
+        """On the whole grid that the job asks for, with nothing lost. Raises SimulationError if there is none."""
+        spec = self._spec
+        pipelines = min(wanted_pipelines(spec), spec.training.most_pipelines)
+        try:
+            ranges = layer_ranges(self._run.profile.costs, spec.topology)
+        except ValueError as error:
+            raise SimulationError(f"{error} (of the profile {self._run.profile.name})") from None
+        peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(pipelines * len(ranges))]
+        plan = initial_plan(peers, ranges, pipelines, spec.training, spec.redundancy)
+        return self._model.seconds(plan, plan.target)
+
+    def run(self) -> JobResult:
+        trace = self._run.trace
+        seconds = self._run.seconds if self._run.seconds is not None else trace.duration
+        self._clock.at(seconds, self._cut)
+        for change in trace.changes:
+            if change.change is Change.REMOVE and change.notice:
+                self._clock.at(change.at - change.notice, partial(self._notice, change))
+            self._clock.at(change.at, partial(self._changed, change))
+        for moment in sorted({price.at for price in trace.prices}):
+            self._clock.at(moment, self._pay)
+        self._coordinate(Tick())
+        events = 0
+        while self._finish is None and not self._over and self._clock.advance():
+            events += 1
+            if events > MOST_EVENTS:
+                raise SimulationError(f"more than {MOST_EVENTS} things happened in {self._clock.now / 3600:.1f} h")
+        self._pay()
+        end = self._clock.now
+        self._record.repeated = self._state.checkpoints.counts.repeated
+        outcome, message = CUT if self._finish is None else (self._finish.outcome.value, self._finish.message)
+        return JobResult(
+            figures=self._record.figures(end), series=self._record.series(end), outcome=outcome, message=message
+        )
+
+    def _cut(self) -> None:
+        self._over = True
+
+    # the coordinator's shell
+
+    def _coordinate(self, event: Event) -> None:
+        if self._finish is not None or self._over:
+            return
+        before = self._state
+        self._state, commands = coordinator.step(self._state, event, self._clock.now)
+        for command in commands:
+            self._execute(command)
+        if self._state.asked_at is not None:
+            self._tick_seconds = ASKING_TICK
+        elif isinstance(event, Tick) and self._state is before:
+            self._tick_seconds = min(LONGEST_TICK, 2 * self._tick_seconds)
+        elif not (isinstance(event, Received) and isinstance(event.message, protocol.StepCommitted)):
+            self._tick_seconds = SHORTEST_TICK
+        if not self._ticking and not self._state.steady:
+            self._ticking = True
+            self._clock.after(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._coordinate(Tick())
+
+    def _most_steps(self) -> int:
+        """Steps until the coordinator has to hear of one, so that it can ask for a checkpoint in time."""
+        at = next_one(self._state)
+        return UNKNOWN_STEPS if at is None else max(1, at - AHEAD_STEPS - self._training.step)
+
+    def _tell(self, worker: WorkerId, message: protocol.Message) -> None:
+        self._coordinate(Received(worker, message))
+
+    def _execute(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                if worker in self._workers and self._workers[worker].alive:
+                    self._clock.after(self._run.profile.network.latency, partial(self._hears, worker, message))
+            case AddWorkers(count):
+                self._waiting += [self._clock.now] * count
+                self._clock.after(0.0, self._staff)
+                for pool in self._supply.fallbacks:
+                    self._clock.after(pool.after_seconds, self._staff)
+            case RemoveWorker(worker):
+                self._clock.after(GRACE_SECONDS, partial(self._leaves, worker))
+            case Emit(reason, text):
+                self._noted(reason, text)
+            case Finish():
+                self._finish = command
+
+    def _noted(self, reason: str, text: str) -> None:
+        if self._say is not None:
+            self._say(f"{self._clock.now:12.2f} s  {reason}: {text}")
+        if reason == "TakenOver":
+            self._record.note("takeovers", self._clock.now)
+        elif reason == "Restored":
+            self._record.note("restores", self._clock.now)
+        elif reason in ("Restoring", "StageLost"):
+            self._record.fatal += 1
+
+    def _hears(self, worker: WorkerId, message: protocol.Message) -> None:
+        if not self._workers[worker].alive:
+            return
+        match message:
+            case protocol.ProfileRequest():
+                self._tell(worker, protocol.Profile(costs=self._run.profile.costs))
+            case protocol.SendPlan(plan=plan):
+                self._training.plan_arrived(plan)
+            case protocol.TakeCheckpoint():
+                self._training.wished(worker, message)
+            case protocol.CommitCheckpoint(checkpoint=checkpoint):
+                self._training.commit_checkpoint(worker, checkpoint)
+            case protocol.FindCheckpoint():
+                self._training.find_checkpoint(worker, message)
+            case protocol.ReportRequest():
+                self._training.report(worker)
+
+    # nodes and workers
+
+    def _pay(self) -> None:
+        """What was used since the last change."""
+        self._record.paid(self._clock.now, *self._paid)
+        self._paid = self._supply.used, self._supply.usd_per_hour(self._clock.now)
+
+    def _changed(self, change: NodeChange) -> None:
+        if change.change is Change.ADD:
+            self._supply.came(change.node, change.zone)
+            self._staff()
+            return
+        used = self._supply.went(change.node)
+        self._pay()
+        worker = self._by_node.pop(change.node, None)
+        if not used or worker is None or not self._workers[worker].alive:
+            return
+        self._workers[worker].alive = False
+        self._record.note("preemptions", self._clock.now)
+        self._training.lost(worker)
+        detection = self._run.profile.times.detection
+        self._clock.after(detection, partial(self._coordinate, WorkerLost(worker, "its node was taken away")))
+
+    def _notice(self, change: NodeChange) -> None:
+        worker = self._by_node.get(change.node)
+        if worker is not None and self._workers[worker].joined and change.notice is not None:
+            self._coordinate(PreemptionNotice(worker, change.at - self._clock.now))
+
+    def _staff(self) -> None:
+        """Workers that are asked for start as soon as there are nodes."""
+        while self._waiting and (node := self._node(self._clock.now - self._waiting[0])) is not None:
+            self._waiting.pop(0)
+            worker = worker_name(self._spec.name, len(self._workers))
+            self._workers[worker] = _SimulatedWorker(node)
+            self._by_node[node.name] = worker
+            self._clock.after(self._run.profile.times.start, partial(self._starts, worker))
+        self._pay()
+
+    def _node(self, waited: float) -> SimulatedNode | None:
+        return self._supply.take() or self._supply.take_on_demand(waited)
+
+    def _starts(self, worker: WorkerId) -> None:
+        record = self._workers[worker]
+        if record.alive:
+            record.joined = True
+            self._coordinate(
+                WorkerJoined(protocol.Hello(worker=worker, host="simulated", port=1, zone=record.node.zone))
+            )
+            self._tell(worker, protocol.WorkerReady())
+
+    def _leaves(self, worker: WorkerId) -> None:
+        """It has been told to go, and its node is free."""
+        record = self._workers.get(worker)
+        if record is None or not record.alive:
+            return
+        record.alive = False
+        self._training.lost(worker)
+        self._by_node.pop(record.node.name, None)
+        self._supply.release(record.node.name)
+        self._staff()
+        self._coordinate(WorkerLost(worker, "it has left", 0, True))

@@ -1,0 +1,102 @@
+"""Which nodes a simulated job has, and what they cost: spot nodes come and go as a trace says, on-demand ones stay.
+
+No clock of its own: the run says when what happens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo.profiles.profile import Prices
+from bamboo.traces.trace import PriceChange, Trace, price_series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedNode:
+    name: str
+    zone: str = ""
+    pool: NodePool | None = None  # on demand, of that pool; None: a spot node
+
+
+class NodeSupply:
+    """price: USD an hour of a spot node, whatever trace, pools and profile say."""
+
+    def __init__(
+        self, trace: Trace, pools: Sequence[NodePool], prices: Prices | None, price: float | None = None
+    ) -> None:
+        self._trace, self._prices, self._price = trace, prices, price
+        spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
+        self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
+        limits = [pool.max_workers for pool in spot]
+        self._most = 0 if pools and not spot else None if not spot or None in limits else sum(n or 0 for n in limits)
+        self._pool_price = next((float(p.price_per_hour) for p in spot if p.price_per_hour is not None), None)
+        self._there: dict[str, SimulatedNode] = {}
+        self._used: dict[str, SimulatedNode] = {}
+        self._made = 0
+        self._series: dict[str, tuple[tuple[float, ...], tuple[PriceChange, ...]]] = {}
+
+    def came(self, name: str, zone: str) -> None:
+        self._there[name] = SimulatedNode(name=name, zone=zone)
+
+    def went(self, name: str) -> bool:
+        """Taken away. Was it used?"""
+        used = name in self._used
+        self._there.pop(name, None)
+        self._used.pop(name, None)
+        return used
+
+    def take(self) -> SimulatedNode | None:
+        """A spot node that nobody uses, the one that has been there longest; None if there is none."""
+        spot = sum(node.pool is None for node in self._used.values())
+        if self._most is not None and spot >= self._most:
+            return None
+        node = next((node for node in self._there.values() if node.name not in self._used), None)
+        if node is not None:
+            self._used[node.name] = node
+        return node
+
+    def take_on_demand(self, waited: float) -> SimulatedNode | None:
+        """From the first on-demand pool whose turn it is after so many seconds, and that is not full."""
+        for pool in self.fallbacks:
+            used = sum(node.pool == pool for node in self._used.values())
+            if waited >= pool.after_seconds and (pool.max_workers is None or used < pool.max_workers):
+                self._made += 1
+                node = SimulatedNode(name=f"{pool.name}-{self._made}", pool=pool)
+                self._used[node.name] = node
+                return node
+        return None
+
+    def release(self, name: str) -> None:
+        """It is not used any more; a spot node may be taken again as long as it is there."""
+        self._used.pop(name, None)
+
+    @property
+    def used(self) -> int:
+        return len(self._used)
+
+    def usd_per_hour(self, now: float) -> float | None:
+        """Of all nodes that are used; None if the price of one is not known."""
+        total = 0.0
+        for node in self._used.values():
+            price = self._price_of(node, now)
+            if price is None:
+                return None
+            total += price
+        return total
+
+    def _price_of(self, node: SimulatedNode, now: float) -> float | None:
+        if node.pool is not None:
+            known = self._prices.on_demand if self._prices else None
+            return float(node.pool.price_per_hour) if node.pool.price_per_hour is not None else known
+        if self._price is not None:
+            return self._price
+        if node.zone not in self._series:
+            series = price_series(self._trace, node.zone)
+            self._series[node.zone] = tuple(price.at for price in series), series
+        times, series = self._series[node.zone]
+        if series:
+            return series[max(0, bisect_right(times, now) - 1)].usd_per_hour
+        if self._pool_price is not None:
+            return self._pool_price
+        return self._prices.spot if self._prices else None

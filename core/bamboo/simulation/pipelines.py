@@ -1,0 +1,291 @@
+"""Forwards and backwards of a step in virtual time: the schedule's own program on every cell, frame by frame. Pure.
+
+A group of pipelines is executed at once if a worker runs cells of several of them; else each by itself. A worker does
+one thing at a time, the most urgent that is ready, as the engine does; frames travel on one connection for each pair of
+workers, and share what a machine can send and receive. A worker may be lost on the way: then the one that takes its
+cells over runs their programs again, from what the others have in their logs.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+from bamboo.planning.schedule import Backward, Forward, one_f_one_b
+from bamboo.profiles.profile import Network
+
+Place = tuple[int, int]  # pipeline and stage
+Frame = tuple[bool, int]  # of a forward, or of a backward; and the microbatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What decides the times; equal groups have equal times, so that they can be remembered.
+
+    forward, backward: seconds of a microbatch, by stage. boundary: bytes that a stage gives to the next one. owners:
+    numbers of workers, [pipeline][stage], from 0 in the order of their first cells. microbatches: by pipeline.
+    busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
+    EagerBackward), [pipeline][stage], -1 for none.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    boundary: tuple[int, ...]
+    owners: tuple[tuple[int, ...], ...]
+    microbatches: tuple[int, ...]
+    lookahead: int
+    network: Network
+    busy: tuple[float, ...]
+    mirrors: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoss:
+    """Workers that are lost at these seconds of the step, and who runs their cells from `planned` on.
+
+    reused: of a cell, how many forwards its heir has done in advance.
+    """
+
+    lost: tuple[tuple[int, float], ...]
+    planned: float
+    heirs: tuple[tuple[Place, int], ...]
+    reused: tuple[tuple[Place, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """ends: when each cell has done its forwards and backwards, seconds from the step's begin, [pipeline][stage].
+
+    work: seconds that each worker computed. gaps: when each worker had nothing to do, ascending, up to the last end.
+    """
+
+    ends: tuple[tuple[float, ...], ...]
+    work: tuple[float, ...]
+    gaps: tuple[tuple[tuple[float, float], ...], ...]
+
+    @property
+    def end(self) -> float:
+        return max(max(row) for row in self.ends)
+
+
+def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
+    """Runs the step's forwards and backwards to their end."""
+    return _Execution(group, loss).run()
+
+
+@dataclass(slots=True)
+class _Cell:
+    """program: what is left of it is behind `done`. arrived: (is a forward, microbatch) of the frames that are here.
+
+    advance: forwards that take no time, since they were done before. shadow: what a mirror does.
+    """
+
+    place: Place
+    program: list[Forward | Backward]
+    done: int = 0
+    arrived: set[Frame] = field(default_factory=set)
+    advance: int = 0
+    shadow: bool = False
+
+    @property
+    def next(self) -> Forward | Backward | None:
+        return self.program[self.done] if self.done < len(self.program) else None
+
+
+@dataclass(slots=True)
+class _Worker:
+    cells: list[_Cell] = field(default_factory=list)
+    running: _Cell | None = None
+    since: float = 0.0
+    free: float = 0.0
+    work: float = 0.0
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    alive: bool = True
+    sends: float = 0.0  # until when its machine's connections are taken
+    receives: float = 0.0
+
+
+class _Execution:
+    def __init__(self, group: Group, loss: StepLoss | None) -> None:
+        self._group, self._loss = group, loss
+        self._stages = len(group.forward)
+        self._workers = [_Worker(free=busy, since=busy) for busy in group.busy]
+        self._owner: dict[Place, int] = {}
+        self._cells: dict[Place, _Cell] = {}
+        self._mirrors: dict[Place, tuple[int, _Cell]] = {}
+        self._log: dict[Place, dict[Frame, int]] = {}  # what has been sent to each cell, and who has it in the log
+        self._flows: dict[tuple[int, int], float] = {}
+        self._ends: dict[Place, float] = {}
+        self._events: list[tuple[float, int, int, object]] = []
+        self._count = 0
+        for d, row in enumerate(group.owners):
+            for s, worker in enumerate(row):
+                self._own((d, s), worker)
+                if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
+                    mirror = _Cell((d, s), self._program((d, s)), shadow=True)
+                    self._mirrors[d, s] = group.mirrors[d][s], mirror
+                    self._workers[group.mirrors[d][s]].cells.append(mirror)
+
+    def run(self) -> GroupTimes:
+        for number, worker in enumerate(self._workers):
+            self._push(worker.free, _TURN, number)
+        if self._loss is not None:
+            for number, at in self._loss.lost:
+                self._push(at, _LOSE, number)
+            self._push(self._loss.planned, _PLAN, None)
+        while self._events:
+            now, _, kind, what = heapq.heappop(self._events)
+            if kind == _ARRIVE:
+                assert isinstance(what, tuple)
+                self._arrive(now, what)
+            elif kind == _LOSE:
+                assert isinstance(what, int)
+                self._workers[what].alive = False
+            elif kind == _PLAN:
+                self._take_over(now)
+            else:
+                assert isinstance(what, int)
+                self._turn(now, what)
+        return self._times()
+
+    def _times(self) -> GroupTimes:
+        rows = range(len(self._group.owners))
+        ends = tuple(tuple(self._ends[d, s] for s in range(self._stages)) for d in rows)
+        last = max(max(row) for row in ends)
+        gaps = [(*w.gaps, (w.since, last)) if w.since < last else tuple(w.gaps) for w in self._workers]
+        return GroupTimes(ends=ends, work=tuple(w.work for w in self._workers), gaps=tuple(gaps))
+
+    def _push(self, at: float, kind: int, what: object) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (at, self._count, kind, what))
+
+    def _program(self, place: Place) -> list[Forward | Backward]:
+        d, s = place
+        return one_f_one_b(s, self._stages, range(self._group.microbatches[d]), self._group.lookahead)
+
+    def _own(self, place: Place, worker: int) -> _Cell:
+        cell = _Cell(place, self._program(place))
+        self._owner[place], self._cells[place] = worker, cell
+        self._workers[worker].cells.append(cell)
+        return cell
+
+    # work
+
+    def _turn(self, now: float, number: int) -> None:
+        """The worker may have finished something, and begins what is the most urgent."""
+        worker = self._workers[number]
+        if not worker.alive or now < worker.free:
+            return
+        if worker.running is not None:
+            self._finish(now, number, worker.running)
+            worker.running = None
+        ready = [cell for cell in worker.cells if self._is_ready(cell)]
+        if not ready:
+            return
+        cell = min(ready, key=lambda c: (c.shadow, isinstance(c.next, Forward), -c.place[1]))
+        instruction = cell.next
+        seconds = self._seconds(cell, instruction)
+        if now > worker.since:
+            worker.gaps.append((worker.since, now))
+        worker.running, worker.free, worker.since = cell, now + seconds, now + seconds
+        worker.work += seconds
+        self._push(now + seconds, _TURN, number)
+
+    def _seconds(self, cell: _Cell, instruction: Forward | Backward | None) -> float:
+        if isinstance(instruction, Forward):
+            return 0.0 if instruction.microbatch < cell.advance else self._group.forward[cell.place[1]]
+        return self._group.backward[cell.place[1]]
+
+    def _is_ready(self, cell: _Cell) -> bool:
+        """As the frames say that `needs` of the engine names."""
+        instruction, (_, s) = cell.next, cell.place
+        if instruction is None:
+            return False
+        first = isinstance(instruction, Forward)
+        if s == (0 if first else self._stages - 1):
+            return True
+        return (first, instruction.microbatch) in cell.arrived
+
+    def _finish(self, now: float, number: int, cell: _Cell) -> None:
+        instruction, (d, s) = cell.next, cell.place
+        assert instruction is not None
+        cell.done += 1
+        if cell.shadow:
+            return
+        if cell.next is None:
+            self._ends[cell.place] = now
+        first = isinstance(instruction, Forward)
+        target = (d, s + 1) if first else (d, s - 1)
+        if 0 <= target[1] < self._stages:
+            frame = (first, instruction.microbatch)
+            self._log.setdefault(target, {})[frame] = number
+            self._send(now, number, target, frame)
+        if first and target in self._mirrors and self._mirrors[target][0] == number:
+            self._mirrors[target][1].arrived.add((first, instruction.microbatch))  # it has made the input itself
+
+    # frames
+
+    def _send(self, now: float, sender: int, target: Place, frame: Frame) -> None:
+        self._travel(now, sender, self._owner[target], (target, frame, False))
+        if not frame[0] and target in self._mirrors:
+            self._travel(now, sender, self._mirrors[target][0], (target, frame, True))
+
+    def _travel(self, now: float, sender: int, receiver: int, what: tuple[Place, Frame, bool]) -> None:
+        (_, s), (first, _), _ = what
+        if sender == receiver:
+            self._push(now, _ARRIVE, (receiver, *what))
+            return
+        network, size = self._group.network, self._group.boundary[s - 1 if first else s]
+        source, sink = self._workers[sender], self._workers[receiver]
+        begin = max(now, self._flows.get((sender, receiver), 0.0), source.sends)
+        self._flows[sender, receiver] = begin + size / network.flow
+        source.sends = begin + size / network.machine
+        sink.receives = max(begin, sink.receives) + size / network.machine
+        self._push(max(begin + size / network.flow, sink.receives) + network.latency, _ARRIVE, (receiver, *what))
+
+    def _arrive(self, now: float, what: tuple[int, Place, Frame, bool]) -> None:
+        """What comes to a worker that does not run the cell any more is lost; the log has it."""
+        receiver, place, frame, mirrored = what
+        if mirrored:
+            self._mirrors[place][1].arrived.add(frame)
+        elif self._owner[place] == receiver:
+            self._cells[place].arrived.add(frame)
+        self._turn(now, receiver)
+
+    # losses
+
+    def _take_over(self, now: float) -> None:
+        """Every sender sends again what the new owner may lack."""
+        assert self._loss is not None
+        reused = dict(self._loss.reused)
+        for place, heir in self._loss.heirs:
+            self._ends.pop(place, None)
+            known = self._mirrors.pop(place, None)
+            cell = self._own(place, heir)
+            cell.advance = reused.get(place, 0)
+            if known is not None:
+                self._workers[known[0]].cells.remove(known[1])
+                if known[0] == heir and self._workers[heir].running is not known[1]:
+                    cell.done = known[1].done
+        for place, heir in self._loss.heirs:
+            self._resend(now, place, self._cells[place].done)
+            self._push(now, _TURN, heir)
+
+    def _resend(self, now: float, place: Place, done: int) -> None:
+        """The frames of the neighbours' logs, and what a mirror has done already, of which the others know nothing."""
+        d, s = place
+        cell = self._cells[place]
+        logged = self._log.get(place, {})
+        for frame, sender in sorted(logged.items(), key=lambda sent: (sent[0][1], not sent[0][0])):
+            if self._workers[sender].alive:
+                self._travel(now, sender, self._owner[place], (place, frame, False))
+        for instruction in cell.program[:done]:
+            first = isinstance(instruction, Forward)
+            target = (d, s + 1) if first else (d, s - 1)
+            frame = (first, instruction.microbatch)
+            if 0 <= target[1] < self._stages and frame not in self._cells[target].arrived:
+                self._log.setdefault(target, {})[frame] = self._owner[place]
+                self._travel(now, self._owner[place], self._owner[target], (target, frame, False))
+        if cell.next is None:
+            self._ends[place] = now
+
+
+_LOSE, _PLAN, _ARRIVE, _TURN = 0, 1, 2, 3

@@ -1,0 +1,83 @@
+"""Simulated runs over time as a picture, in the job page's colours. Needs matplotlib (`pip install bamboo[plots]`)."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job_record import JobResult, Series
+
+INK, SOFT, LINE, GROUND = "#18201b", "#535e56", "#d8ded7", "#f3f5f1"  # of the job page, light scheme
+COLOURS: Final = ("#1d7f48", "#1a6aae", "#d08a1d", "#84338f", "#c2554d", "#7a5a2e", "#6fa8d6", "#8b958d")
+PANELS: Final = (
+    ("nodes", "nodes"),
+    ("throughput", "samples per second"),
+    ("usd_per_hour", "USD per hour"),
+    ("value", "samples per second for each USD per hour"),
+    ("goodput", "goodput"),
+    ("preemptions", "preemptions so far"),
+    ("takeovers", "takeovers so far"),
+    ("restores", "restores so far"),
+    ("pauses", "seconds of pauses so far"),
+)
+MOST_RUNS = 20  # of a case, that are drawn one by one behind their mean
+COLUMNS = 3
+
+
+def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Path) -> None:
+    """A panel for each quantity, a colour for each case: single runs faint, their mean in full.
+
+    Raises SimulationError if matplotlib is missing or the file cannot be written.
+    """
+    if find_spec("matplotlib") is None:
+        raise SimulationError("--plot needs matplotlib, not installed here; pip install 'bamboo[plots]' installs it")
+    from matplotlib.figure import Figure
+
+    rows = -(-len(PANELS) // COLUMNS)
+    figure = Figure(figsize=(4.6 * COLUMNS, 2.9 * rows), facecolor=GROUND, layout="constrained")
+    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    for number, (name, said) in enumerate(PANELS, start=1):
+        axes = figure.add_subplot(rows, COLUMNS, number)
+        _style(axes, said)
+        for (case, results), colour in zip(cases, COLOURS * len(cases), strict=False):
+            _curves(axes, name, (case, [result.series for result in results]), colour)
+        axes.set_ylim(bottom=0)
+        if number == 1 and len(cases) > 1:
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    try:
+        figure.savefig(path, format="png", dpi=110)
+    except OSError as error:
+        raise SimulationError(f"--plot: cannot write {path}: {error.strerror}") from None
+
+
+def _style(axes: Any, said: str) -> None:
+    axes.set_facecolor("#ffffff")
+    axes.set_title(said, color=SOFT, fontsize=9, loc="left")
+    axes.tick_params(colors=SOFT, labelsize=8)
+    axes.grid(color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("hours", color=SOFT, fontsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(LINE)
+
+
+def _curves(axes: Any, name: str, case: tuple[str, Sequence[Series]], colour: str) -> None:
+    said, runs = case
+    if len(runs) > 1:
+        for series in runs[:MOST_RUNS]:
+            axes.plot(series.hours, getattr(series, name), color=colour, alpha=0.15, linewidth=0.8)
+    hours, values = mean_over_time(name, runs)
+    axes.plot(hours, values, color=colour, linewidth=1.6, label=said)
+
+
+def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
+    """Over the runs that last that long, at the ends of the bins of the longest one."""
+    longest = max(runs, key=lambda series: series.hours[-1])
+    values = []
+    for hour in longest.hours:
+        there = [series for series in runs if series.hours[-1] >= hour * (1 - 1e-9)]
+        found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
+        values.append(sum(found) / len(found))
+    return list(longest.hours), values

@@ -1,0 +1,259 @@
+"""What a step takes under a plan: the schedule of its pipelines, the reduction over them, replicas, the commit. Pure.
+
+Times are remembered by what decides them (which cells share a worker, not which worker that is), so that thousands of
+steps cost as much as the first one.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.planning.gradient_groups import nodes_of, share_of
+from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo.profiles.profile import Layer, Profile
+from bamboo.simulation.pipelines import Group, GroupTimes, Place, StepLoss, execute
+
+# Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
+SAFETY, MARGIN = 0.95, 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorkers:
+    """Owners that are lost in a step: at which second of it. planned: when all others have the plan without them."""
+
+    at: Mapping[WorkerId, float]
+    planned: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Sums over the layers of each stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    update: tuple[float, ...]
+    boundary: tuple[int, ...]
+    gradients: tuple[int, ...]
+    state: tuple[int, ...]
+
+
+class StepModel:
+    """Of one job on one profile, whose microbatches are the job's."""
+
+    def __init__(self, profile: Profile, spec: JobSpec) -> None:
+        self.profile, self._spec = profile, spec
+        self._stages: dict[tuple[tuple[int, int], ...], Stages] = {}
+        self._groups: dict[Group, GroupTimes] = {}
+        self._steps: dict[object, float] = {}
+
+    def stages(self, ranges: tuple[tuple[int, int], ...]) -> Stages:
+        if ranges not in self._stages:
+            parts = [self.profile.layers[first:end] for first, end in ranges]
+            self._stages[ranges] = _summed(parts, self.profile.times.instruction)
+        return self._stages[ranges]
+
+    def seconds(self, plan: Plan, layout: Layout) -> float:
+        """From the begin of one step to that of the next, again and again, with nobody lost."""
+        key = (_shape(plan, layout), layout, plan.stages, plan.mode)
+        if key not in self._steps:
+            self._steps[key] = self._calm(plan, layout)
+        return self._steps[key]
+
+    def disturbed(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, float]:
+        """A step that begins under one plan, and ends under the one that moves the cells of lost workers.
+
+        (seconds of the step, of these what the new owners take to repeat the lost work)
+        """
+        ends: dict[Place, float] = {}
+        repeating = 0.0
+        for group, rows, names in self._groups_of(before, layout, plan):
+            calm = self._times(group)
+            moved = [
+                (place, Cell(rows[place[0]], place[1]))
+                for place in _places(group)
+                if before.at(Cell(rows[place[0]], place[1])).owner in lost.at
+            ]
+            if not moved:
+                times = calm
+            else:
+                heirs = {place: plan.at(cell).owner for place, cell in moved}
+                loss = StepLoss(
+                    lost=tuple((names[w], at) for w, at in lost.at.items() if w in names),
+                    planned=lost.planned,
+                    heirs=tuple((place, names[heir]) for place, heir in heirs.items()),
+                    reused=tuple(
+                        (place, self._done_in_advance(before, cell, group, calm, (names[heirs[place]], lost)))
+                        for place, cell in moved
+                        if before.at(cell).shadow == heirs[place]
+                    ),
+                )
+                times = execute(group, loss)
+                repeating = max(repeating, times.end - lost.planned)
+            ends |= {(rows[d], s): times.ends[d][s] for d, s in _places(group)}
+        return max(self._committed(plan, layout, ends), lost.planned), max(0.0, repeating)
+
+    def _done_in_advance(
+        self, plan: Plan, cell: Cell, group: Group, calm: GroupTimes, heir: tuple[int, LostWorkers]
+    ) -> int:
+        """How many forwards of a cell its shadow has done in its bubbles, when the cell's owner is lost."""
+        if plan.mode is not RedundancyMode.EAGER_FORWARD:
+            return 0
+        number, lost = heir
+        at = lost.at[plan.at(cell).owner]
+        idle = sum(max(0.0, min(end, at) - begin) for begin, end in calm.gaps[number] if begin < at)
+        took = MARGIN * group.forward[cell.stage]
+        return int(SAFETY * idle / took) if took else group.microbatches[0]
+
+    # a step without losses
+
+    def _calm(self, plan: Plan, layout: Layout) -> float:
+        ends: dict[Place, float] = {}
+        work: defaultdict[WorkerId, float] = defaultdict(float)
+        for group, rows, names in self._groups_of(plan, layout):
+            times = self._times(group)
+            ends |= {(rows[d], s): times.ends[d][s] for d, s in _places(group)}
+            for worker, number in names.items():
+                work[worker] += times.work[number]
+        return max(self._committed(plan, layout, ends), self._least(plan, layout, work))
+
+    def _times(self, group: Group) -> GroupTimes:
+        if group not in self._groups:
+            self._groups[group] = execute(group)
+        return self._groups[group]
+
+    def _groups_of(
+        self, plan: Plan, layout: Layout, later: Plan | None = None
+    ) -> list[tuple[Group, list[int], dict[WorkerId, int]]]:
+        """Pipelines that share workers, also under the plan after it: the group, its pipelines, workers' numbers."""
+        stages, found = self.stages(plan.stages), []
+        for rows in _connected(plan, layout, later):
+            names: dict[WorkerId, int] = {}
+            plans = [plan] if later is None else [plan, later]
+            for worker in (p.at(Cell(d, s)).owner for p in plans for d in rows for s in range(len(plan.stages))):
+                names.setdefault(worker, len(names))
+            owners = tuple(tuple(names[plan.at(Cell(d, s)).owner] for s in range(len(plan.stages))) for d in rows)
+            busy = [0.0] * len(names)
+            for worker, number in names.items():
+                busy[number] = sum(stages.update[s] for s in {c.stage for c in plan.owned_by(worker)})
+            mirrors: tuple[tuple[int, ...], ...] = ()
+            if plan.mode is RedundancyMode.EAGER_BACKWARD:
+                mirrors = tuple(
+                    tuple(names.get(plan.at(Cell(d, s)).shadow or "", -1) for s in range(len(plan.stages)))
+                    for d in rows
+                )
+            group = Group(
+                forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
+                microbatches=tuple(len(layout.split[d]) for d in rows), lookahead=self._spec.topology.lookahead,
+                network=self.profile.network, busy=tuple(busy), mirrors=mirrors,
+            )  # fmt: skip
+            found.append((group, rows, names))
+        return found
+
+    def _committed(self, plan: Plan, layout: Layout, ends: Mapping[Place, float]) -> float:
+        """When all have heard of the commit, given when the cells have done their forwards and backwards."""
+        stages, network = self.stages(plan.stages), self.profile.network
+        sent: Counter[WorkerId] = Counter()
+        ready = 0.0
+        for s in range(len(plan.stages)):
+            cells = [Cell(d, s) for d in range(layout.pipelines)]
+            owners = list(dict.fromkeys(plan.at(cell).owner for cell in cells))
+            done = max(ends[cell] for cell in cells)
+            if len(owners) > 1:
+                share = stages.gradients[s] * (len(owners) - 1) / len(owners)
+                size = share * (1 + _nodes(layout))  # the sums of each pipeline, then the reduced chunks
+                rate = min(network.flow * (len(owners) - 1), network.machine)
+                for owner in owners:
+                    sent[owner] += round(size)
+                done += 2 * network.latency + size / rate
+            for cell in cells:
+                assignment = plan.at(cell)
+                strict = len(plan.owned_by(assignment.owner)) > 1 and assignment.replicas
+                ready = max(ready, done + (self._sync(stages.gradients[s], 1) if strict else 0.0))
+        over = max((size / network.machine for size in sent.values()), default=0.0)
+        ready = max(ready, over)
+        alone = len({plan.at(Cell(d, s)).owner for d, s in ends}) == 1
+        return ready + self.profile.times.commit + (0.0 if alone else 2 * network.latency)
+
+    def _sync(self, size: float, receivers: int) -> float:
+        network = self.profile.network
+        return network.latency + size / min(network.flow, network.machine / receivers)
+
+    def _least(self, plan: Plan, layout: Layout, work: Mapping[WorkerId, float]) -> float:
+        """What a step takes at least, whatever its schedule: a replica has to follow within one step, a machine to
+        send and receive all that it does, and to apply the updates of all that it holds.
+        """
+        stages, network = self.stages(plan.stages), self.profile.network
+        out: Counter[WorkerId] = Counter()
+        into: Counter[WorkerId] = Counter()
+        holds: dict[WorkerId, set[int]] = {}
+        least = 0.0
+        last = len(plan.stages) - 1
+        for cell in (Cell(d, s) for d in range(layout.pipelines) for s in range(len(plan.stages))):
+            assignment, count, size = plan.at(cell), len(layout.split[cell.pipeline]), stages.gradients[cell.stage]
+            for worker in assignment.holders:
+                holds.setdefault(worker, set()).add(cell.stage)
+            for replica in assignment.replicas:
+                out[assignment.owner] += size
+                into[replica] += size
+            if assignment.replicas:
+                least = max(
+                    least, self._sync(size, len(assignment.replicas)) + stages.update[cell.stage] + network.latency
+                )
+            if cell.stage < last and plan.at(Cell(cell.pipeline, cell.stage + 1)).owner != assignment.owner:
+                there, given = plan.at(Cell(cell.pipeline, cell.stage + 1)).owner, count * stages.boundary[cell.stage]
+                for one, other in ((assignment.owner, there), (there, assignment.owner)):
+                    out[one] += given
+                    into[other] += given
+        least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
+        return max([least, *(work[w] + sum(stages.update[s] for s in held) for w, held in holds.items())])
+
+
+def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
+    def each(name: str) -> tuple[float, ...]:
+        return tuple(sum(getattr(layer, name) for layer in layers) for layers in parts)
+
+    return Stages(
+        forward=tuple(seconds + instruction for seconds in each("forward")),
+        backward=tuple(seconds + instruction for seconds in each("backward")),
+        update=each("update"),
+        boundary=tuple(layers[-1].boundary for layers in parts),
+        gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
+        state=tuple(sum(layer.parameters + layer.optimizer for layer in layers) for layers in parts),
+    )
+
+
+def _places(group: Group) -> list[Place]:
+    return [(d, s) for d in range(len(group.owners)) for s in range(len(group.forward))]
+
+
+def _nodes(layout: Layout) -> int:
+    """How many sums a pipeline sends for each number of a gradient, at most."""
+    bounds = layout.bounds
+    return max(len(nodes_of(share_of(part, bounds), len(bounds) - 1)) for part in layout.split)
+
+
+def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]]:
+    """The pipelines of the layout, together if a worker runs cells of both."""
+    rows = range(layout.pipelines)
+    owners = {d: {a.owner for a in plan.pipelines[d]} for d in rows}
+    if later is not None:
+        for d in rows:
+            owners[d] |= {a.owner for a in later.pipelines[d]}
+    groups: list[tuple[list[int], set[WorkerId]]] = []
+    for d in rows:
+        mine, workers = [d], set(owners[d])
+        for other in [g for g in groups if g[1] & workers]:
+            groups.remove(other)
+            mine, workers = other[0] + mine, workers | other[1]
+        groups.append((mine, workers))
+    return [sorted(group) for group, _ in groups]
+
+
+def _shape(plan: Plan, layout: Layout) -> object:
+    """The holders of all cells, with numbers in place of names."""
+    names: dict[WorkerId, int] = {}
+    return tuple(
+        tuple(tuple(names.setdefault(w, len(names)) for w in a.holders) for a in plan.pipelines[d])
+        for d in range(layout.pipelines)
+    )

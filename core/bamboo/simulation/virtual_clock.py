@@ -1,0 +1,55 @@
+"""Virtual time: what is to happen when, in order."""
+
+import heapq
+import math
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Timer:
+    """Something that is to happen, as long as it is not cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Action) -> None:
+        self.action: Action | None = action
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+class VirtualClock:
+    """Seconds. What is to happen at one moment happens in the order in which that was said."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    def at(self, moment: float, action: Action) -> Timer:
+        """A moment that has passed is now."""
+        self._count += 1
+        timer = Timer(action)
+        heapq.heappush(self._queue, (max(moment, self.now), self._count, timer))
+        return timer
+
+    def after(self, seconds: float, action: Action) -> Timer:
+        return self.at(self.now + seconds, action)
+
+    @property
+    def next(self) -> float:
+        """When the next thing happens; never, if nothing is to happen."""
+        while self._queue and self._queue[0][2].action is None:
+            heapq.heappop(self._queue)
+        return self._queue[0][0] if self._queue else math.inf
+
+    def advance(self) -> bool:
+        """Let the next thing happen. False if there is none."""
+        while self._queue:
+            moment, _, timer = heapq.heappop(self._queue)
+            if timer.action is not None:
+                self.now = moment
+                timer.action()
+                return True
+        return False

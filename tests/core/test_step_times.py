@@ -1,0 +1,182 @@
+"""What a step takes in virtual time: against formulas of 1F1B worked out by hand, and what must always hold."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_profiles import parsed
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Assignment, Cell, Peer, Plan
+from bamboo.profiles.profile import Layer, Network, Profile
+from bamboo.simulation.pipelines import Group, StepLoss, execute
+from bamboo.simulation.step_times import LostWorkers, StepModel
+
+FAST = Network(flow=1e15, machine=1e15, latency=0.0)
+
+
+def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) -> Group:
+    """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
+    made = Group(
+        forward=(1.0,) * stages, backward=(2.0,) * stages, boundary=(0,) * stages, owners=(tuple(range(stages)),),
+        microbatches=(microbatches,), lookahead=lookahead, network=FAST, busy=(0.0,) * stages,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "lookahead"), [(1, 5, 0), (4, 8, 0), (4, 8, 1), (3, 2, 1)])
+def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: int, lookahead: int) -> None:
+    times = execute(group(stages, microbatches, lookahead))
+    assert times.end == 3 * (microbatches + stages - 1)
+    assert times.work == (3.0 * microbatches,) * stages
+
+
+@pytest.mark.parametrize(("lookahead", "expected"), [(0, 11 * 3 + 16 * 0.5), (1, 11 * 3 + 6 * 0.5)])
+def test_lookahead_hides_the_way_to_the_neighbour(lookahead: int, expected: float) -> None:
+    """4 stages, 8 microbatches, half a second on the way: only fill and drain wait for it, with lookahead 1."""
+    slow = Network(flow=1e15, machine=1e15, latency=0.5)
+    assert execute(group(4, 8, lookahead, network=slow)).end == pytest.approx(expected)
+
+
+def test_the_longest_stage_sets_the_pace() -> None:
+    """Stage 1 takes 6 s a microbatch, and waits for nothing but the first forward before it; one backward follows."""
+    times = execute(group(3, 10, 1, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
+    assert times.end == 1 + 10 * 6 + 2
+
+
+def test_a_worker_of_two_stages_does_the_work_of_both() -> None:
+    times = execute(group(3, 20, 1, owners=((0, 1, 1),), busy=(0.0, 0.0)))
+    assert times.work == (60.0, 120.0)
+    assert 120 <= times.end <= 120 + 9
+
+
+def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
+    """Two stages; a boundary takes 10 s, so that microbatches follow each other every 10 s instead of every 3 s."""
+    thin = Network(flow=10.0, machine=1e15, latency=0.0)
+    times = execute(group(2, 10, 1, boundary=(100, 0), network=thin))
+    assert times.end == pytest.approx(10 * 10 + 1 + 3 + 10 + 2)
+
+
+def test_the_work_of_a_lost_worker_is_done_again() -> None:
+    """Of 8 microbatches on 4 stages, the third worker is lost at 10 s, its neighbour knows at 11 s."""
+    calm = execute(group(4, 8)).end
+    lost = StepLoss(lost=((2, 10.0),), planned=11.0, heirs=(((0, 2), 1),))
+    disturbed = execute(group(4, 8), lost)
+    assert disturbed.work[1] == 48.0
+    assert calm < disturbed.end <= 11 + 48 + 3
+    helped = execute(group(4, 8), replace(lost, reused=(((0, 2), 3),)))
+    assert disturbed.end - 3 <= helped.end < disturbed.end
+
+
+def test_what_two_lost_neighbours_sent_each_other_is_made_again() -> None:
+    lost = StepLoss(lost=((1, 20.0), (2, 20.0)), planned=21.0, heirs=(((0, 1), 0), ((0, 2), 0)))
+    times = execute(group(4, 8), lost)
+    assert times.work[0] == 3 * 8 * 3
+
+
+def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward") -> JobSpec:
+    return parse_manifest(manifest(stages, pipelines, microbatches, mode))
+
+
+def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward", **more: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "sim"},
+        "spec": {
+            "task": {"entrypoint": "a:build"},
+            "training": {"steps": 100_000, "globalBatchSize": 4 * microbatches, "microBatchSize": 4},
+            "topology": {"stages": stages, "pipelines": pipelines},
+            "redundancy": {"mode": mode},
+            **more,
+        },
+    }
+
+
+def profile(layers: int, network: Network = FAST, **changes: Any) -> Profile:
+    layer = Layer(forward=1.0, backward=2.0, parameters=100, optimizer=200, gradients=100, boundary=0)
+    made = msgspec.structs.replace(layer, **changes)
+    return msgspec.structs.replace(parsed(), layers=(made,) * layers, network=network)
+
+
+def plan_of(job: JobSpec, layers: int) -> Plan:
+    stages, width = job.topology.stages, layers // job.topology.stages
+    peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(stages * job.topology.pipelines)]
+    ranges = tuple((s * width, (s + 1) * width) for s in range(stages))
+    return initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
+
+
+def seconds(job: JobSpec, model: Profile) -> float:
+    plan = plan_of(job, len(model.layers))
+    return StepModel(model, job).seconds(plan, plan.target)
+
+
+def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:
+    assert seconds(spec(2, 1, 8, "None"), profile(4)) == pytest.approx(6 * 9)
+    thin = Network(flow=100.0, machine=1e15, latency=0.0)
+    # 4 microbatches a pipeline; half of 200 bytes to the other one, as a sum and, reduced, back: 2 s
+    assert seconds(spec(2, 2, 8, "None"), profile(4, thin)) == pytest.approx(6 * 5 + 2)
+
+
+def test_a_slow_link_cannot_hide_the_replicas() -> None:
+    """200 bytes of gradients at 1 byte a second: a step takes 200 s, though its work takes 54 s."""
+    thin = Network(flow=1.0, machine=1e15, latency=0.0)
+    assert seconds(spec(2, 1, 8), profile(4, thin)) == pytest.approx(200)
+    assert seconds(spec(2, 1, 8, "None"), profile(4, thin)) == pytest.approx(54)
+
+
+def test_updates_come_before_the_first_forward() -> None:
+    assert seconds(spec(2, 1, 8, "None"), profile(4, update=1.0)) == pytest.approx(6 * 9 + 2)
+
+
+def test_work_in_advance_in_full_makes_steps_longer() -> None:
+    """EagerBackward does everything twice; budgeted forwards cost nothing."""
+    plain = seconds(spec(4, 1, 32, "None"), profile(4))
+    assert seconds(spec(4, 1, 32, "LazyForward"), profile(4)) == plain
+    assert seconds(spec(4, 1, 32, "EagerForward"), profile(4)) == plain
+    assert seconds(spec(4, 1, 32, "EagerBackward"), profile(4)) > 1.5 * plain
+
+
+grids = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(3, 10))
+
+
+@settings(max_examples=60, deadline=None)
+@given(grids, st.floats(1, 1e4), st.floats(1, 8), st.sampled_from(["None", "EagerForward"]))
+def test_more_bandwidth_is_never_slower(grid: tuple[int, int, int], flow: float, more: float, mode: str) -> None:
+    job = spec(*grid, mode)
+    slow = profile(2 * grid[0], Network(flow=flow, machine=2 * flow, latency=0.01), boundary=100)
+    fast = profile(2 * grid[0], Network(flow=more * flow, machine=2 * more * flow, latency=0.01), boundary=100)
+    assert seconds(job, fast) <= seconds(job, slow) * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(grids, st.data())
+def test_a_loss_never_makes_a_step_shorter(grid: tuple[int, int, int], data: st.DataObject) -> None:
+    stages, _, _ = grid
+    job, model = spec(*grid), profile(2 * grid[0], Network(flow=1e4, machine=2e4, latency=0.01), boundary=10)
+    if stages == 1:
+        return
+    plan, times = plan_of(job, 2 * stages), StepModel(model, job)
+    calm = times.seconds(plan, plan.target)
+    victim = data.draw(st.sampled_from(sorted(plan.holders())))
+    cell = plan.owned_by(victim)[0]
+    heir = plan.at(cell).shadow
+    assert heir is not None
+    at = data.draw(st.floats(0, calm))
+    later = moved(plan, cell, heir)
+    took, repeating = times.disturbed(plan, later, plan.target, LostWorkers(at={victim: at}, planned=at + 0.5))
+    work = 6 * len(plan.target.split[cell.pipeline])
+    assert at + 0.5 <= took
+    assert took <= calm + 2 * work + 10
+    assert repeating <= took
+
+
+def moved(plan: Plan, cell: Cell, heir: str) -> Plan:
+    rows = [list(row) for row in plan.pipelines]
+    rows[cell.pipeline][cell.stage] = Assignment(owner=heir)
+    return msgspec.structs.replace(plan, epoch=plan.epoch + 1, pipelines=tuple(map(tuple, rows)))
