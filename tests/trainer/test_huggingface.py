@@ -288,3 +288,36 @@ def test_a_folder_that_is_not_whole_is_refused(published: Path, tmp_path: Path) 
     with pytest.raises(TaskError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
         load_task(ENTRYPOINT, config)
     assert load_task(ENTRYPOINT, {**config, "random": True}).layers
+
+
+def test_a_config_names_the_data_to_evaluate() -> None:
+    config = config_of("gpt2", evaluation={"samples": 6})
+    document = bamboojob(
+        task={"entrypoint": ENTRYPOINT, "config": config},
+        training={**training(1, 8, 2, evaluation={"everySteps": 1}), "steps": None, "until": {"tokens": 8 * LENGTH}},
+        topology={"stages": 2},
+    )
+    done = Job(document).run()
+    assert done.finish is not None
+    assert done.finish.message == "all 1 steps are done"
+    stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
+    tensors = {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    task = load_task(ENTRYPOINT, config)
+    layers = layers_of(task)
+    for n, layer in enumerate(layers):
+        layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()}, strict=False)
+        layer.eval()
+    assert task.evaluation is not None
+    inputs, targets = task.evaluation.dataset.batch(range(6))
+    assert inputs[0].shape == (6, LENGTH), "the length is that of the data"
+    assert not torch.equal(inputs[0], task.dataset.batch(range(6))[0][0])
+    with torch.no_grad():
+        logits = inputs
+        for layer in layers:
+            passed = call_layer(layer, logits if len(logits) > 1 else logits[0])
+            logits = passed if isinstance(passed, tuple) else (passed,)
+    loss = nn.functional.cross_entropy(logits[0].flatten(0, 1), targets[0].flatten())
+    right = (logits[0].argmax(-1) == targets[0]).float().mean()
+    assert done.state.evaluations[1] == pytest.approx({"loss": float(loss), "accuracy": float(right)}, rel=1e-4)
+    with pytest.raises(TaskError, match="evaluation: expected a mask of those that count just if data has one"):
+        load_task(ENTRYPOINT, config_of("gpt2", evaluation={"padding": True}))

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bamboo.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Task, TrainingFacts, Weighted
 from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tie, tied_groups
@@ -221,3 +221,48 @@ def test_a_config_that_cannot_be_is_refused(model: str) -> None:
         with pytest.raises(TaskError) as refused:
             load_task(entrypoint(model), config)
         assert said in str(refused.value)
+
+
+def measured(model: nn.Sequential | list[nn.Module], task: Task) -> dict[str, float]:
+    """All samples to evaluate at once, in eval mode, as one does it in plain PyTorch."""
+    assert task.evaluation is not None
+    inputs, targets = task.evaluation.dataset.batch(range(len(task.evaluation.dataset)))
+    with torch.no_grad():
+        logits = outputs(list(model), inputs)
+        loss = task.loss((logits,), targets)
+    counts = targets[0] != {"gnmt": 0}.get(model_name(task), -100)
+    right = (logits.argmax(-1) == targets[0])[counts]
+    value = loss.total / loss.weight if isinstance(loss, Weighted) else loss
+    return {"loss": float(value), "accuracy": float(right.float().mean())}
+
+
+def model_name(task: Task) -> str:
+    return "gnmt" if "gnmt" in repr(task.layers[1]) else "other"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_config_names_the_data_to_evaluate(model: str) -> None:
+    """Beside `data`, by the same keys; made-up ones are other samples. The end of the training is known in epochs."""
+    config = {"size": "tiny", "evaluation": {"samples": 5}}
+    facts = TrainingFacts(steps=None, epochs=2, global_batch_size=8, micro_batch_size=2)
+    task = load_task(entrypoint(model), config, facts)
+    assert task.evaluation is not None
+    assert len(task.evaluation.dataset) == 5
+    there, here = task.evaluation.dataset.batch(range(5)), task.dataset.batch(range(5))
+    assert not torch.equal(there[0][0], here[0][0])
+    assert task.learning_rate(127) < 0.11 * task.learning_rate(0), "512 samples, twice: 128 steps"
+    document = bamboojob(
+        task={"entrypoint": entrypoint(model), "config": config},
+        training=training(1, 8, 2, evaluation={"everySteps": 1, "metric": "accuracy"}),
+        topology={"stages": 2},
+    )
+    done = Job(document).run()
+    stages = [s.stage for node in done.nodes.values() for s in node.states.values() if s.stage and s.owned]
+    layers = layers_of(task)
+    tensors = {name: tensor for stage in stages for name, tensor in stage.state_tensors().items()}
+    for n, layer in enumerate(layers):
+        layer.load_state_dict({k: tensors[f"layers.{n}.{k}"] for k in layer.state_dict()})
+    assert done.state.evaluations[1] == pytest.approx(measured(layers, task), rel=1e-4)
+    assert load_task(entrypoint(model), {"size": "tiny"}).evaluation is None
+    with pytest.raises(TaskError, match=r"task\.config: evaluation\.samples must be .* at least 1, got 0"):
+        load_task(entrypoint(model), {**config, "evaluation": {"samples": 0}})

@@ -88,6 +88,8 @@ def _amount(training: TrainingSpec, unit: Unit) -> int | None:
 def with_steps(spec: JobSpec, task: Task) -> JobSpec:
     """The same, with the number of steps that follows from the task's data. Raises TaskError if it does not."""
     tokens = task.tokens_per_sample
+    if tokens is None:
+        tokens = getattr(task.dataset, "tokens_per_sample", None)
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise TaskError(f"task.tokens_per_sample must be an integer of at least 1, got {tokens!r}")
     try:

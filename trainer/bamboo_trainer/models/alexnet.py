@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.images import Flat, loss, numbers
-from bamboo_trainer.models.settings import MadeUpImages
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 6  # of what the linear layers see
@@ -51,6 +50,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "inner", "classes", "side")
     outs = numbers(c, "channels", "five", "64 192 384 256 256")
     pairs = zip((3, *outs), outs, _CONVOLUTIONS, strict=False)
+    data = settings.classifier_data(c)
     return Task(
         layers=(
             *(partial(AlexNetConvolution, channels, out, kind) for channels, out, kind in pairs),
@@ -60,7 +60,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
         loss=loss,
-        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
         optimizer=settings.sgd(c),
-        learning_rate=settings.rate(c, training),
+        learning_rate=settings.rate(c, training, data["dataset"]),
+        **data,
     )

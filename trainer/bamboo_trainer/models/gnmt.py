@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.settings import MadeUpPairs
-from bamboo_trainer.task import Parts, Task, TrainingFacts, Weighted
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 FILL: Final = 0  # a word that does not count
 SIZES: Final[dict[str, dict[str, Any]]] = {
@@ -115,12 +115,20 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings.whole_numbers(c, "vocabulary", "width", "layers", "length")
     readers = (partial(Reader, c, number) for number in range(c["layers"]))
     writers = (partial(Writer, c, number) for number in range(1, c["layers"]))
+
+    def made_up(samples: int, first: int) -> Dataset:
+        return MadeUpPairs(samples, c["length"], c["vocabulary"], first)
+
+    dataset = settings.open_data(c["data"], made_up)
     return Task(
         layers=(partial(SourceWords, c), *readers, partial(AttentiveWriter, c), *writers, partial(GnmtHead, c)),
         loss=loss,
-        dataset=settings.open_data(c["data"], lambda samples: MadeUpPairs(samples, c["length"], c["vocabulary"])),
+        dataset=dataset,
+        evaluation=settings.evaluation(
+            c["evaluation"], lambda config: settings.open_data(config, made_up, "evaluation"), accuracy
+        ),
         optimizer=settings.adamw(c),
-        learning_rate=settings.rate(c, training),
+        learning_rate=settings.rate(c, training, dataset),
     )
 
 
@@ -129,6 +137,12 @@ def loss(outputs: Parts, targets: Parts) -> Weighted:
     logits, words = outputs[0].flatten(0, 1), targets[0].flatten()
     summed = F.cross_entropy(logits, words, ignore_index=FILL, label_smoothing=SMOOTHING, reduction="sum")
     return Weighted(summed, (words != FILL).sum())
+
+
+def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
+    """The words that count and have the highest logit, of how many."""
+    counts = targets[0] != FILL
+    return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
 
 
 def _first_values(lstm: nn.LSTM) -> None:

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from bamboo_trainer import schedules
 from bamboo_trainer.from_module import example_of, task_of
 from bamboo_trainer.models.huggingface_weights import PublishedWeights
-from bamboo_trainer.models.sequences import Objective, open_sequences, token_loss
-from bamboo_trainer.models.settings import decaying
+from bamboo_trainer.models.sequences import Objective, accuracy, open_sequences, token_loss, with_length
+from bamboo_trainer.models.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
-from bamboo_trainer.task import Parts, Task, TrainingFacts
+from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts
 
 ATTENTIONS: Final = ("sdpa", "eager")
 
@@ -36,13 +36,14 @@ ATTENTIONS: Final = ("sdpa", "eager")
 class Settings:
     """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
 
-    data: as `models.sequences` reads it. objective: "causal" or "masked"; None: what the model is for.
+    data, evaluation: as `models.sequences` reads them. objective: "causal" or "masked"; None: what the model is for.
     blocks: the names of its lists of blocks, if they are not found.
     """
 
     model: str | None = None
     architecture: Mapping[str, Any] | str | None = None
     data: Mapping[str, Any] | None = None
+    evaluation: Mapping[str, Any] | None = None
     objective: Objective | None = None
     attention: Literal["sdpa", "eager"] | None = None  # None: sdpa where the model has it
     blocks: Sequence[str] | str | None = None
@@ -57,6 +58,7 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "model": ("model", str),
     "architecture": ("architecture", (str, Mapping)),
     "data": ("data", Mapping),
+    "evaluation": ("evaluation", Mapping),
     "objective": ("objective", str),
     "attention": ("attention", str),
     "blocks": ("blocks", (str, list)),
@@ -73,7 +75,14 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     settings = read_settings(config)
     model_config = published_config(settings)
     objective = settings.objective or objective_of(model_config)
-    dataset = open_sequences(settings.data or {}, objective, vocabulary_of(model_config), mask_token(model_config))
+    words = (vocabulary_of(model_config), mask_token(model_config))
+    dataset = open_sequences(settings.data or {}, objective, words)
+
+    def held_out(given: Mapping[str, Any]) -> Dataset:
+        opened = open_sequences(with_length(given, (settings.data or {}).get("length")), objective, words, "evaluation")
+        expect(opened.masked == dataset.masked, "evaluation: expected a mask of those that count just if data has one")
+        return opened
+
     weights = None
     if settings.model is not None and not settings.random:
         weights = PublishedWeights(Path(settings.model))
@@ -86,8 +95,10 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         split,
         loss=token_loss,
         dataset=dataset,
+        evaluation=evaluation(settings.evaluation, held_out, accuracy),
+        tokens_per_sample=dataset.tokens_per_sample,
         optimizer=partial(optimizer, settings),
-        learning_rate=rate(settings, training.steps if training else None),
+        learning_rate=rate(settings, training.steps_with(dataset, dataset.tokens_per_sample) if training else None),
         checkpoint=settings.checkpoint,
     )
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.images import loss, numbers
-from bamboo_trainer.models.settings import MadeUpImages
 from bamboo_trainer.task import Task, TrainingFacts
 
 EXPANSION: Final = 4
@@ -78,12 +77,13 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read({"learningRate": 0.1, **config}, SIZES, "152")
     settings.whole_numbers(c, "width", "classes", "side")
+    data = settings.classifier_data(c)
     return Task(
         layers=(partial(Stem, c["width"]), *_blocks(c), partial(ResNetHead, 8 * EXPANSION * c["width"], c["classes"])),
         loss=loss,
-        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
         optimizer=settings.sgd(c),
-        learning_rate=settings.rate(c, training),
+        learning_rate=settings.rate(c, training, data["dataset"]),
+        **data,
     )
 
 

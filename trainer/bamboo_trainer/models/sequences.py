@@ -16,6 +16,7 @@ Objective = Literal["causal", "masked"]
 Part = Callable[[Mapping[str, Any]], nn.Module]  # of a model, made from its config
 IGNORED: Final = -100  # a target that does not count
 MASKED_SHARE: Final = 0.15  # of the tokens; of these 80 % become the mask, 10 % another token, 10 % stay
+KINDS_WITH_LENGTH: Final = (settings.MADE_UP, "tokens", "text")
 SYNTHETIC: Final = {"length": 32, "samples": 512}
 
 
@@ -24,19 +25,24 @@ class Sequences:
 
     data: gives tokens, perhaps a mask, and for "causal" the targets, which are those of the token at the same place;
     shift: the targets are the tokens themselves, as transformers takes labels. For "masked" the tokens that have to be
-    found are chosen here, by the sample's number, and the others' targets are -100.
+    found are chosen here, by the sample's number, and the others' targets are -100. words: size of the vocabulary, and
+    the token that stands for a masked one. where: the config's key that describes the data, for messages.
     """
 
-    def __init__(self, source: Dataset, objective: Objective, vocabulary: int, mask_token: int, shift: bool) -> None:
-        self._source, self._objective, self._shift = source, objective, shift
-        self._vocabulary, self._mask_token = vocabulary, mask_token
+    def __init__(
+        self, source: Dataset, objective: Objective, words: tuple[int, int], shift: bool, where: str = "data"
+    ) -> None:
+        self._source, self._objective, self._shift, self._where = source, objective, shift, where
+        self._vocabulary, self._mask_token = words
         given, targets = source.batch([0])
         if not 1 <= len(given) <= 2 or (objective == "causal" and len(targets) != 1):
             raise ValueError(
-                "data: expected tokens, perhaps a mask, and targets, "
+                f"{where}: expected tokens, perhaps a mask, and targets, "
                 f"got {len(given)} inputs and {len(targets)} targets"
             )
         self.masked = len(given) == 2
+        length = None if self.masked else int(given[0].shape[1])
+        self.tokens_per_sample: int | None = getattr(source, "tokens_per_sample", None) or length
 
     def __len__(self) -> int:
         return len(self._source)
@@ -46,7 +52,9 @@ class Sequences:
         given, targets = self._source.batch(indices)
         ids = given[0].long()
         if (highest := int(ids.max())) >= self._vocabulary or int(ids.min()) < 0:
-            raise ValueError(f"data: token {highest} is outside of the model's vocabulary of {self._vocabulary}")
+            raise ValueError(
+                f"{self._where}: token {highest} is outside of the model's vocabulary of {self._vocabulary}"
+            )
         mask = given[1].long() if self.masked else None
         if self._objective == "masked":
             ids, labels = self._hidden(ids, mask, indices)
@@ -72,32 +80,51 @@ class Sequences:
         return seen, labels
 
 
-def open_sequences(config: Mapping[str, Any], objective: Objective, vocabulary: int, mask_token: int) -> Sequences:
+def open_sequences(
+    config: Mapping[str, Any], objective: Objective, words: tuple[int, int], where: str = "data"
+) -> Sequences:
     """config: {"kind": "random", "length", "samples", "padding"} are made-up sequences, and the default; the other
-    kinds are those of `bamboo_trainer.data.dataset_from`. "shift": of `Sequences`. Raises ValueError.
+    kinds are those of `bamboo_trainer.data.dataset_from`. "shift", words: of `Sequences`. where: the key that has it;
+    made-up data to evaluate are other samples of the same kind. Raises ValueError.
     """
     given = dict(config)
     shift = given.pop("shift", False)
     if not isinstance(shift, bool):
-        raise ValueError(f"data.shift must be true or false, got {shift!r}")
+        raise ValueError(f"{where}.shift must be true or false, got {shift!r}")
     if given.get("documents") == Documents.NUMBERED:
-        raise ValueError("data.documents: numbered is not for language models of this kind, expected joined or masked")
+        raise ValueError(
+            f"{where}.documents: numbered is not for language models of this kind, expected joined or masked"
+        )
     if given.get("kind", settings.MADE_UP) == settings.MADE_UP:
         given.pop("kind", None)
-        source: Dataset = _made_up(given, vocabulary)
+        source: Dataset = _made_up(given, words[0], where)
     else:
-        source = dataset_from(given)
-    return Sequences(source, objective, vocabulary, mask_token, shift)
+        source = dataset_from(given, where)
+    return Sequences(source, objective, words, shift, where)
 
 
-def _made_up(config: dict[str, Any], vocabulary: int) -> TensorDataset:
+def with_length(config: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    """The same, with that length if its kind has one and it says none."""
+    kind = config.get("kind", settings.MADE_UP)
+    return {"length": length, **config} if length is not None and kind in KINDS_WITH_LENGTH else dict(config)
+
+
+def accuracy(outputs: Parts, targets: Parts) -> tuple[Tensor, Tensor]:
+    """The tokens that count and have the highest logit, of how many. logits: [samples, length, vocabulary]."""
+    counts = targets[0] != IGNORED
+    return ((outputs[0].argmax(-1) == targets[0]) & counts).sum(), counts.sum()
+
+
+def _made_up(config: dict[str, Any], vocabulary: int, where: str) -> TensorDataset:
     """Each token follows from the one before it, but for one in eight: there is something to learn."""
     padding = bool(config.pop("padding", False))
-    values = {key: _whole(config.pop(key, default), key) for key, default in SYNTHETIC.items()}
+    values = {key: _whole(config.pop(key, default), f"{where}.{key}") for key, default in SYNTHETIC.items()}
     for key in config:
-        raise ValueError(f"data: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}")
+        raise ValueError(
+            f"{where}: unknown key {key!r}, expected some of {', '.join([*SYNTHETIC, 'padding', 'shift'])}"
+        )
     samples, length = values["samples"], values["length"]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0 if where == "data" else settings.HELD_OUT)
     drawn = torch.randint(0, vocabulary, (samples, length + 1), generator=generator)
     jump = torch.rand(samples, length + 1, generator=generator) < 0.125
     ids = drawn.clone()
@@ -115,7 +142,7 @@ def _made_up(config: dict[str, Any], vocabulary: int) -> TensorDataset:
 
 def _whole(value: Any, key: str) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"data.{key} must be a whole number of at least 1, got {value!r}")
+        raise ValueError(f"{key} must be a whole number of at least 1, got {value!r}")
     return value
 
 
@@ -151,12 +178,21 @@ def language_model(
     embedding, block, head = parts
     layers = (partial(embedding, c), *[partial(block, c)] * c["blocks"], partial(head, c))
     last = len(layers) - 1
+    words = (c["vocabulary"], mask_token)
+    dataset = open_sequences(with_length(c["data"], c["positions"]), objective, words)
+
+    def held_out(config: Mapping[str, Any]) -> Dataset:
+        given = with_length(config, c["data"].get("length", c["positions"]))
+        return open_sequences(given, objective, words, "evaluation")
+
     return Task(
         layers=layers,
         loss=_loss,
-        dataset=open_sequences({"length": c["positions"], **c["data"]}, objective, c["vocabulary"], mask_token),
+        dataset=dataset,
+        evaluation=settings.evaluation(c["evaluation"], held_out, accuracy),
+        tokens_per_sample=dataset.tokens_per_sample,
         optimizer=settings.adamw(c),
-        learning_rate=settings.rate(c, training),
+        learning_rate=settings.rate(c, training, dataset),
         tied=(("0.token.weight", f"{last}.out.weight"),) if tied else (),
         checkpointed=range(1, last) if c["checkpoint"] else (),
     )

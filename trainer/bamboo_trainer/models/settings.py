@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.data import dataset_from, pure_seed
-from bamboo_trainer.task import Dataset, Parts, TrainingFacts
+from bamboo_trainer.task import Dataset, Evaluation, Metric, Parts, TrainingFacts
 
 MADE_UP: Final = "random"
+HELD_OUT: Final = 1 << 40  # made-up data to evaluate begin with this number
 TRAINING: Final[dict[str, Any]] = {"learningRate": 1e-3, "warmupSteps": 0, "weightDecay": 0.0, "checkpoint": False}
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -26,8 +27,8 @@ def read(config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, Any]], defa
     size = config.get("size", default)
     if size not in sizes:
         raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}")
-    known = {**TRAINING, **sizes[size], "data": {}}
-    values = dict(known)
+    known = {**TRAINING, **sizes[size], "data": {}, "evaluation": {}}
+    values = {**known, "evaluation": None}
     for key, value in config.items():
         if key == "size":
             continue
@@ -56,14 +57,15 @@ def _typed(key: str, value: Any, default: Any) -> Any:
     return dict(value) if kind is dict else value
 
 
-def rate(values: Mapping[str, Any], training: TrainingFacts | None) -> Callable[[int], float]:
+def rate(values: Mapping[str, Any], training: TrainingFacts | None, dataset: Dataset) -> Callable[[int], float]:
     """Linear warm-up, then half a cosine to a tenth of the rate at the job's last step."""
     peak, warmup = values["learningRate"], values["warmupSteps"]
     if peak <= 0:
         raise ValueError(f"learningRate must be positive, got {peak}")
     if training is None:
         return schedules.constant(peak, warmup)
-    return schedules.cosine(peak, steps=max(training.steps, warmup + 1), warmup=warmup, final=0.1 * peak)
+    steps = training.steps_with(dataset, getattr(dataset, "tokens_per_sample", None))
+    return schedules.cosine(peak, steps=max(steps, warmup + 1), warmup=warmup, final=0.1 * peak)
 
 
 def adamw(values: Mapping[str, Any]) -> Callable[[Named], torch.optim.Optimizer]:
@@ -92,19 +94,46 @@ def _sgd(rate: float, decay: float, named: Named) -> torch.optim.Optimizer:
     return torch.optim.SGD(decaying(named, decay), lr=rate, momentum=0.9)
 
 
-def open_data(config: Mapping[str, Any], made_up: Callable[[int], Dataset]) -> Dataset:
+MakeUp = Callable[[int, int], Dataset]  # how many samples, and the number that the first one is made from
+
+
+def open_data(config: Mapping[str, Any], made_up: MakeUp, where: str = "data") -> Dataset:
     """config: {"kind": "random", "samples": 512} is made-up data, and the default; the other kinds are those of
-    `bamboo_trainer.data.dataset_from`. made_up: samples -> them.
+    `bamboo_trainer.data.dataset_from`. where: the key that has it; made-up data to evaluate are other samples.
     """
     given = dict(config)
     if given.pop("kind", MADE_UP) != MADE_UP:
-        return dataset_from(config)
+        return dataset_from(config, where)
     samples = given.pop("samples", 512)
     for key in given:
-        raise ValueError(f"data: unknown key {key!r}, expected samples")
+        raise ValueError(f"{where}: unknown key {key!r}, expected samples")
     if type(samples) is not int or samples < 1:
-        raise ValueError(f"data.samples must be a whole number of at least 1, got {samples!r}")
-    return made_up(samples)
+        raise ValueError(f"{where}.samples must be a whole number of at least 1, got {samples!r}")
+    return made_up(samples, 0 if where == "data" else HELD_OUT)
+
+
+def evaluation(
+    config: Mapping[str, Any] | None, opened: Callable[[Mapping[str, Any]], Dataset], accuracy: Metric
+) -> Evaluation | None:
+    """What `training.evaluation` measures, if the config has a key `evaluation`: the loss, and the accuracy."""
+    return None if config is None else Evaluation(dataset=opened(config), metrics={"accuracy": accuracy})
+
+
+def top1(outputs: Parts, targets: Parts) -> tuple[Tensor, int]:
+    """The images whose class has the highest logit, of how many. logits: [samples, classes]."""
+    return (outputs[0].argmax(-1) == targets[0]).sum(), len(targets[0])
+
+
+def classifier_data(c: Mapping[str, Any]) -> dict[str, Any]:
+    """`dataset` and `evaluation` of a task whose samples are images with a class."""
+
+    def made_up(samples: int, first: int) -> Dataset:
+        return MadeUpImages(samples, c["side"], c["classes"], first)
+
+    def held_out(config: Mapping[str, Any]) -> Dataset:
+        return open_data(config, made_up, "evaluation")
+
+    return {"dataset": open_data(c["data"], made_up), "evaluation": evaluation(c["evaluation"], held_out, top1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +143,13 @@ class MadeUpImages:
     samples: int
     side: int
     classes: int
+    first: int = 0  # the number that the first one is made from
 
     def __len__(self) -> int:
         return self.samples
 
     def batch(self, indices: Sequence[int]) -> tuple[Parts, Parts]:
+        indices = [self.first + index for index in indices]
         labels = torch.tensor([pure_seed("label", i) % self.classes for i in indices])
         images = []
         for index, label in zip(indices, labels.tolist(), strict=True):
@@ -140,6 +171,7 @@ class MadeUpPairs:
     samples: int
     length: int
     words: int
+    first: int = 0  # the number that the first one is made from
 
     def __len__(self) -> int:
         return self.samples
@@ -148,7 +180,7 @@ class MadeUpPairs:
         source = torch.zeros(len(indices), self.length, dtype=torch.int64)
         target = torch.zeros_like(source)
         for row, index in enumerate(indices):
-            generator = torch.Generator().manual_seed(pure_seed("pair", index))
+            generator = torch.Generator().manual_seed(pure_seed("pair", self.first + index))
             length = int(torch.randint(self.length // 2 + 1, self.length + 1, (), generator=generator))
             source[row, :length] = torch.randint(2, self.words, (length,), generator=generator)
             target[row, :length] = (source[row, :length].flip(0) - 2 + 7) % (self.words - 2) + 2

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bamboo_trainer.models import settings
 from bamboo_trainer.models.images import Flat, loss, numbers
-from bamboo_trainer.models.settings import MadeUpImages
 from bamboo_trainer.task import Task, TrainingFacts
 
 SIDE: Final = 7  # of what the linear layers see
@@ -57,6 +56,7 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     """Raises ValueError, naming the key and what was expected, for a config that cannot be."""
     c = settings.read({"learningRate": 0.01, **config}, SIZES, "19")
     settings.whole_numbers(c, "width", "inner", "classes", "side")
+    data = settings.classifier_data(c)
     return Task(
         layers=(
             *_convolutions(c),
@@ -66,9 +66,9 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
             partial(nn.Linear, c["inner"], c["classes"]),
         ),
         loss=loss,
-        dataset=settings.open_data(c["data"], lambda samples: MadeUpImages(samples, c["side"], c["classes"])),
         optimizer=settings.sgd(c),
-        learning_rate=settings.rate(c, training),
+        learning_rate=settings.rate(c, training, data["dataset"]),
+        **data,
     )
 
 

@@ -38,7 +38,10 @@ def evaluation_schedule(task: Task, training: TrainingSpec) -> EvaluationSchedul
         return None
     evaluation = task.evaluation
     if evaluation is None:
-        raise TaskError("training.evaluation is set, but the task has no `evaluation`: no data, and no metrics")
+        raise TaskError(
+            "training.evaluation is set, but the task has no `evaluation`: no data, and no metrics "
+            "(the models of the library and of transformers take it from task.config.evaluation)"
+        )
     metrics = evaluation.metrics
     if not isinstance(metrics, Mapping) or not all(isinstance(k, str) and callable(v) for k, v in metrics.items()):
         raise TaskError("evaluation.metrics must be a mapping from names to functions of outputs and targets")
