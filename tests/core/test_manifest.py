@@ -7,18 +7,9 @@ from typing import Any
 
 import pytest
 
+from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
 from bamboo.job.manifest import ManifestError, Problem, load_manifest, parse_manifest
-from bamboo.job.placement_spec import (
-    Capacity,
-    NodePool,
-    Preset,
-    ResourcesSpec,
-    RolloutSpec,
-    SpreadPolicy,
-    SpreadSpec,
-    WorkerSpec,
-)
 from manifest_kit import MINIMAL, WHOLE, minimal, problems
 
 UNTIL = [
@@ -135,27 +126,29 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
         node_pools=(
-            NodePool(name="spot", preset=Preset.KARPENTER, price_per_hour=Decimal("0.91"), max_workers=8),
-            NodePool(
+            placement.NodePool(
+                name="spot", preset=placement.Preset.KARPENTER, price_per_hour=Decimal("0.91"), max_workers=8
+            ),
+            placement.NodePool(
                 name="fallback",
-                capacity=Capacity.ON_DEMAND,
+                capacity=placement.Capacity.ON_DEMAND,
                 price_per_hour=Decimal("3.06"),
                 after_seconds=300,
                 max_workers=2,
                 revert=True,
             ),
         ),
-        spread=SpreadSpec(topology_key="example.com/rack", policy=SpreadPolicy.NONE),
+        spread=placement.SpreadSpec(topology_key="example.com/rack", policy=placement.SpreadPolicy.NONE),
         checkpoint=s.CheckpointSpec(
             storage=s.StorageSpec(claim_name="x"), every_steps=50, keep_latest=2, resume=s.Resume.NEVER
         ),
-        worker=WorkerSpec(
+        worker=placement.WorkerSpec(
             image="r.io/t:1",
-            resources=ResourcesSpec(limits={"nvidia.com/gpu": 1, "memory": "16Gi"}),
+            resources=placement.ResourcesSpec(limits={"nvidia.com/gpu": 1, "memory": "16Gi"}),
             template={"spec": {"a": 1}},
             allow_mixed_platforms=True,
         ),
-        rollout=RolloutSpec(paused=True, max_surge=0, progress_deadline_seconds=60),
+        rollout=placement.RolloutSpec(paused=True, max_surge=0, progress_deadline_seconds=60),
         queue=s.QueueSpec(name="q"),
         failure_policy=s.FailurePolicy(
             backoff_limit=2,

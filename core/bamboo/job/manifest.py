@@ -10,20 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bamboo.job import placement_spec as placement
 from bamboo.job import spec as s
 from bamboo.job.fields import MAX_INT, MAX_INT64, Fields, ManifestError, Problem, UnknownField, join, show
 from bamboo.job.manifest_rules import check_rules
 from bamboo.job.misspelled_fields import causes_first
-from bamboo.job.placement_spec import (
-    Capacity,
-    NodePool,
-    Preset,
-    ResourcesSpec,
-    RolloutSpec,
-    SpreadPolicy,
-    SpreadSpec,
-    WorkerSpec,
-)
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.job.text_patterns import (
     DECIMAL,
@@ -274,13 +265,13 @@ def _standby(f: Fields) -> s.StandbySpec:
     return f.closed(s.StandbySpec(workers=f.integer("workers", 0, low=0, high=1024)))
 
 
-def _node_pool(f: Fields) -> NodePool:
+def _node_pool(f: Fields) -> placement.NodePool:
     price = f.optional_text("pricePerHour", DECIMAL)
     return f.closed(
-        NodePool(
+        placement.NodePool(
             name=f.text("name", DNS_LABEL),
-            capacity=f.choice("capacity", Capacity.SPOT),
-            preset=f.choice("preset", Preset.NONE),
+            capacity=f.choice("capacity", placement.Capacity.SPOT),
+            preset=f.choice("preset", placement.Preset.NONE),
             price_per_hour=None if price is None else Decimal(price),
             after_seconds=f.integer("afterSeconds", 0, low=0),
             max_workers=f.optional_integer("maxWorkers"),
@@ -289,9 +280,11 @@ def _node_pool(f: Fields) -> NodePool:
     )
 
 
-def _spread(f: Fields) -> SpreadSpec:
+def _spread(f: Fields) -> placement.SpreadSpec:
     key = f.optional_text("topologyKey", LABEL_KEY) or "topology.kubernetes.io/zone"
-    return f.closed(SpreadSpec(topology_key=key, policy=f.choice("policy", SpreadPolicy.INTERLEAVE)))
+    return f.closed(
+        placement.SpreadSpec(topology_key=key, policy=f.choice("policy", placement.SpreadPolicy.INTERLEAVE))
+    )
 
 
 def _checkpoint(f: Fields) -> s.CheckpointSpec:
@@ -320,19 +313,19 @@ def _storage(f: Fields) -> s.StorageSpec:
     return f.closed(s.StorageSpec(uri=f.optional_text("uri", URI, shown=shown_url), claim_name=claim))
 
 
-def _worker(f: Fields) -> WorkerSpec:
+def _worker(f: Fields) -> placement.WorkerSpec:
     resources = f.child("resources")
     limits, requests = resources.quantities("limits"), resources.quantities("requests")
     resources.close()
     image, template = f.optional_text("image", IMAGE), f.tree("template")
-    spec = ResourcesSpec(limits=limits, requests=requests)
+    spec = placement.ResourcesSpec(limits=limits, requests=requests)
     mixed = f.flag("allowMixedPlatforms")
-    return f.closed(WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
+    return f.closed(placement.WorkerSpec(image=image, resources=spec, template=template, allow_mixed_platforms=mixed))
 
 
-def _rollout(f: Fields) -> RolloutSpec:
+def _rollout(f: Fields) -> placement.RolloutSpec:
     return f.closed(
-        RolloutSpec(
+        placement.RolloutSpec(
             paused=f.flag("paused"),
             max_surge=f.integer("maxSurge", 1, low=0, high=1),
             progress_deadline_seconds=f.integer("progressDeadlineSeconds", 600),
