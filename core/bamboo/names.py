@@ -44,7 +44,7 @@ RECONNECT_GRACE_SECONDS = 2.0
 RECOVERY_SECONDS = 10.0  # a restarted coordinator waits that long for the others, once one has come back
 ISOLATED_SECONDS = 30.0  # a coordinator that misses most workers at once waits that long before it gives them up
 ALONE_SECONDS = 300.0  # and that long if it misses all; a restarted one then says that it hears nobody
-REUNION_SECONDS = 10.0  # from the first worker that comes back then until all others should have, too
+ALL_BACK_SECONDS = 10.0  # from the first worker that comes back then until all others should have, too
 
 TRAINER_CONTAINER = "trainer"  # a worker pod's container in which the worker runs
 TOKEN_AUDIENCE = "bamboo.dev"  # noqa: S105 - of the workers' ServiceAccount tokens

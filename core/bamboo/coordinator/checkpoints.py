@@ -23,7 +23,7 @@ AHEAD_STEPS: Final = 2  # before its step a checkpoint is asked for, so that the
 AGAIN_SECONDS: Final = 5.0  # after which a worker is asked again, as a message may have been lost
 WRITE_SECONDS: Final = 1800.0  # for all parts of a checkpoint
 STOP_SECONDS: Final = 120.0  # and two steps: for the checkpoint with which a job is to end
-UNHEARD_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
+FIRST_PART_SECONDS: Final = 60.0  # for the first part of a writer that has no stage any more
 TIDY_SECONDS: Final = 30.0  # for which a job that ends waits until what is not to be kept any longer is removed
 MOST_WRITERS: Final = 16  # of a stage
 MOST_EARLY: Final = 4  # checkpoints whose parts are heard of before their commit
@@ -184,7 +184,7 @@ def is_writing(turn: Turn, worker: WorkerId) -> bool:
     if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker):
         return False
     begun = any(writer == worker and layer in c.parts for layer, writer in c.dealt.items())
-    return begun or turn.now - c.since < UNHEARD_SECONDS
+    return begun or turn.now - c.since < FIRST_PART_SECONDS
 
 
 def _unwritten(c: CheckpointState, worker: WorkerId) -> list[int]:

@@ -100,7 +100,7 @@ class RemoveWorker:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A decision worth telling: a CamelCase reason and a sentence, for logs, events, conditions and metrics.
+    """A decision that people are told of: a CamelCase reason and a sentence, for logs, events, conditions and metrics.
 
     final: it is how the job ended, which a shell may tell in another way.
     """

@@ -10,12 +10,12 @@ from bamboo.coordinator.failures import apply_failure_policy, by_itself, note_en
 from bamboo.coordinator.state import CoordinatorState, Turn, WorkerRecord
 from bamboo.job.spec import wanted_workers
 from bamboo.names import (
+    ALL_BACK_SECONDS,
     ALONE_SECONDS,
     EXIT_OK,
     HEARTBEAT_SECONDS,
     ISOLATED_SECONDS,
     RECONNECT_GRACE_SECONDS,
-    REUNION_SECONDS,
 )
 from bamboo.planning.plan import Peer, Plan, WorkerId, plan_misfits
 
@@ -258,13 +258,13 @@ def _patience(turn: Turn) -> float:
     heard now, due or not, and our patience outlasts the first that returns.
     """
     state, latest = turn.state, turn.now - 2 * HEARTBEAT_SECONDS
-    unheard = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
-    found = ISOLATED_SECONDS if 2 * unheard > len(state.workers) else 0.0
-    if unheard and unheard == len(state.workers):
+    silent = sum(record.cut_since is not None or record.seen < latest for record in state.workers.values())
+    found = ISOLATED_SECONDS if 2 * silent > len(state.workers) else 0.0
+    if silent and silent == len(state.workers):
         found = ALONE_SECONDS
     before = state.patience if turn.now < state.patient_until else 0.0
     if found and found >= before:
-        turn.set(patience=found, patient_until=turn.now + REUNION_SECONDS)
+        turn.set(patience=found, patient_until=turn.now + ALL_BACK_SECONDS)
     return max(found, before)
 
 

@@ -1,7 +1,7 @@
 """Which worker is stuck: it lives, and has been inside one instruction for far longer than a step takes.
 
 A dataset that hangs or a kernel that never ends stops the thread that works, and not the one that sends heartbeats.
-Without a verdict all others would wait for it until the job's progress deadline.
+Unless it is given up, all others wait for it until the job's progress deadline.
 """
 
 from dataclasses import replace
