@@ -22,9 +22,9 @@ from bamboo.profiles.files import FOLDER
 from bamboo.profiles.profile import (
     Layer,
     Machine,
+    ModelProfile,
     Network,
     Prices,
-    Profile,
     Published,
     Source,
     Storage,
@@ -88,7 +88,7 @@ def whole_seconds(workload: Workload, samples: int) -> float:
     return workload.on_demand_seconds * stages / (count + stages - 1)
 
 
-def profile_of(workload: Workload) -> Profile:
+def profile_of(workload: Workload) -> ModelProfile:
     model, config = CONFIGS[workload.name]
     samples = microbatch(workload)
     one, blocks = ({**config, "blocks": 1}, BLOCKS[workload.name]) if workload.name in BLOCKS else (config, 1)
@@ -105,7 +105,7 @@ def profile_of(workload: Workload) -> Profile:
         )
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True))
     )  # fmt: skip
-    return Profile(
+    return ModelProfile(
         name=f"{workload.name}-v100",
         device="NVIDIA V100 16 GB (EC2 p3.2xlarge)",
         samples=samples,

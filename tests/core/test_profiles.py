@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bamboo.profiles.files import read_profile, shipped_names
-from bamboo.profiles.profile import SOURCES, Profile, ProfileError, for_microbatch, parse_profile, to_json
+from bamboo.profiles.profile import SOURCES, ModelProfile, ProfileError, for_microbatch, parse_profile, to_json
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def document(**changes: Any) -> dict[str, Any]:
     }
 
 
-def parsed(**changes: Any) -> Profile:
+def parsed(**changes: Any) -> ModelProfile:
     return parse_profile("p.json", json.dumps(document(**changes)))
 
 

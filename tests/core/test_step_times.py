@@ -13,7 +13,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
-from bamboo.profiles.profile import Layer, Network, Profile
+from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.pipelines import Group, StepLoss, execute
 from bamboo.simulation.step_times import LostWorkers, StepModel
 
@@ -98,7 +98,7 @@ def manifest(stages: int, pipelines: int, microbatches: int, mode: str = "EagerF
     }
 
 
-def profile(layers: int, network: Network = FAST, **changes: Any) -> Profile:
+def profile(layers: int, network: Network = FAST, **changes: Any) -> ModelProfile:
     layer = Layer(forward=1.0, backward=2.0, parameters=100, optimizer=200, gradients=100, boundary=0)
     made = msgspec.structs.replace(layer, **changes)
     return msgspec.structs.replace(parsed(), layers=(made,) * layers, network=network)
@@ -111,7 +111,7 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
     return initial_plan(peers, ranges, job.topology.pipelines, job.training, job.redundancy)
 
 
-def seconds(job: JobSpec, model: Profile) -> float:
+def seconds(job: JobSpec, model: ModelProfile) -> float:
     plan = plan_of(job, len(model.layers))
     return StepModel(model, job).seconds(plan, plan.target)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bamboo.profiles.profile import Profile, ProfileError, parse_profile
+from bamboo.profiles.profile import ModelProfile, ProfileError, parse_profile
 
 MOST_BYTES = 64 * 2**20
 FOLDER = Path(__file__).parent / "shipped"
@@ -13,14 +13,14 @@ def shipped_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 
-def read_profile(name: str) -> Profile:
+def read_profile(name: str) -> ModelProfile:
     """Of a file, or one that comes with Bamboo by its name. Raises ProfileError naming it."""
     if name in shipped_names():
         return _read(FOLDER / f"{name}.json")
     return _read(Path(name))
 
 
-def _read(path: Path) -> Profile:
+def _read(path: Path) -> ModelProfile:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

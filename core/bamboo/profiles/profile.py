@@ -131,7 +131,7 @@ class Source(_Part, frozen=True, kw_only=True):
     estimated: bool = False
 
 
-class Profile(_Part, frozen=True, kw_only=True):
+class ModelProfile(_Part, frozen=True, kw_only=True):
     """Use `parse_profile`, which checks it. name: of the model and the machine. samples: of a microbatch, for which the
     layers' seconds, activations and boundaries are. sources: by what they are the source of: SOURCES, and prices and
     published if there are any.
@@ -168,10 +168,10 @@ class Profile(_Part, frozen=True, kw_only=True):
         return tuple(name for name, source in self.sources.items() if source.estimated)
 
 
-_DECODER = msgspec.json.Decoder(Profile, strict=True)
+_DECODER = msgspec.json.Decoder(ModelProfile, strict=True)
 
 
-def parse_profile(path: str, text: bytes | str) -> Profile:
+def parse_profile(path: str, text: bytes | str) -> ModelProfile:
     """path: for messages. Raises ProfileError naming it, and what was expected where."""
     try:
         profile = _DECODER.decode(text)
@@ -184,13 +184,13 @@ def parse_profile(path: str, text: bytes | str) -> Profile:
     return profile
 
 
-def to_json(profile: Profile) -> bytes:
+def to_json(profile: ModelProfile) -> bytes:
     """The file's content, a line for each layer."""
     lines = msgspec.json.format(msgspec.json.encode(profile), indent=2)
     return lines + b"\n"
 
 
-def for_microbatch(profile: Profile, samples: int) -> Profile:
+def for_microbatch(profile: ModelProfile, samples: int) -> ModelProfile:
     """The same for microbatches of another size: seconds, activations and boundaries in proportion.
 
     That is an estimate, since small microbatches use a device less well, and its source says so.
@@ -211,7 +211,7 @@ def for_microbatch(profile: Profile, samples: int) -> Profile:
     return replace(profile, samples=samples, layers=layers, sources=sources)
 
 
-def _problems(profile: Profile) -> Iterator[str]:
+def _problems(profile: ModelProfile) -> Iterator[str]:
     if profile.format != FORMAT or profile.version != VERSION:
         found = f"{profile.format!r} version {profile.version}"[:60]
         yield f"expected format {FORMAT!r} version {VERSION}; found {found}"

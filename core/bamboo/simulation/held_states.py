@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bamboo.planning.plan import Plan, WorkerId
-from bamboo.profiles.profile import Profile
+from bamboo.profiles.profile import ModelProfile
 
 MEGABYTE = 1_000_000
 
@@ -12,7 +12,7 @@ MEGABYTE = 1_000_000
 class HeldStates:
     """Stages that workers hold at the newest version, states on their way, and layers of a checkpoint in memory."""
 
-    def __init__(self, profile: Profile, transfer_mbps: int) -> None:
+    def __init__(self, profile: ModelProfile, transfer_mbps: int) -> None:
         self._profile = profile
         self._rate = min(profile.network.flow, transfer_mbps * MEGABYTE)
         self._held: dict[WorkerId, set[int]] = {}

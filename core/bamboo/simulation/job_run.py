@@ -29,7 +29,7 @@ from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_pipelines
 from bamboo.names import worker_name
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
-from bamboo.profiles.profile import Profile, for_microbatch
+from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job_record import JobRecord, JobResult
 from bamboo.simulation.job_training import SimulatedTraining
@@ -53,7 +53,7 @@ class JobRun:
 
     spec: JobSpec
     manifest: dict[str, Any]
-    profile: Profile
+    profile: ModelProfile
     trace: Trace
     seconds: float | None = None
     price: float | None = None

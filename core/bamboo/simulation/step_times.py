@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
-from bamboo.profiles.profile import Layer, Profile
+from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.pipelines import Group, GroupTimes, Place, StepLoss, execute
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
@@ -41,7 +41,7 @@ class Stages:
 class StepModel:
     """Of one job on one profile, whose microbatches are the job's."""
 
-    def __init__(self, profile: Profile, spec: JobSpec) -> None:
+    def __init__(self, profile: ModelProfile, spec: JobSpec) -> None:
         self.profile, self._spec = profile, spec
         self._stages: dict[tuple[tuple[int, int], ...], Stages] = {}
         self._groups: dict[Group, GroupTimes] = {}

@@ -33,7 +33,7 @@ ATTENTIONS: Final = ("sdpa", "eager")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class HuggingFaceSettings:
     """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
 
     data, evaluation: as `models.sequences` reads them. objective: "causal" or "masked"; None: what the model is for.
@@ -103,8 +103,8 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
     )
 
 
-def read_settings(config: Mapping[str, Any]) -> Settings:
-    settings = Settings(**typed_values(config, _KEYS))
+def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
+    settings = HuggingFaceSettings(**typed_values(config, _KEYS))
     expect((settings.model is None) != (settings.architecture is None), "expected one of model and architecture")
     expect(
         settings.objective in (None, "causal", "masked"),
@@ -117,7 +117,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def published_config(settings: Settings) -> Any:
+def published_config(settings: HuggingFaceSettings) -> Any:
     """The transformers config that the task's config names. Raises ValueError."""
     library = transformers()
     if settings.model is not None:
@@ -163,11 +163,11 @@ def mask_token(config: Any) -> int:
     return int(found) if found is not None else min(103, vocabulary_of(config) - 1)
 
 
-def optimizer(settings: Settings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+def optimizer(settings: HuggingFaceSettings, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(decaying(named, settings.weight_decay), lr=settings.learning_rate)
 
 
-def rate(settings: Settings, steps: int | None) -> Callable[[int], float]:
+def rate(settings: HuggingFaceSettings, steps: int | None) -> Callable[[int], float]:
     """Linear warm-up, then in a straight line to 0 at the end, as transformers' Trainer does; without an end, none."""
     peak, warmup = settings.learning_rate, settings.warmup_steps
     if steps is None:
