@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli import checkpoint_commands, options, simulate_command
+from bamboo.cli import checkpoint_commands, options, profile_command, simulate_command
 from bamboo.cli.cluster_commands import app as cluster_commands
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
@@ -44,6 +44,7 @@ app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
+app.registered_commands += profile_command.app.registered_commands
 app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")]

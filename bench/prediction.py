@@ -1,0 +1,266 @@
+"""Does `bamboo simulate` foretell what real local jobs do? Throughput, and the time lost to preemptions.
+
+    python bench/prediction.py
+    python bench/prediction.py --only 4x1 --plot prediction.png --json prediction.json
+
+Each point is a grid, a mode and a rate: a job whose layers sleep (`_emulated`, so that a machine with few cores shows
+the schedule) runs with real processes, and owners are killed on a schedule; the same job is simulated with a profile
+that was measured on this machine (`bamboo profile`), under a trace with the same losses. What the engine adds to each
+forward and backward, how long a worker takes to start and how soon its end is known come from one undisturbed run of
+another grid and from the first losses, before the points. lost: seconds beyond the steps' calm duration.
+"""
+
+import asyncio
+import signal
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, say, show, write_json
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import WorkerReady
+from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
+from bamboo.job.manifest import parse_manifest
+from bamboo.local.task_profile import PROFILE, Surroundings, profile_of
+from bamboo.planning.plan import Cell
+from bamboo.profiles.profile import ModelProfile
+from bamboo.simulation.job_run import JobRun, simulate_job
+from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
+
+AGENT = "bamboo_trainer.worker.process:main"
+SLOWER = 2  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
+CALM_STEPS = 5  # before the first loss
+LIMIT_SECONDS = 400.0
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """losses: of so many owners, evenly over the steps."""
+
+    stages: int
+    pipelines: int
+    mode: str
+    losses: int
+    steps: int = 40
+
+    @property
+    def name(self) -> str:
+        return f"{self.stages}x{self.pipelines} {self.mode} {self.losses}"
+
+
+CALIBRATION = Point(2, 1, "EagerForward", 1, 20)
+POINTS = (
+    Point(2, 1, "EagerForward", 1),
+    Point(3, 1, "EagerForward", 2),
+    Point(4, 1, "EagerForward", 3),
+    Point(4, 1, "LazyForward", 3),
+    Point(4, 1, "EagerBackward", 2),
+    Point(2, 2, "EagerForward", 2),
+    Point(3, 2, "LazyForward", 3),
+    Point(4, 1, "EagerForward", 0),
+)
+
+
+@dataclass(slots=True)
+class Strikes:
+    """Kills the first owners of cells at their seconds of training, and notes what the simulator has to know."""
+
+    job: Job
+    due: list[tuple[float, Cell]]
+    begun: float | None = None
+    asked: list[float] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    killed: dict[str, float] = field(default_factory=dict)
+    detections: list[float] = field(default_factory=list)
+    struck: list[tuple[float, Cell]] = field(default_factory=list)  # seconds of training, as it came
+    owners: dict[Cell, str] = field(default_factory=dict)
+
+    def look(self, now: float, event: Event, commands: Sequence[Command]) -> None:
+        state = self.job.state
+        if self.begun is None and state.plan is not None:
+            self.begun = now
+            self.owners = {cell: state.plan.at(cell).owner for cell in state.plan.cells()}
+        for command in commands:
+            if isinstance(command, AddWorkers):
+                self.asked += [now] * command.count
+        if isinstance(event, Received) and isinstance(event.message, WorkerReady) and self.asked:
+            self.starts.append(now - self.asked.pop(0))
+        if isinstance(event, WorkerLost) and event.worker in self.killed:
+            self.detections.append(now - self.killed[event.worker])
+        while self.due and self.begun is not None and now - self.begun >= self.due[0][0]:
+            _, cell = self.due.pop(0)
+            self.struck.append((now - self.begun, cell))
+            self.killed[self.owners[cell]] = now
+            self.job.lab.pool.signal(self.owners[cell], signal.SIGKILL)
+
+
+def document_of(point: Point) -> dict[str, Any]:
+    document: dict[str, Any] = manifest(
+        TaskName.EMULATED, point.stages, 8 * point.pipelines, point.steps, mode=point.mode
+    )
+    config = document["spec"]["task"]["config"]
+    config["forwardMs"], config["backwardMs"] = SLOWER * config["forwardMs"], SLOWER * config["backwardMs"]
+    document["spec"]["topology"]["pipelines"] = point.pipelines
+    return document
+
+
+def schedule(point: Point, step_seconds: float) -> list[tuple[float, Cell]]:
+    """Owners of different cells, at different places of a step; never two neighbours within a few steps."""
+    cells = [Cell(d, s) for d in range(point.pipelines) for s in range(point.stages)]
+    every = (point.steps - CALM_STEPS) / (point.losses + 1)
+    chosen = [cells[(1 + 2 * i) % len(cells)] for i in range(point.losses)]
+    return [((CALM_STEPS + every * (i + 0.5) + 0.37 * (i + 1)) * step_seconds, cell) for i, cell in enumerate(chosen)]
+
+
+async def real(place: Lab, point: Point, step_seconds: float) -> tuple[Job, Strikes]:
+    job = Job(place, document_of(point), main=AGENT)
+    strikes = Strikes(job, schedule(point, step_seconds))
+    job.look = strikes.look
+    await asyncio.wait_for(job.run(), LIMIT_SECONDS)
+    return job, strikes
+
+
+async def measured(place: Lab, point: Point) -> ModelProfile:
+    """As `bamboo profile` does it."""
+    document = document_of(point)
+    answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
+    if answer.get("problem"):
+        raise RuntimeError(answer["problem"])
+    return profile_of(parse_manifest(document), answer, REPEATS, Surroundings())
+
+
+def trace_of(point: Point, struck: Sequence[tuple[float, Cell]], start: float) -> Trace:
+    """The nodes in the order of the cells; another one comes whenever one goes."""
+    nodes = {Cell(d, s): f"n{d * point.stages + s}" for d in range(point.pipelines) for s in range(point.stages)}
+    changes = [NodeChange(at=0.0, change=Change.ADD, node=node) for node in nodes.values()]
+    for number, (at, cell) in enumerate(struck):
+        changes.append(NodeChange(at=start + at, change=Change.REMOVE, node=nodes[cell]))
+        changes.append(NodeChange(at=start + at, change=Change.ADD, node=f"r{number}"))
+    return make_trace(changes, duration=LIMIT_SECONDS)
+
+
+def predicted(point: Point, profile: ModelProfile, struck: Sequence[tuple[float, Cell]]) -> tuple[float, float]:
+    """(seconds of training, seconds of a calm step)"""
+    document = document_of(point)
+    trace = trace_of(point, struck, profile.times.start)
+    run = JobRun(spec=parse_manifest(document), manifest=document, profile=profile, trace=trace)
+    result = simulate_job(run)
+    if result.figures.steps != point.steps:
+        raise RuntimeError(
+            f"{point.name}: the simulated job ended after {result.figures.steps} steps: {result.message}"
+        )
+    figures = result.figures
+    seconds = (figures.hours - figures.waited) * 3600
+    return seconds, seconds * figures.goodput / figures.steps
+
+
+async def calibrated(place: Lab) -> ModelProfile:
+    """The profile's layers are replaced for each point; what counts here is what the machine adds."""
+    profile = await measured(place, CALIBRATION)
+    _, step = predicted(CALIBRATION, profile, [])
+    job, strikes = await real(place, CALIBRATION, step)
+    calm = median(gaps(list(job.committed.values()))[:CALM_STEPS])
+    instructions = 2 * (8 + CALIBRATION.stages - 1)
+    replacement = strikes.starts[CALIBRATION.stages :] or strikes.starts
+    times = msgspec.structs.replace(
+        profile.times, instruction=max(0.0, (calm - step) / instructions), start=statistics.fmean(replacement),
+        detection=statistics.fmean(strikes.detections),
+    )  # fmt: skip
+    say(
+        f"calibration: a step {calm:.3f} s, predicted {step:.3f}; so {1000 * times.instruction:.2f} ms for each"
+        f" instruction; a worker starts in {times.start:.2f} s; a loss is known after {1000 * times.detection:.0f} ms"
+    )
+    return msgspec.structs.replace(profile, times=times)
+
+
+async def compare(place: Lab, point: Point, base: ModelProfile) -> dict[str, Any]:
+    profile = msgspec.structs.replace(await measured(place, point), times=base.times, network=base.network)
+    _, step = predicted(point, profile, [])
+    async with place.watched() as others:
+        job, strikes = await real(place, point, step)
+    assert strikes.begun is not None
+    moments = list(job.committed.values())
+    seconds = moments[-1] - strikes.begun
+    calm = median(gaps(moments)[:CALM_STEPS])
+    foretold, foretold_step = predicted(point, profile, strikes.struck)
+    batch = 4 * 8 * point.pipelines
+    return {
+        "point": point.name, "steps": point.steps, "losses": len(strikes.struck),
+        "real": {"seconds": seconds, "step": calm, "lost": seconds - point.steps * calm},
+        "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - point.steps * foretold_step},
+        "throughput": [point.steps * batch / seconds, point.steps * batch / foretold],
+        "others": others[0],
+    }  # fmt: skip
+
+
+def report(found: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for f in found:
+        one, other = f["real"], f["predicted"]
+        rate = 100 * (f["throughput"][1] / f["throughput"][0] - 1)
+        lost = f"{100 * (other['lost'] / one['lost'] - 1):+.0f} %" if f["losses"] else "-"
+        rows.append([
+            f["point"], f"{one['step']:.3f}", f"{other['step']:.3f}", f"{f['throughput'][0]:.1f}",
+            f"{f['throughput'][1]:.1f}", f"{rate:+.1f} %", f"{one['lost']:.2f}", f"{other['lost']:.2f}", lost,
+            f"{f['others']:.2f}",
+        ])  # fmt: skip
+    columns = [
+        "stages x pipelines, mode, losses", "step, s", "foretold", "samples/s", "foretold", "", "lost, s", "foretold",
+        "", "others, cores",
+    ]  # fmt: skip
+    show("real local jobs, and what was foretold", columns, rows)
+
+
+def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for number, (title, values) in enumerate(
+        (
+            ("samples per second", [f["throughput"] for f in found]),
+            ("seconds lost", [(f["real"]["lost"], f["predicted"]["lost"]) for f in found if f["losses"]]),
+        ),
+        start=1,
+    ):
+        axes = figure.add_subplot(1, 2, number)
+        most = 1.15 * max(max(pair) for pair in values)
+        axes.plot([0, most], [0, most], color="#d8ded7")
+        axes.scatter([a for a, _ in values], [b for _, b in values], color="#1d7f48")
+        axes.set(title=title, xlabel="real", ylabel="simulated", xlim=(0, most), ylim=(0, most))
+    figure.savefig(path, format="png", dpi=110)
+
+
+def command(
+    only: Annotated[str | None, typer.Option(help="Only points whose name begins so, such as 4x1.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the points, as PNG.")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
+) -> None:
+    """Real local jobs under a schedule of losses, beside their simulations."""
+    points = [point for point in POINTS if only is None or point.name.startswith(only)]
+    if not points:
+        raise typer.BadParameter(f"expected one of {', '.join(p.name for p in POINTS)}", param_hint="--only")
+
+    async def body() -> None:
+        found = []
+        async with lab() as place:
+            base = await calibrated(place)
+            for point in points:
+                found.append(await compare(place, point, base))
+                say(f"{point.name}: done")
+        if str(output) != "-":
+            report(found)
+        if plot is not None:
+            draw(found, plot)
+        write_json(output, {"machine": machine(), "points": found})
+
+    main(body())
+
+
+if __name__ == "__main__":
+    typer.run(command)

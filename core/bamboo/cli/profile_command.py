@@ -1,0 +1,117 @@
+"""`bamboo profile`: its flags and what it says in --help. What takes time to import is imported late."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bamboo.cli.dispatch import usage
+from bamboo.names import EXIT_FAILED
+from bamboo.terminal.option_groups import grouped
+
+app = typer.Typer(rich_markup_mode=None)
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurroundingOptions:
+    """As the user gave them: megabytes a second and seconds."""
+
+    flow: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MB/S",
+            help="What one connection between two machines carries.",
+            show_default="this machine's loopback",
+        ),
+    ] = None
+    machine: Annotated[
+        float | None,
+        typer.Option(metavar="MB/S", help="What all connections of a machine carry.", show_default="as --flow"),
+    ] = None
+    latency: Annotated[float, typer.Option(metavar="SECONDS", help="Of a message between two machines.")] = 0.0
+    storage_write: Annotated[
+        float | None,
+        typer.Option(metavar="MB/S", help="What a machine writes of checkpoints.", show_default="100"),
+    ] = None
+    storage_read: Annotated[
+        float | None, typer.Option(metavar="MB/S", help="What it reads of them.", show_default="100")
+    ] = None
+    start: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="From a node that is there until its worker is ready.",
+            show_default="loading the task here",
+        ),
+    ] = None
+    detection: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Until a loss without notice is known.", show_default="the heartbeat timeout"
+        ),
+    ] = None
+
+
+@app.command("profile")
+@grouped
+def profile_job(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="A BambooJob manifest.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="standard output"),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Microbatches of each layer whose median counts.")
+    ] = 10,
+    *,
+    options: SurroundingOptions,
+) -> None:
+    """Measure the job's layers on this machine's device, and write a profile for `bamboo simulate`.
+
+    Forward, backward and optimizer step of each layer are run with the job's microbatch and precision, on the task's
+    own data. BAMBOO_DEVICE chooses the device. What the network, the store and the nodes do is given by flags.
+
+    Example: bamboo profile job.yaml --flow 625 --machine 1250 --start 60 --output profile.json
+    """
+    from bamboo.job.manifest import ManifestError, parse_source
+    from bamboo.job.pod_fields import unknown_in_template
+    from bamboo.job.yaml_file import read_manifest_source
+    from bamboo.local.task_check import module_folders
+    from bamboo.local.task_profile import Surroundings, measure_task
+    from bamboo.profiles.profile import ProfileError, to_json
+
+    rates = ("flow", "machine", "storage_write", "storage_read")
+    given = asdict(options)
+    for name, value in given.items():
+        if value is not None and not (0 < value <= 1e6 or (value == 0 and name not in rates)):
+            usage(f"--{name.replace('_', '-')} {value:g}: expected a number above 0 and at most 1000000")
+    if options.flow is not None and options.machine is not None and options.machine < options.flow:
+        usage("--machine: expected at least --flow, since one connection cannot carry more than all")
+    try:
+        source = read_manifest_source(str(job))
+        spec = parse_source(source, unknown_in_template)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
+    around = Surroundings(**{n: v * MEGABYTE if n in rates and v is not None else v for n, v in given.items()})
+    try:
+        found = measure_task(spec, source.document, module_folders(job), repeats, around)
+    except ProfileError as error:
+        print(f"bamboo: {job}: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+    if output is None:
+        sys.stdout.write(to_json(found).decode())
+    else:
+        try:
+            output.write_bytes(to_json(found))
+        except OSError as error:
+            print(f"bamboo: cannot write {output}: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(EXIT_FAILED) from None
+    forward, backward = (1000 * sum(getattr(x, kind) for x in found.layers) for kind in ("forward", "backward"))
+    typer.echo(
+        f"{len(found.layers)} layers on {found.device}: {forward + backward:.1f} ms a microbatch of {found.samples}"
+        f" (forward {forward:.1f}, backward {backward:.1f}); estimated: {', '.join(found.estimated) or 'nothing'}",
+        err=True,
+    )

@@ -1,0 +1,121 @@
+"""Measures a job's layers on this machine, and makes a profile of them. The trainer does it, in its own process."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from bamboo.job.spec import JobSpec
+from bamboo.local.pool import Pool, PoolError
+from bamboo.local.scratch import scratch_folder
+from bamboo.local.task_check import NEEDED
+from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.profiles.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
+
+PROFILE: Final = "bamboo_trainer.profiling:profile"
+PROFILE_SECONDS: Final = 3600.0
+DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What of a machine cannot be measured on it, or should not be taken as it is here; None: as here.
+
+    flow, machine, storage_write, storage_read: bytes a second. latency, start, detection: seconds.
+    """
+
+    flow: float | None = None
+    machine: float | None = None
+    latency: float = 0.0
+    storage_write: float | None = None
+    storage_read: float | None = None
+    start: float | None = None
+    detection: float | None = None
+
+
+def measure_task(
+    spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path], repeats: int, around: Surroundings
+) -> ModelProfile:
+    """folders: of the task's modules. repeats: microbatches whose median counts. Raises ProfileError."""
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        raise ProfileError(f"bamboo profile needs {' and '.join(missing)}, not installed here")
+    try:
+        answer = asyncio.run(_ask(manifest, folders, repeats))
+    except PoolError as error:
+        raise ProfileError(str(error)) from None
+    if problem := answer.get("problem"):
+        raise ProfileError(str(problem))
+    return profile_of(spec, answer, repeats, around)
+
+
+async def _ask(manifest: dict[str, Any], folders: Sequence[Path], repeats: int) -> dict[str, Any]:
+    with scratch_folder() as scratch:
+        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
+        await pool.open()
+        try:
+            arguments = {"manifest": manifest, "repeats": repeats}
+            answer: dict[str, Any] = await pool.call(PROFILE, arguments, PROFILE_SECONDS)
+        except PoolError as error:
+            said = pool.tail(3)
+            raise PoolError(f"the task could not be measured: {error}" + (f" ({said})" if said else "")) from None
+        finally:
+            await pool.close()
+    return answer
+
+
+def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Surroundings) -> ModelProfile:
+    """answer: of `bamboo_trainer.profiling.profile`."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
+    flow = around.flow or answer["loopback"]
+    layers = [Layer(**layer) for layer in answer["layers"]]
+    samples = spec.training.micro_batch_size
+    measured = f"median of {repeats} microbatches of {samples} on {device}, layer by layer"
+    return ModelProfile(
+        name=spec.name, device=device, samples=samples, layers=tuple(layers),
+        network=Network(flow=flow, machine=max(flow, around.machine or flow), latency=around.latency),
+        storage=Storage(write=around.storage_write or DISK_RATE, read=around.storage_read or DISK_RATE),
+        times=Times(
+            start=answer["load"] if around.start is None else around.start,
+            detection=HEARTBEAT_TIMEOUT_SECONDS if around.detection is None else around.detection,
+        ),
+        machine=Machine(memory=answer["memory"] or host, host_memory=host),
+        sources={
+            "layers.seconds": Source(text=measured),
+            "layers.update": Source(text=f"median of optimizer steps on {device}, layer by layer"),
+            "layers.bytes": Source(text="counted from the layers, on tensors without data where that is possible"),
+            "network": _network(around),
+            "storage": _storage(around),
+            "times": _times(around),
+            "memory": Source(text="of this machine"),
+        },
+    )  # fmt: skip
+
+
+def _network(around: Surroundings) -> Source:
+    if around.flow is not None:
+        return Source(text="given by flags")
+    return Source(text="one connection within this machine; between machines it is slower (--flow)", estimated=True)
+
+
+def _storage(around: Surroundings) -> Source:
+    if None not in (around.storage_write, around.storage_read):
+        return Source(text="given by flags")
+    return Source(
+        text="assumed: 100 MB/s where no flag says otherwise (--storage-write, --storage-read)", estimated=True
+    )
+
+
+def _times(around: Surroundings) -> Source:
+    given = None not in (around.start, around.detection)
+    if given:
+        return Source(text="given by flags")
+    return Source(
+        text="start: loading the task on this machine, without the node, its image and Python's start (--start);"
+        " detection: the heartbeat timeout, as of a machine that vanishes (--detection)",
+        estimated=True,
+    )

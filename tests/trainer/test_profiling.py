@@ -1,0 +1,99 @@
+"""`bamboo profile`: what is measured of a task's layers, and the command."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo.job.manifest import parse_manifest
+from bamboo.local.task_profile import Surroundings, profile_of
+from bamboo.profiles.files import read_profile
+from bamboo_trainer.profiling import loopback, profile
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    """It computes with one thread, as workers do; other tests with as many as before."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def manifest(entrypoint: str = "bamboo_trainer.models.bert:build", **config: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "task": {"entrypoint": entrypoint, "config": {"size": "tiny", **config}},
+            "training": {"steps": 10, "globalBatchSize": 8, "microBatchSize": 2},
+            "topology": {"stages": 2},
+        },
+    }
+
+
+def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
+    answer = profile(manifest(), 3)
+    layers = answer["layers"]
+    assert len(layers) == 5
+    assert all(layer["forward"] > 0 and layer["backward"] > 0 and layer["update"] > 0 for layer in layers)
+    width, length, samples = 16, 16, 2
+    assert {layer["boundary"] for layer in layers[:-1]} == {4 * width * length * samples + length * samples}
+    assert layers[1]["gradients"] == layers[1]["parameters"]
+    assert layers[1]["optimizer"] >= 2 * layers[1]["parameters"]  # AdamW's two averages, and its counters
+    assert answer["loopback"] > 1e6
+    found = profile_of(parse_manifest(manifest()), answer, 3, Surroundings(flow=1e8, latency=0.001))
+    assert (found.network.flow, found.network.latency, found.samples) == (1e8, 0.001, 2)
+    assert "network" not in found.estimated
+    assert found.estimated == ("storage", "times")
+
+
+def test_a_wrong_task_is_told_in_a_sentence() -> None:
+    assert "wide" in profile(manifest(wide=3), 1)["problem"]
+    told = profile(manifest("bamboo_trainer.models.nothing:build"), 1)["problem"]
+    assert "bamboo_trainer.models.nothing" in told
+
+
+def test_a_connection_within_this_machine_carries_something() -> None:
+    assert 1e6 < loopback() < 1e13
+
+
+def test_the_command_writes_a_profile_that_a_simulation_reads(tmp_path: Path) -> None:
+    """Also of a module beside the manifest, in the trainer's own process."""
+    job, written = tmp_path / "job.yaml", tmp_path / "profile.json"
+    document = manifest("own_task:build")
+    document["spec"]["task"]["config"] = {}
+    job.write_text(yaml.safe_dump(document))
+    (tmp_path / "own_task.py").write_text(
+        "from bamboo_trainer.models import bert\n\ndef build(config):\n    return bert.build({'size': 'tiny'})\n"
+    )
+    runner = CliRunner()
+    given = ["--repeats", "1", "--flow", "100", "--start", "20", "--detection", "2", "--output", str(written)]
+    done = runner.invoke(app, ["profile", str(job), *given])
+    assert done.exit_code == 0, done.output
+    assert "5 layers on processor of" in done.output
+    found = read_profile(str(written))
+    assert (found.network.flow, found.times.start, found.times.detection) == (1e8, 20.0, 2.0)
+    arguments = ["simulate", str(job), "--profile", str(written), "--preempt-rate", "0", "--seeds", "1"]
+    simulated = runner.invoke(app, arguments)
+    assert simulated.exit_code == 0, simulated.output
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--flow", "0"], "--flow 0: expected a number above 0"),
+        (["--start", "-1"], "--start -1: expected a number above 0"),
+        (["--flow", "10", "--machine", "5"], "--machine: expected at least --flow"),
+    ],
+)
+def test_wrong_flags_of_profile_get_one_sentence(tmp_path: Path, given: list[str], told: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(manifest()))
+    done = CliRunner().invoke(app, ["profile", str(job), *given])
+    assert done.exit_code == 2
+    assert told in done.output

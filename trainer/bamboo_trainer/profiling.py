@@ -1,0 +1,143 @@
+"""What a job's layers take on this machine's device: measured one layer after the other, for `bamboo profile`.
+
+Each layer is a stage of its own, run by the same code as in training, with the job's microbatch and precision. Its
+inputs are what the layers before it make of the task's own data.
+"""
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.estimate import LayerSize, measure
+from bamboo_trainer.memory.placement import choose_device, use
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.work import Work
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
+
+WARMUP: Final = 2  # microbatches before those that count
+LOOPBACK_BYTES: Final = 64 << 20
+LOOPBACK_SECONDS: Final = 30.0
+WORKER: Final = "profile-0"
+
+
+def profile(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """`problem`: one sentence, or what was measured; only JSON values. repeats: microbatches whose median counts.
+
+    layers: seconds of forward, backward and update, and bytes. device: its name. load: seconds until the task was
+    loaded. loopback: bytes a second of one connection within this machine. memory: bytes of the device.
+    """
+    began = time.monotonic()
+    torch.set_num_threads(1)  # as in a worker
+    spec = parse_manifest(manifest)
+    try:
+        device = choose_device(WORKER)
+        use(device)
+        facts = shown_to_build(spec.training)
+        task = settled(load_task(spec.task.entrypoint, spec.task.config, facts), spec.training.seed)
+        spec = with_steps(spec, task)
+        loaded = time.monotonic() - began
+        sizes, costs = measure(task, spec), layer_costs(task, spec.training.micro_batch_size)
+        seconds = _measured(task, spec, device, repeats)
+    except ValueError as error:  # a TaskError or DeviceError among them
+        return {"problem": str(error)}
+    except (MemoryError, OSError, RuntimeError) as error:
+        return {"problem": f"the task could not be tried: {type(error).__name__}: {error}"}
+    return {
+        "layers": [_told(*each) for each in zip(seconds, sizes, costs, strict=True)],
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "memory": torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None,
+        "load": loaded,
+        "loopback": loopback(),
+    }
+
+
+def _told(seconds: tuple[float, float, float], size: LayerSize, cost: float) -> dict[str, Any]:
+    forward, backward, update = seconds
+    return {
+        "forward": forward, "backward": backward, "update": update, "parameters": size.held,
+        "optimizer": size.remembered, "gradients": size.gradients, "activations": size.kept, "boundary": size.outputs,
+        "cost": cost,
+    }  # fmt: skip
+
+
+def _measured(task: Task, spec: JobSpec, device: torch.device, repeats: int) -> list[tuple[float, float, float]]:
+    """(forward, backward, update) of each layer, medians. Only one layer is in memory at a time."""
+    count = len(task.layers)
+    config = replace(TrainingConfig.of(spec.training), microbatches=WARMUP + repeats)
+    stages = tuple((index, index + 1) for index in range(count))
+    reader = BatchReader(task, config.samples)
+    inputs: Parts | None = None
+    found = []
+    try:
+        for index in range(count):
+            stage = Stage(task, index, stages, config, device, reader)
+            work = stage.begin(range(config.microbatches), (0, config.microbatches))
+            times = []
+            for microbatch in range(config.microbatches):
+                forward, outputs = _timed(stage, partial(stage.forward, work, 0, microbatch, inputs))
+                backward = _backward(stage, work, microbatch, outputs)
+                times.append((forward, backward))
+            update = _update(stage, work, repeats)
+            found.append((*(statistics.median(kind) for kind in zip(*times[WARMUP:], strict=True)), update))
+            inputs = outputs
+    finally:
+        reader.close()
+    return found
+
+
+def _timed(stage: Stage, what: Callable[[], Any]) -> tuple[float, Any]:
+    stage.wait()
+    began = time.perf_counter()
+    result = what()
+    stage.wait()
+    return time.perf_counter() - began, result
+
+
+def _backward(stage: Stage, work: Work, microbatch: int, outputs: Parts) -> float:
+    given = None if stage.last else tuple(torch.ones_like(part) for part in outputs if part.is_floating_point())
+    return _timed(stage, lambda: stage.backward(work, 0, microbatch, given))[0]
+
+
+def _update(stage: Stage, work: Work, repeats: int) -> float:
+    """Of the optimizer's step; the first one makes what the optimizer remembers."""
+    gradient, running = work.gradients.total()[: stage.size], stage.folded(work.contributions)
+    times = [_timed(stage, lambda: stage.apply(gradient, 1.0, *running))[0] for _ in range(1 + min(repeats, 5))]
+    return statistics.median(times[1:])
+
+
+def loopback() -> float:
+    """Bytes a second that one TCP connection carries within this machine."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        server.settimeout(LOOPBACK_SECONDS)
+        sender = threading.Thread(target=_send, args=(server.getsockname()[1],), daemon=True)
+        sender.start()
+        received, buffer = 0, bytearray(1 << 20)
+        connection, _ = server.accept()
+        with closing(connection):
+            connection.settimeout(LOOPBACK_SECONDS)
+            began = time.perf_counter()
+            while received < LOOPBACK_BYTES and (size := connection.recv_into(buffer)):
+                received += size
+            took = time.perf_counter() - began
+        sender.join(LOOPBACK_SECONDS)
+    return received / took
+
+
+def _send(port: int) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=LOOPBACK_SECONDS)) as connection:
+        connection.sendall(bytes(LOOPBACK_BYTES))
