@@ -8,7 +8,7 @@ from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, TIDY_SEC
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import Cell, CheckpointId
-from checkpoint_world import FIRST, LAYERS, begin, made, plan_of, reasons, root_of, save, sent, train, written
+from checkpoint_world import FIRST, LAYERS, begin, finished, made, plan_of, reasons, root_of, save, sent, train, written
 from world import World, silence
 
 
@@ -215,12 +215,6 @@ def test_what_is_not_written_for_long_is_given_up() -> None:
     assert "CheckpointAbandoned" in reasons(world)
 
 
-def finished(world: World) -> None:
-    for cell in plan_of(world).cells():
-        message = protocol.CellFinished(cell=cell, digest="0" * 64)
-        world.tell(Received(plan_of(world).at(cell).owner, message))
-
-
 @pytest.mark.parametrize("removed", ["as soon as it is removed", "not for ever", "not for a worker that is gone"])
 def test_a_finished_job_waits_for_its_last_checkpoint_and_for_the_removal_of_older_ones(removed: str) -> None:
     world = made(steps=8)
@@ -239,26 +233,6 @@ def test_a_finished_job_waits_for_its_last_checkpoint_and_for_the_removal_of_old
             silence(world, set(), TIDY_SECONDS + 1)
         case "not for a worker that is gone":
             world.lose(committer)
-    assert world.finish is not None
-    assert world.finish.outcome is Outcome.COMPLETE
-
-
-@pytest.mark.parametrize("told", ["no commit carries it", "it fails", "its writer is lost"])
-def test_a_finished_job_does_not_wait_for_a_checkpoint_that_cannot_be(told: str) -> None:
-    world = made(2, 2, steps=8)
-    if told == "no commit carries it":
-        train(world, 8)
-    else:
-        begin(world)
-    finished(world)
-    assert world.finish is None
-    if told == "it fails":
-        failed = protocol.CheckpointFailed(checkpoint=CheckpointId(step=8, id="a"), message="full")
-        world.tell(Received(root_of(world), failed))
-    elif told == "its writer is lost":
-        world.lose(world.state.checkpoints.writers[1][0])
-    else:
-        silence(world, set(), 2 * AGAIN_SECONDS + 2)
     assert world.finish is not None
     assert world.finish.outcome is Outcome.COMPLETE
 

@@ -187,6 +187,11 @@ def _wrong_result(job: "Simulation") -> str | None:
     known = dict(job.state.evaluations)
     if known != due and (not job.injector.restarted or any(known.get(v) != due[v] for v in list(due)[-1:])):
         return f"evaluated were {known}, not {due}"
+    c = job.state.checkpoints
+    if job.scenario.checkpoints and not c.final_failures:
+        begun = [job.state.plan.restore.step] if job.state.plan and job.state.plan.restore else []
+        if job.scenario.arithmetic.steps not in [*(one.step for one in job.store.committed), *begun]:
+            return f"the last state is in none of the checkpoints {job.store.committed}"
     if job.scenario.saving:
         saved = {stage: d for node in job.nodes.values() for stage, d in node.saved.items()}
         if saved != dict(enumerate(digests)):

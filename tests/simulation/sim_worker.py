@@ -203,6 +203,9 @@ class Node:
             case protocol.TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(item)
+            case protocol.KeepLastState():
+                if self.engine:
+                    self.engine.keep_last_state(item)
             case protocol.CommitCheckpoint():
                 self.around.store.commit(self, item)
             case protocol.DropCopies(checkpoints=checkpoints):

@@ -259,6 +259,8 @@ class Job:
                     node.engine.obey(item.plan)
                 elif isinstance(item, protocol.TakeCheckpoint):
                     node.engine.take_checkpoint(item)
+                elif isinstance(item, protocol.KeepLastState):
+                    node.engine.keep_last_state(item)
                 elif isinstance(item, protocol.DropCopies):
                     node.engine.drop_copies(item.checkpoints)
                 elif isinstance(item, protocol.CommitCheckpoint):

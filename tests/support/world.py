@@ -123,7 +123,10 @@ class World:
                         )
                 case Send(
                     worker,
-                    protocol.TakeCheckpoint() | protocol.CommitCheckpoint() | protocol.DropCopies() as message,
+                    protocol.TakeCheckpoint()
+                    | protocol.KeepLastState()
+                    | protocol.CommitCheckpoint()
+                    | protocol.DropCopies() as message,
                 ):
                     self.sent.append((worker, message))
                 case Send(worker, protocol.Refused()):

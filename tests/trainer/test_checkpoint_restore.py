@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from bamboo.control.channel_events import Received
 from bamboo.control.digests import add_digests
+from bamboo.control.protocol import PartsWritten
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import ROOT
 from bamboo_trainer.transport.base import Arrived
@@ -91,6 +93,41 @@ def test_another_grid_goes_on_with_the_same_bits(before: tuple[int, int], after:
     digest, losses = undisturbed()
     assert result(job) == (digest, {step: loss for step, loss in losses.items() if step >= 4})
     assert {fault.step for fault in job.executed if fault.name == "Forward"} == set(range(4, STEPS))
+
+
+@dataclass
+class SlowStore:
+    """The files of that step are durable only when all stages have finished."""
+
+    step: int
+    late: list[Any] = field(default_factory=list)
+
+    def __call__(self, job: Job) -> None:
+        told = [event for event in job.inbox if self._is_held_up(event)]
+        self.late += told
+        for event in told:
+            job.inbox.remove(event)
+        plan = job.state.plan
+        if plan and len(job.state.finished) == len(plan.cells()):
+            job.inbox.extend(self.late)
+            self.late.clear()
+            self.step = -1
+
+    def _is_held_up(self, event: Any) -> bool:
+        said = event.message if isinstance(event, Received) else None
+        return isinstance(said, PartsWritten) and said.checkpoint.step == self.step
+
+
+@pytest.mark.parametrize("grid", [(3, 1), (2, 2)])
+def test_the_last_state_is_kept_after_one_that_is_still_being_written_at_the_end(grid: tuple[int, int]) -> None:
+    store = SlowStore(6)
+    job = Job(manifest(*grid, every=6), decide=store).run()
+    assert [one.step for one in job.store.committed] == [6, STEPS]
+    assert result(job) == undisturbed()
+    assert job.state.checkpoints.counts.abandoned == {}
+    again = Job(manifest(2, 1, every=6), store=job.store).run()
+    assert result(again) == (undisturbed()[0], {}), "nothing is left to train"
+    assert [one.step for one in again.store.committed] == [6, STEPS], "and nothing to keep"
 
 
 def test_a_job_that_loses_a_stage_before_its_first_checkpoint_ends() -> None:

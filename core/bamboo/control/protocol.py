@@ -319,6 +319,16 @@ class TakeCheckpoint(Message, frozen=True):
     hold: bool = False
 
 
+class KeepLastState(Message, frozen=True):
+    """To those who have finished stages: let their state after the last step be that checkpoint.
+
+    writers: of each stage, who share its layers, and write them to the store.
+    """
+
+    checkpoint: CheckpointId
+    writers: tuple[tuple[WorkerId, ...], ...]
+
+
 class CommitCheckpoint(Message, frozen=True):
     """All parts of that checkpoint are durable: write its manifest. score: of the state, the larger the better."""
 
@@ -370,6 +380,6 @@ class Refused(Message, frozen=True):
 
 
 ToWorker = (
-    Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | CommitCheckpoint
-    | DropCopies | HistoryEvents | Save | Stop | Refused
+    Welcome | ProfileRequest | ReportRequest | SendPlan | FindCheckpoint | TakeCheckpoint | KeepLastState
+    | CommitCheckpoint | DropCopies | HistoryEvents | Save | Stop | Refused
 )  # fmt: skip

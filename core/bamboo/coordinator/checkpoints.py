@@ -170,7 +170,8 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
         for worker in writers:
             if c.writing is not None and not _unwritten(c, worker):
                 continue
-            if worker not in state.workers or (worker not in holders and not is_writing(turn, worker)):
+            held = c.final or worker in holders or is_writing(turn, worker)
+            if worker not in state.workers or not held:
                 lost.add(worker)
     return sorted(lost)
 
@@ -242,8 +243,9 @@ def _abandon(turn: Turn, reason: AbandonReason, why: str, *, retry: bool = False
     step = c.writing.step if c.writing else turn.state.step
     turn.do(Emit("CheckpointAbandoned", f"the checkpoint of step {step} is given up: {one_line(why)}", True))
     change(
-        turn, writers=(), writing=None, parts={}, asked=None, retry=retry, last_step=turn.state.step,
-        counts=c.counts.abandoning(reason),
+        turn, writers=(), writing=None, parts={}, asked=None, retry=retry and not c.final, last_step=turn.state.step,
+        counts=c.counts.abandoning(reason), final=False,
+        final_failures=c.final_failures + (step >= turn.state.spec.training.steps and c.writing is not None),
     )  # fmt: skip
     copies.given_up(turn, c.writing)
 
@@ -259,7 +261,7 @@ def committed(turn: Turn, message: protocol.StepCommitted) -> None:
     c = turn.state.checkpoints
     if message.checkpoint is not None:
         _carried(turn, *message.checkpoint)
-    elif c.writing is not None and c.writing.step == message.step + 1:
+    elif c.writing is not None and not c.final and c.writing.step == message.step + 1:
         _abandon(turn, AbandonReason.WRITER_LOST, "all workers that knew of it are gone", retry=True)
 
 
@@ -322,6 +324,7 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
     if message.tidied and c.tidying == (message.checkpoint, worker):
         change(turn, tidying=None)
     if message.checkpoint != c.writing:
+        _heard_again(turn, message.checkpoint)
         return
     size = sum(part.bytes for part in c.parts.values())
     kept = (message.checkpoint, *c.kept)[:MOST_KEPT]
@@ -329,10 +332,17 @@ def checkpoint_committed(turn: Turn, worker: WorkerId, message: protocol.Checkpo
     turn.do(Emit("CheckpointSaved", f"the state of step {message.checkpoint.step} is saved, in {seconds:.1f} s"))
     change(
         turn, kept=kept, kept_at=turn.now, bytes=size, seconds=seconds, writers=(), writing=None, parts={}, asked=None,
-        last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall),
+        last_step=message.checkpoint.step, counts=c.counts.saved(seconds, c.stall), final=False,
         tidying=None if message.tidied else (message.checkpoint, worker),
     )  # fmt: skip
     copies.committed(turn, message.checkpoint)
+
+
+def _heard_again(turn: Turn, checkpoint: CheckpointId) -> None:
+    """Of the last state's, workers tell a restarted coordinator, too, that it need not be kept once more."""
+    c = turn.state.checkpoints
+    if checkpoint.step >= turn.state.spec.training.steps and checkpoint not in (*c.kept, *c.bad) and c.writing is None:
+        change(turn, kept=(checkpoint, *c.kept)[:MOST_KEPT])
 
 
 def is_tidying(turn: Turn) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import resplit, stragglers
+from bamboo.coordinator import final_checkpoint, resplit, stragglers
 from bamboo.coordinator.checkpoints import first_number, look_after, stop, stop_if_kept
 from bamboo.coordinator.events import (
     Command,
@@ -94,6 +94,7 @@ def step(state: CoordinatorState, event: Event, now: float) -> tuple[Coordinator
     if turn.state.phase == "Running":
         resplit.look_after(turn)
         look_after(turn)
+        final_checkpoint.look_after(turn)
         stop_if_kept(turn)
     if turn.state.phase == "Running":
         finish_if_done(turn)
@@ -149,18 +150,25 @@ def _edit(turn: Turn, wanted: JobSpec) -> None:
     turn.set(spec=apply_edit(turn.state.spec, wanted))
 
 
+def _waits_for_the_store(state: CoordinatorState) -> bool:
+    """Is all training done, and a checkpoint being written, which has a limit of its own?"""
+    return state.step >= state.spec.training.steps and state.checkpoints.writing is not None
+
+
 def _tick(turn: Turn) -> None:
+    waited = _waits_for_the_store(turn.state)
     check_deadlines(turn)
     check_stuck(turn)
     if turn.state.phase == "Running" and turn.state.checkpoints.writers:
         look_after(turn)
+        final_checkpoint.look_after(turn)
     if turn.state.phase == "Running" and turn.state.resplit:
         resplit.look_after(turn)
     stop_if_kept(turn)
     state, now = turn.state, turn.now
     limit = state.spec.progress_deadline_seconds
     check_restore_deadline(turn)
-    if state.phase == "Running" and limit and now - state.last_progress > limit:
+    if state.phase == "Running" and limit and now - state.last_progress > limit and not waited:
         doing = "; ".join(f"{w} is {r.doing}" for w, r in state.workers.items() if r.doing)
         turn.finish(Outcome.FAILED, "ProgressDeadlineExceeded", f"no step was committed for {limit} s: {doing}")
     if state.phase == "Saving" and now - state.phase_since > SAVE_SECONDS:

@@ -45,8 +45,9 @@ def _begin_to_look(turn: Turn, reason: str, message: str, *, pausing: bool = Fal
     """pausing: what has just failed would fail again at once."""
     since = turn.state.checkpoints.back_since
     change(
-        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, reason=reason,
-        message=message, asked_at=turn.now, pausing=pausing, back_since=turn.now if since is None else since,
+        turn, looked=False, found=None, asked=None, writers=(), writing=None, parts={}, early={}, final=False,
+        reason=reason, message=message, asked_at=turn.now, pausing=pausing,
+        back_since=turn.now if since is None else since,
     )  # fmt: skip
     turn.enter("Restoring")
 

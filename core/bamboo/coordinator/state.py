@@ -98,6 +98,8 @@ class CheckpointState:
     turned out to be damaged.
     looked: whether it is known with which one (found) the job begins. reason, message: why it has to go back to one.
     counts: what became of all of them. first: the step with which the job began.
+    final: the one in progress is of the last state, and those who have finished were asked for it one by one.
+    final_failures: of checkpoints of the last state.
     copies: of the newest ones, who keeps which layers in host memory.
     tidying: the newest one and who wrote it, while that worker removes others. endangered: the workers with notice for
     whose sake one was taken.
@@ -132,6 +134,8 @@ class CheckpointState:
     message: str = ""
     counts: CheckpointCounts = field(default_factory=CheckpointCounts)
     first: int = 0
+    final: bool = False
+    final_failures: int = 0
     copies: Mapping[CheckpointId, Mapping[WorkerId, frozenset[int]]] = field(default_factory=dict)
     tidying: tuple[CheckpointId, WorkerId] | None = None
     endangered: frozenset[WorkerId] = frozenset()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, copies, evaluations, resplit, restoring
+from bamboo.coordinator import checkpoints, copies, evaluations, final_checkpoint, resplit, restoring
 from bamboo.coordinator.events import Emit, Finish, Outcome, Send, Takeover
 from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.platforms import refuse_other_data
@@ -261,8 +261,8 @@ def _cell_finished(turn: Turn, worker: WorkerId, message: protocol.CellFinished)
 def finish_if_done(turn: Turn) -> None:
     """The job is done when every cell of a layout that may be in force has finished."""
     state = turn.state
-    if state.plan is None or not state.finished or state.checkpoints.writers or checkpoints.is_tidying(turn):
-        return  # the last state is still being kept
+    if state.plan is None or not state.finished or state.checkpoints.writing or checkpoints.is_tidying(turn):
+        return  # a state is still being kept
     if state.spec.training.evaluation and state.spec.training.steps not in state.evaluations:
         return  # all have done their part in it, and the root has yet to say what it came to
     finished, stages = dict(state.finished), len(state.plan.stages)
@@ -273,10 +273,17 @@ def finish_if_done(turn: Turn) -> None:
     if diverged and not state.plan.mixed:
         message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"
         turn.finish(Outcome.FAILED, "PipelinesDiverged", message)
+    elif final_checkpoint.begin(turn):
+        return
     elif state.save_path is None:
-        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
+        _complete(turn)
     else:
         turn.enter("Saving")
+
+
+def _complete(turn: Turn) -> None:
+    lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
+    turn.finish(Outcome.COMPLETE, "Complete", f"all {turn.state.spec.training.steps} steps are done{lacking}")
 
 
 def ask_to_save(turn: Turn) -> None:
@@ -293,7 +300,7 @@ def ask_to_save(turn: Turn) -> None:
         turn.set(asked_to_save={**state.asked_to_save, **new})
         turn.do(*(Send(w, protocol.Save(stage=s, path=state.save_path)) for s, w in new.items()))
     if not owners:
-        turn.finish(Outcome.COMPLETE, "Complete", f"all {state.spec.training.steps} steps are done")
+        _complete(turn)
 
 
 def _cells(layout: Layout, stages: int) -> set[Cell]:

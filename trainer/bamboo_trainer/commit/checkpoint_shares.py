@@ -4,10 +4,10 @@ They are made while the worker waits for others in the step after; what is not c
 is copied then, and only for that training waits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bamboo.planning.plan import CheckpointId
+from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.planning.shares import share
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.plan_state import PlanState
@@ -45,6 +45,7 @@ class CheckpointShares:
         self._plan, self._states, self._log, self._clock = plan, states, log, clock
         self._keep, self._hold = keep, hold
         self._shares: dict[int, _Share] = {}  # by stage: those that are being copied
+        self._last: CheckpointId | None = None  # that was asked for after the last step
 
     def reached(self, stage: int) -> None:
         """A stage that is held here has come to another version, by itself or with another worker's state."""
@@ -54,13 +55,29 @@ class CheckpointShares:
         mark = commit.checkpoint if commit else None
         if mark is not None and mark.hold:
             self._hold(CheckpointId(step=version, id=mark.id), self._states[stage].layer_states(shown=False))
-        if mark is None or stage >= len(mark.writers):
-            return
-        layers = share(mark.writers[stage], self._plan.worker, self._plan.current.stages[stage])
+        if mark is not None and stage < len(mark.writers):
+            self._begin(stage, CheckpointId(step=version, id=mark.id), mark.writers[stage])
+
+    def keep_last(self, checkpoint: CheckpointId, writers: Sequence[Sequence[WorkerId]]) -> bool:
+        """The coordinator asks for the last state, perhaps again. False if it is not here as others think it is."""
+        if checkpoint != self._last:
+            mine = [stage for stage, named in enumerate(writers) if self._plan.worker in named]
+            if any(not self._is_here(stage, checkpoint.step) for stage in mine):
+                return False
+            self._last = checkpoint
+            for stage in mine:
+                self.finish(stage)
+                self._begin(stage, checkpoint, writers[stage])
+        return True
+
+    def _is_here(self, stage: int, version: int) -> bool:
+        return self._states.here(stage) is not None and self._states.version(stage) == version
+
+    def _begin(self, stage: int, checkpoint: CheckpointId, writers: Sequence[WorkerId]) -> None:
+        layers = share(writers, self._plan.worker, self._plan.current.stages[stage])
         if layers:
             began = self._clock()
             copying = self._states[stage].late_copies(layers)
-            checkpoint = CheckpointId(step=version, id=mark.id)
             self._shares[stage] = _Share(checkpoint, copying, self._clock() - began)
             self._hand_over(stage)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bamboo.control.protocol import PeerDown, PeerUp, Report, TakeCheckpoint
+from bamboo.control.protocol import CheckpointFailed, KeepLastState, PeerDown, PeerUp, Report, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
@@ -203,6 +203,12 @@ class Engine:
         """The coordinator wishes that the next state is kept."""
         if self.components:
             self.components.committer.take_checkpoint(wanted)
+
+    def keep_last_state(self, wanted: KeepLastState) -> None:
+        """The coordinator asks for the state after the last step, which is still here."""
+        if not self.components or not self.components.shares.keep_last(wanted.checkpoint, wanted.writers):
+            text = f"{self._ports.worker} does not hold the last state of its stages any more"
+            self._ports.tell(CheckpointFailed(checkpoint=wanted.checkpoint, message=text))
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""

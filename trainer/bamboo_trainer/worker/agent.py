@@ -27,6 +27,7 @@ from bamboo.control.protocol import (
     Heartbeat,
     Hello,
     HistoryEvents,
+    KeepLastState,
     Message,
     NoticeReceived,
     Profile,
@@ -220,6 +221,9 @@ class WorkerAgent:
             case TakeCheckpoint():
                 if self.engine:
                     self.engine.take_checkpoint(message)
+            case KeepLastState():
+                if self.engine:
+                    self.engine.keep_last_state(message)
             case CommitCheckpoint():
                 self._commit(message)
             case FindCheckpoint():

@@ -1,0 +1,82 @@
+"""A job that is complete has its last state in the store.
+
+Usually the commit of the last step is marked as that of any other checkpoint. That cannot be if the one before is still
+being written two steps before the end, or if the root hears the wish too late, and such a checkpoint may be given up.
+Then those who have finished the stages, and keep them until they are told to leave, are asked for their states.
+"""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Final
+
+from bamboo.control import protocol
+from bamboo.coordinator.checkpoint_counts import AbandonReason
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_WRITERS, change
+from bamboo.coordinator.events import Emit, Send
+from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.planning.plan import CheckpointId, WorkerId
+from bamboo.planning.shares import share
+
+MOST_FAILURES: Final = 2  # of the last state's checkpoints; each has as long as any other one
+
+
+def begin(turn: Turn) -> bool:
+    """All have finished: is the last state to be kept yet? Then it is begun. False if it is kept, or given up."""
+    state, c, plan = turn.state, turn.state.checkpoints, turn.state.plan
+    if plan is None or not is_missing(state) or c.final_failures >= MOST_FAILURES:
+        return False
+    steps, number, writers = state.spec.training.steps, c.number + 1, _finishers(state)
+    if not all(writers):
+        counts = c.counts.abandoning(AbandonReason.WRITER_LOST)
+        change(turn, final_failures=MOST_FAILURES, counts=counts, writers=(), retry=False)
+        text = f"the state of step {steps} gets no checkpoint: stage {writers.index(())} ended on workers that are gone"
+        turn.do(Emit("CheckpointAbandoned", text, True))
+        return False
+    dealt = {
+        layer: worker
+        for stage, mine in enumerate(writers)
+        for worker in mine
+        for layer in share(mine, worker, plan.stages[stage])
+    }
+    attempt = sha256(f"{state.secret} {number} last".encode()).hexdigest()[:12]
+    change(
+        turn, number=number, at=steps, writers=writers, dealt=dealt, since=turn.now, retry=False, early={}, failed={},
+        stall=0.0, parts={}, writing=CheckpointId(step=steps, id=attempt), final=True,
+    )  # fmt: skip
+    _ask(turn)
+    return True
+
+
+def is_missing(state: CoordinatorState) -> bool:
+    """Should there be a checkpoint of the last state, and is none known?"""
+    steps, begun = state.spec.training.steps, state.plan.restore if state.plan else None
+    known = [*state.checkpoints.kept, *([begun] if begun else ())]
+    return state.spec.checkpoint is not None and not any(one.step >= steps for one in known)
+
+
+def look_after(turn: Turn) -> None:
+    """While parts are missing: ask again, since a message may have been lost."""
+    c = turn.state.checkpoints
+    if c.final and c.writing and c.dealt.keys() - c.parts.keys() and turn.now - c.asked_at > AGAIN_SECONDS:
+        _ask(turn)
+
+
+def _ask(turn: Turn) -> None:
+    c = turn.state.checkpoints
+    assert c.writing is not None
+    message = protocol.KeepLastState(checkpoint=c.writing, writers=c.writers)
+    left = dict.fromkeys(writer for layer, writer in c.dealt.items() if layer not in c.parts)
+    turn.set(checkpoints=replace(c, asked=None, asked_at=turn.now))
+    turn.do(*(Send(worker, message) for worker in left if worker in turn.state.workers))
+
+
+def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
+    """Of each stage, those who have finished it and are there; who is to leave only if all are."""
+    assert state.plan is not None
+    found = []
+    for stage in range(len(state.plan.stages)):
+        named = dict.fromkeys(w for cell, w in sorted(state.finishers.items()) if cell.stage == stage)
+        there = [w for w in named if w in state.workers and not state.workers[w].released]
+        staying = [w for w in there if state.workers[w].notice_until is None]
+        found.append(tuple((staying or there)[:MOST_WRITERS]))
+    return tuple(found)
