@@ -33,7 +33,7 @@ from bamboo.simulation.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 
 AGENT = "bamboo_trainer.worker.process:main"
-SLOWER = 2  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
+SLOWER = 4  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
 CALM_STEPS = 5  # before the first loss
 LIMIT_SECONDS = 400.0
 REPEATS = 5
@@ -47,14 +47,14 @@ class Point:
     pipelines: int
     mode: str
     losses: int
-    steps: int = 40
+    steps: int = 30
 
     @property
     def name(self) -> str:
         return f"{self.stages}x{self.pipelines} {self.mode} {self.losses}"
 
 
-CALIBRATION = Point(2, 1, "EagerForward", 1, 20)
+CALIBRATION = Point(2, 1, "EagerForward", 1, 16)
 POINTS = (
     Point(2, 1, "EagerForward", 1),
     Point(3, 1, "EagerForward", 2),
@@ -114,7 +114,7 @@ def schedule(point: Point, step_seconds: float) -> list[tuple[float, Cell]]:
     """Owners of different cells, at different places of a step; never two neighbours within a few steps."""
     cells = [Cell(d, s) for d in range(point.pipelines) for s in range(point.stages)]
     every = (point.steps - CALM_STEPS) / (point.losses + 1)
-    chosen = [cells[(1 + 2 * i) % len(cells)] for i in range(point.losses)]
+    chosen = [*cells[1::2], *cells[::2]][: point.losses]
     return [((CALM_STEPS + every * (i + 0.5) + 0.37 * (i + 1)) * step_seconds, cell) for i, cell in enumerate(chosen)]
 
 

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import Network, to_json
+from bamboo.profiles.profile import Machine, Network, to_json
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job_record import JobResult
 from bamboo.simulation.job_run import JobRun, simulate_job
 from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.simulation.worker_memory import device_bytes, memory_warning
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 
@@ -181,6 +182,7 @@ def test_the_command_prints_a_table_json_and_csv(files: tuple[str, str], tmp_pat
     assert document[0]["runs"] == 2
     assert 0 < document[0]["mean"]["goodput"] <= 1
     assert document[0]["mean"]["usd"] is None  # no price is known
+    assert len(document[0]["overTime"]["hours"]) == len(document[0]["overTime"]["throughput"]) == 200
     assert invoke(*common, "--output", "csv", "--price", "1").stdout.startswith("case,runs,fatal_share,preemptions,")
 
 
@@ -219,6 +221,17 @@ def test_wrong_flags_get_one_sentence(files: tuple[str, str], arguments: list[st
     done = invoke(*(names.get(one, one) for one in arguments))
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_a_machine_that_is_too_small_is_told(files: tuple[str, str]) -> None:
+    """Two layers a worker, with its replica: parameters, gradients twice (two pipelines) and what AdamW remembers."""
+    one = job(3, 2)
+    assert device_bytes(one.profile, one.spec, taken_over=False) == 2 * 300 + 2 * 2 * 100 + 100
+    assert device_bytes(one.profile, one.spec, taken_over=True) == 3 * 300 + 2 * 3 * 100 + 100
+    assert memory_warning(one.profile, one.spec) == ""
+    small = msgspec.structs.replace(one.profile, machine=Machine(memory=1200))
+    told = "a worker needs about 0.0 GB while it runs a lost neighbour's stage, too, and a machine of the profile has"
+    assert memory_warning(small, one.spec).startswith(told)
 
 
 def test_more_stages_than_layers_are_named() -> None:

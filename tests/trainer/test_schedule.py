@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bamboo.planning.grid import make_layout
+from bamboo.planning.plan import Cell
 from bamboo.planning.schedule import Backward, Forward, one_f_one_b
+from bamboo.simulation.pipelines import awaited
+from bamboo_trainer.engine.schedule import needs
+from bamboo_trainer.transport.frames import FrameKind
 
 stages = st.integers(1, 9)
 microbatches = st.integers(1, 20)
@@ -69,3 +74,14 @@ def _makespan(p: int, m: int, lookahead: int, *, forward: int, backward: int, wa
                 ends[type(instruction), s, instruction.microbatch] = free[s]
     assert not any(programs), "a deadlock"
     return max(free)
+
+
+@given(stages, microbatches, lookaheads)
+def test_the_simulator_waits_for_what_the_engine_waits_for(p: int, m: int, lookahead: int) -> None:
+    layout = make_layout(0, m, 1, None)
+    for stage in range(p):
+        for instruction in one_f_one_b(stage, p, range(m), lookahead):
+            frames = needs(instruction, Cell(0, stage), p, layout, 0, ())
+            expected = [(address.kind is FrameKind.ACTIVATION, address.microbatch) for address in frames]
+            frame = awaited(instruction, stage, p)
+            assert expected == ([] if frame is None else [frame])

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -231,6 +231,7 @@ def _check_flags(ctx: typer.Context, model: SimulationModel) -> None:
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulate_job import JobSimulation, simulate
     from bamboo.simulation.figures import SimulationError, spread
+    from bamboo.terminal.simulation_table import over_time_document
 
     if job is None:
         usage("--model job: expected JOB.yaml")
@@ -257,7 +258,9 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
             draw(results, f"{job.name} on {options.profile}", options.plot)
         except SimulationError as error:
             usage(str(error))
-    _print([(name, spread([run.figures for run in runs])) for name, runs in results], options.output)
+    cases = [(name, spread([run.figures for run in runs])) for name, runs in results]
+    over_time = [over_time_document([run.series for run in runs]) for _, runs in results]
+    _print(cases, options.output, over_time)
     for name, runs in results:
         for text in sorted({run.message for run in runs if run.outcome not in ("cut", "Complete")}):
             print(f"{name}: {sum(run.message == text for run in runs)} of {len(runs)} ended: {text}", file=sys.stderr)
@@ -329,13 +332,13 @@ class _Progress:
         self._bar.advance(self._task, runs)
 
 
-def _print(cases: "list[Case]", form: SimulationFormat) -> None:
+def _print(cases: "list[Case]", form: SimulationFormat, over_time: "list[dict[str, Any]] | None" = None) -> None:
     from rich.console import Console
 
     from bamboo.terminal.simulation_table import simulation_csv, simulation_documents, simulation_table
 
     if form is SimulationFormat.JSON:
-        typer.echo(json.dumps(simulation_documents(cases), indent=2))
+        typer.echo(json.dumps(simulation_documents(cases, over_time), indent=2))
     elif form is SimulationFormat.CSV:
         typer.echo(simulation_csv(cases), nl=False)
     else:

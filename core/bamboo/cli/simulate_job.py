@@ -1,6 +1,7 @@
 """`bamboo simulate JOB.yaml`: from its flags to runs of the job in virtual time."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import wanted_workers
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.profiles.files import read_profile
-from bamboo.profiles.profile import ProfileError
+from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job_record import JobResult
 from bamboo.simulation.job_run import JobRun, simulate_job
 from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.simulation.worker_memory import memory_warning
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, make_trace
@@ -60,6 +62,8 @@ def simulate(
     """Each case with its runs. say: is told what happens, if there is one run. A mistake ends the command."""
     try:
         run = _run(wanted)
+        if warning := memory_warning(for_microbatch(run.profile, run.spec.training.micro_batch_size), run.spec):
+            print(f"warning: {warning}", file=sys.stderr)
         if wanted.traces:
             trace = read_traces(wanted.traces)
             name = " + ".join(os.path.basename(path) for path in wanted.traces)
@@ -75,6 +79,8 @@ def simulate(
             found = list(simulate_jobs(runs, wanted.jobs or os.cpu_count() or 1, bar.done))
     except (SimulationError, NodeTraceError, ProfileError) as error:
         usage(str(error))
+    except ValueError as error:
+        usage(f"{error} (of the profile {wanted.profile})")
     size = len(wanted.seeds)
     return [(f"{rate:g}", found[at * size : (at + 1) * size]) for at, rate in enumerate(wanted.rates)]
 

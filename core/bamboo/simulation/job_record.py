@@ -141,6 +141,17 @@ class JobRecord:
         )
 
 
+def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
+    """Over the runs that last that long, at the ends of the bins of the longest one."""
+    longest = max(runs, key=lambda series: series.hours[-1])
+    values = []
+    for hour in longest.hours:
+        there = [series for series in runs if series.hours[-1] >= hour * (1 - 1e-9)]
+        found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
+        values.append(sum(found) / len(found))
+    return list(longest.hours), values
+
+
 def _binned(spans: Sequence[Span], width: float) -> list[float]:
     """What belongs to each bin, if it is spread evenly over its span."""
     found = [0.0] * BINS

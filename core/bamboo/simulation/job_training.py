@@ -136,10 +136,10 @@ class SimulatedTraining:
         seconds, repeating = self._model.disturbed(self._begun, plan, layout, lost)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._clock.at(since + seconds, partial(self._committed, 1))
         self._record.pauses.append((now, max(0.0, seconds - self._seconds)))
-        decided = min(repeating, max(0.0, since + seconds - now))
-        self._clock.after(decided, partial(self._say_taken_over, plan, before, decided))
+        over = min(now + repeating, since + seconds)
+        self._clock.at(over, partial(self._say_taken_over, plan, before, over - now))  # before the step's commit
+        self._timer = self._clock.at(since + seconds, partial(self._committed, 1))
 
     def _follow(self, plan: Plan) -> None:
         """Roles change; states travel to those who are to have them."""

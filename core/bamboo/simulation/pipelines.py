@@ -71,6 +71,12 @@ def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
     return _Execution(group, loss).run()
 
 
+def awaited(instruction: Forward | Backward, stage: int, stages: int) -> Frame | None:
+    """What has to have arrived before an instruction can run; the engine's `needs`, of forwards and backwards alone."""
+    first = isinstance(instruction, Forward)
+    return None if stage == (0 if first else stages - 1) else (first, instruction.microbatch)
+
+
 @dataclass(slots=True)
 class _Cell:
     """program: what is left of it is behind `done`. arrived: (is a forward, microbatch) of the frames that are here.
@@ -195,14 +201,10 @@ class _Execution:
         return self._group.backward[cell.place[1]]
 
     def _is_ready(self, cell: _Cell) -> bool:
-        """As the frames say that `needs` of the engine names."""
-        instruction, (_, s) = cell.next, cell.place
-        if instruction is None:
+        if cell.next is None:
             return False
-        first = isinstance(instruction, Forward)
-        if s == (0 if first else self._stages - 1):
-            return True
-        return (first, instruction.microbatch) in cell.arrived
+        frame = awaited(cell.next, cell.place[1], self._stages)
+        return frame is None or frame in cell.arrived
 
     def _finish(self, now: float, number: int, cell: _Cell) -> None:
         instruction, (d, s) = cell.next, cell.place

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job_record import JobResult, Series
+from bamboo.simulation.job_record import JobResult, Series, mean_over_time
 
 INK, SOFT, LINE, GROUND = "#18201b", "#535e56", "#d8ded7", "#f3f5f1"  # of the job page, light scheme
 COLOURS: Final = ("#1d7f48", "#1a6aae", "#d08a1d", "#84338f", "#c2554d", "#7a5a2e", "#6fa8d6", "#8b958d")
@@ -70,14 +70,3 @@ def _curves(axes: Any, name: str, case: tuple[str, Sequence[Series]], colour: st
             axes.plot(series.hours, getattr(series, name), color=colour, alpha=0.15, linewidth=0.8)
     hours, values = mean_over_time(name, runs)
     axes.plot(hours, values, color=colour, linewidth=1.6, label=said)
-
-
-def mean_over_time(name: str, runs: Sequence[Series]) -> tuple[list[float], list[float]]:
-    """Over the runs that last that long, at the ends of the bins of the longest one."""
-    longest = max(runs, key=lambda series: series.hours[-1])
-    values = []
-    for hour in longest.hours:
-        there = [series for series in runs if series.hours[-1] >= hour * (1 - 1e-9)]
-        found = [getattr(s, name)[min(len(s.hours) - 1, int(hour / s.hours[-1] * len(s.hours) - 1e-6))] for s in there]
-        values.append(sum(found) / len(found))
-    return list(longest.hours), values

@@ -4,12 +4,13 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich.table import Table
 
 from bamboo.simulation.figures import Spread
+from bamboo.simulation.job_record import Series, mean_over_time
 
 HEADS = {
     "preemptions": "PREEMPTIONS", "takeovers": "TAKEOVERS", "restores": "RESTORES", "interval": "INTERVAL H",
@@ -36,15 +37,31 @@ def simulation_table(cases: Sequence[Case]) -> Table:
     return shown
 
 
-def simulation_documents(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """For programs: each case with the means, deviations and the share of runs with a fatal preemption."""
-    return [_finite({"case": name, **asdict(found)}) for name, found in cases]
+def simulation_documents(
+    cases: Sequence[Case], over_time: Sequence[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """For programs: each case with the means, deviations and the share of runs with a fatal preemption.
+
+    over_time: of each case, as `over_time_document` makes it, if it is known.
+    """
+    documents = [{"case": name, **asdict(found)} for name, found in cases]
+    for document, series in zip(documents, over_time or (), strict=over_time is not None):
+        document["overTime"] = series
+    return [_finite(document) for document in documents]
+
+
+def over_time_document(runs: Sequence[Series]) -> dict[str, Any]:
+    """Means over the runs, for programs: hours, and as many values of each quantity."""
+    names = [field.name for field in fields(Series) if field.name != "hours"]
+    return {"hours": mean_over_time("nodes", runs)[0], **{name: mean_over_time(name, runs)[1] for name in names}}
 
 
 def _finite(value: Any) -> Any:
     """JSON has no number for what is not known."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

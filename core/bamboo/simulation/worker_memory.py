@@ -1,0 +1,54 @@
+"""How much memory a job's workers need, from a profile; `bamboo validate --load` counts it from the task. Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
+from bamboo.planning.grid import layer_ranges
+from bamboo.profiles.profile import ModelProfile
+
+EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
+
+
+def device_bytes(profile: ModelProfile, spec: JobSpec, *, taken_over: bool) -> int:
+    """Of the worker that needs most, on its device: in calm, or while it runs the stages of lost neighbours, too.
+
+    Raises ValueError if the layers cannot be split so.
+    """
+    stages = len(layer_ranges(profile.costs, spec.topology))
+    return max(_of(profile, spec, stage, taken_over) for stage in range(stages))
+
+
+def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> int:
+    ranges = layer_ranges(profile.costs, spec.topology)
+    depth, replicas = len(ranges), min(spec.redundancy.kept, len(ranges) - 1)
+    lost = max(1, replicas) if taken_over and depth > 1 else 0
+    ring = [(stage + ahead) % depth for ahead in range(depth)]
+    owned, kept = ring[: 1 + lost], ring[1 + lost : 1 + lost + replicas]
+    microbatches = -(-spec.training.microbatches // spec.topology.pipelines)
+    on_host = spec.redundancy.placement is ReplicaPlacement.HOST
+
+    def each(stages: Iterable[int], *names: str) -> int:
+        parts = (profile.layers[slice(*ranges[s])] for s in stages)
+        return sum(getattr(layer, name) for layers in parts for layer in layers for name in names)
+
+    def in_flight(s: int) -> int:
+        first = profile.layers[ranges[s][0] - 1].boundary if s else 0
+        flying = min(microbatches, 1 + (depth - 1 - s) * (1 + spec.topology.lookahead))
+        return flying * (first + each([s], "activations", "boundary"))
+
+    replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")
+    gradients = each([*owned, *kept], "gradients") * (1 if spec.topology.pipelines == 1 else 2)
+    eager = kept[:1] if spec.redundancy.mode in EAGER and not on_host else []
+    redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
+    return each(owned, "parameters", "optimizer") + replica + gradients + sum(map(in_flight, owned)) + redundant
+
+
+def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:
+    """A sentence if a worker may not have enough; "" if it has."""
+    for taken_over, when in ((False, ""), (True, " while it runs a lost neighbour's stage, too")):
+        needed = device_bytes(profile, spec, taken_over=taken_over)
+        if needed > profile.machine.memory:
+            there = f"{profile.machine.memory / 1e9:.1f} GB"
+            return f"a worker needs about {needed / 1e9:.1f} GB{when}, and a machine of the profile has {there}"
+    return ""
