@@ -150,11 +150,12 @@ def scenario(
     resplit: bool = False,
     replicas: bool = False,
     stragglers: bool = False,
+    siblings: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
     several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
-    take other times than was counted.
+    take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -186,6 +187,7 @@ def scenario(
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if stragglers else made
+    made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings else made
     return _with_replicas(made, several) if replicas else made
 
 
@@ -211,6 +213,34 @@ def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:
     seconds = rng.choice((2.0, 1e9, 1e9))
     fault = replace(fault, what=FaultKind.SLOW, factor=rng.choice((1.5, 2.0, 3.0, 5.0)), seconds=seconds, name="")
     return replace(fault, step=rng.randint(0, 4), role="owner", chained=False) if early else fault
+
+
+def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
+    """Pipelines of one stage. Half of the kills befall who runs a portion of a lost one, while it does."""
+    a, pipelines = job.arithmetic, rng.choice((2, 3, 3, 4, 4, 5))
+    microbatches = rng.randint(pipelines, 20)
+    a = replace(
+        a, stages=1, pipelines=pipelines, microbatches=microbatches, groups=rng.randint(pipelines, microbatches),
+        steps=rng.randint(4, 8) + max(0, a.steps - 12), sizes=a.sizes[: rng.choice((1, 2, 4))], ties=(),
+        reproducible=rng.random() < 0.9, skipped=frozenset(step for step in a.skipped if step < 4),
+    )  # fmt: skip
+    faults = [replace(f, pipeline=rng.randrange(pipelines), stage=0, step=min(f.step, a.steps - 1)) for f in job.faults]
+    faults = [_at_portion(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in faults]
+    least, most = rng.randint(1, pipelines), min(rng.randint(pipelines, 5), a.groups)
+    elastic = (least, most, rng.choice((0, 1, 3))) if a.reproducible and rng.random() < 0.4 else None
+    wanted = (most if elastic else pipelines) + job.standby
+    return replace(
+        job, arithmetic=a, faults=tuple(faults), elastic=elastic, capacity=rng.choice((wanted, wanted, pipelines)),
+    )  # fmt: skip
+
+
+def _at_portion(rng: random.Random, fault: Fault) -> Fault:
+    if rng.random() < 0.5:
+        return fault
+    if fault.what is FaultKind.KILL_SENDING:
+        return replace(fault, name="PARTIAL_SUM", count=rng.choice((0, 0, 1, 2)))
+    name = rng.choice(("SendPartialSum", "AddPartialSums", "Forward", "Backward"))
+    return replace(fault, name=f"{rng.choice(('before', 'after'))} {name}")
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:

@@ -74,6 +74,23 @@ def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -
 @pytest.mark.parametrize(
     ("kinds", "first"),
     [
+        ({"siblings": True}, 0),
+        ({"siblings": True, "restarts": True}, 100),
+        ({"siblings": True, "checkpoints": True}, 200),
+    ],
+)
+def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, bool], first: int) -> None:
+    """All share what is lost; half of the kills befall who runs a portion of it."""
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 20)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    shared = [e for job in jobs for e in job.emitted if "its microbatches are shared" in e.message]
+    assert len(shared) > 3
+
+
+@pytest.mark.parametrize(
+    ("kinds", "first"),
+    [
         ({"replicas": True}, 80),  # 90: one after the other, and with them what they had sent to each other
         ({"replicas": True}, 170),
         ({"replicas": True, "checkpoints": True, "resplit": True}, 7060),  # 7068: back to the last step

@@ -5,7 +5,7 @@ Everything is deterministic: a job is a function of its manifest and its faults.
 
 import hashlib
 import json
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -134,8 +134,8 @@ class MemoryStore:
 class Watch:
     """The observer of one worker: raises where a fault strikes."""
 
-    def __init__(self, job: "Job") -> None:
-        self.job = job
+    def __init__(self, job: "Job", worker: str) -> None:
+        self.job, self.worker = job, worker
 
     def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
         self._strike(Fault(name, cell, step, microbatch))
@@ -148,6 +148,7 @@ class Watch:
 
     def _strike(self, fault: Fault) -> None:
         self.job.executed.append(fault)
+        self.job.executed_by[self.worker].append(fault)
         if self.job.strikes(fault):
             raise Killed
 
@@ -189,6 +190,7 @@ class Job:
         self.finish: Finish | None = None
         self.emitted: list[Emit] = []
         self.executed: list[Fault] = []
+        self.executed_by: defaultdict[str, list[Fault]] = defaultdict(list)
         self.inbox: deque[Any] = deque()
         self.documented, self.spec = self.spec, with_steps(self.spec, self.task)
         self.state = coordinator.initial(self.documented, manifest, secret="s", save_path=None, now=0.0)
@@ -321,7 +323,7 @@ class Job:
                 new_id=lambda: f"{name}t{self.turns}",
                 transport=self.network.attach(name, events.append),
                 tell=tell,
-                observer=Watch(self),
+                observer=Watch(self, name),
                 clock=lambda: self.now,
                 lookahead=self.spec.topology.lookahead,
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,

@@ -117,6 +117,64 @@ def test_a_kill_at_every_instruction_leaves_the_bits(stages: int, pipelines: int
 
 
 @pytest.mark.parametrize(
+    "pipelines", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_kill_at_every_instruction_of_pipelines_of_one_stage(pipelines: int) -> None:
+    killed = killed_in_step(manifest(1, pipelines), 2, (1, pipelines))
+    assert {f.cell for f in killed} == {Cell(p, 0) for p in range(pipelines)}
+
+
+def with_a_loss(pipelines: int) -> dict[str, Any]:
+    """A job of four microbatches for each pipeline of one stage."""
+    document = manifest(1, pipelines)
+    document["spec"]["training"] |= {"globalBatchSize": 8 * pipelines}
+    return document
+
+
+@functools.cache
+def with_a_loss_undisturbed(pipelines: int) -> Job:
+    return Job(with_a_loss(pipelines)).run()
+
+
+@pytest.mark.parametrize(("pipelines", "most"), [(2, 8), (3, 6), (4, 6)])
+def test_all_siblings_share_what_is_lost_in_the_same_step(pipelines: int, most: int) -> None:
+    """The last backward of the step is lost. Nobody runs more forwards in it than its own and an equal part of four."""
+    job = Job(with_a_loss(pipelines), (Fault("Backward", Cell(1, 0), 2, 7),)).run()
+    forwards = {Fault("Forward", Cell(d, 0), 2, m, after=True) for d in range(pipelines) for m in range(4 * pipelines)}
+    ran = {worker: len(forwards.intersection(executed)) for worker, executed in job.executed_by.items()}
+    expected = with_a_loss_undisturbed(pipelines)
+    assert job.digests == expected.digests
+    assert job.state.losses == expected.state.losses
+    lost = ran.pop("w1")
+    assert (lost, sum(ran.values()), max(ran.values())) == (4, 4 * pipelines, most)
+    (taken,) = job.state.takeovers
+    assert (taken.forwards, taken.backwards) == (4, 4)
+
+
+@pytest.mark.parametrize("pipelines", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_somebody_else_is_lost_while_a_loss_is_shared(pipelines: int) -> None:
+    """At every instruction from the takeover to the end of that step, whoever runs it; of three, before each only."""
+
+    class Killed(BranchingJob):
+        def strikes(self, fault: Fault) -> bool:
+            counts = fault.step == 2 and not self.faults and (pipelines > 3 or not fault.after)
+            second = counts and self.branch(fault)
+            return second or super().strikes(fault)
+
+    def judge(job: Job) -> int:
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.digests == with_a_loss_undisturbed(pipelines).digests
+        assert job.state.losses == with_a_loss_undisturbed(pipelines).state.losses
+        return job.state.preemptions
+
+    with_a_loss_undisturbed(pipelines)
+    killed = each_way(lambda: Killed(with_a_loss(pipelines), (Fault("Backward", Cell(1, 0), 2, 6),)), judge)
+    assert {"Forward", "Backward", "SendPartialSum", "AddPartialSums", "ReduceGradients"} <= {f.name for f in killed}
+    assert set(killed.values()) == {2}
+
+
+@pytest.mark.parametrize(
     ("mode", "done"), [("EagerForward", "RedundantForward"), ("EagerBackward", "RedundantBackward")]
 )
 def test_kill_at_every_instruction_with_redundant_work(mode: str, done: str) -> None:

@@ -252,6 +252,19 @@ def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: Refere
     assert_same(job, references[2, 2, False])
 
 
+@pytest.mark.parametrize("second", ["SendPartialSum", pytest.param("AddPartialSums", marks=pytest.mark.slow)])
+def test_siblings_of_one_stage_share_a_loss_and_lose_one_more_of_them(
+    second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pipelines of one stage: the second one is lost with what it had just computed of the first one's microbatches."""
+    (tmp_path / "undisturbed").mkdir()
+    faults = (("Backward", 1, 0, 5, 3, signal.SIGKILL), (second, 1, 0, 5, 0, signal.SIGKILL))
+    job = run_with_faults(manifest(1, 4), tmp_path, monkeypatch, *faults)
+    assert_same(job, run(manifest(1, 4), tmp_path / "undisturbed"))
+    assert job.state.preemptions == 2
+    assert any("its microbatches are shared by" in event.message for event in job.emitted)
+
+
 @pytest.mark.parametrize("healer", [True, False], ids=["the healer", "the one that feeds it"])
 def test_a_loss_during_healing_leaves_the_bits(
     healer: bool, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 import math
 import random
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,25 @@ def test_a_sum_of_groups_needs_a_buffer_more_for_each_doubling(groups: int) -> N
     assert torch.equal(total.total(), torch.full((8,), float(groups)))
     assert most <= 1 + math.ceil(math.log2(groups))
     assert len(list(total.tensors())) == 1
+
+
+@pytest.mark.parametrize(("groups", "cuts"), [(16, (5, 6, 10)), (13, (1, 2, 12)), (7, (3,))])
+def test_sums_that_others_have_made_are_received_with_the_same_bits(groups: int, cuts: tuple[int, ...]) -> None:
+    """In any order, and what was received stays as it is: it is logged."""
+    given = gradients(groups)
+    whole = GradientSum(8, CPU, range(groups + 1), range(groups))
+    for first, end in random.Random(groups).sample(list(pairwise((0, *cuts, groups))), len(cuts) + 1):
+        part = GradientSum(8, CPU, range(groups + 1), range(first, end))
+        for m in range(first, end):
+            part.target.add_(given[m])
+            part.added(m)
+        sums = [total for _, total in part.nodes()]
+        assert whole.receive((first, end), [*sums, torch.empty(0)]) == len(sums)
+    assert torch.equal(whole.total(), over(1, given, groups))
+    alone = GradientSum(8, CPU, (0, 1), (0,))
+    alone.receive((0, 1), [given[0]])
+    alone.total().add_(1.0)
+    assert torch.equal(given[0], gradients(groups)[0])
 
 
 def test_tied_parameters_train_to_the_same_bits_on_any_number_of_stages(tmp_path: Path) -> None:

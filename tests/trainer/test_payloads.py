@@ -41,6 +41,10 @@ def frame(kind: FrameKind, payload: Any = None, tensors: tuple[torch.Tensor, ...
     return Frame(address=Address(kind, 0, 1, 3), epoch=1, tensors=tensors, payload=payload)
 
 
+PARTIAL = {
+    "losses": {3: 0.5}, "weights": {3: 2.0}, "metrics": {3: {"accuracy": [1.0, 2.0]}},
+    "added": {3: [["balance", 0.25]]}, "contributed": {3: [[0, [["f64", []]]]]},
+}  # fmt: skip
 RIGHT = {
     FrameKind.ACTIVATION: frame(FrameKind.ACTIVATION, None, (torch.ones(2, 2),)),
     FrameKind.GRADIENT: frame(FrameKind.GRADIENT, {"again": True}),
@@ -62,12 +66,20 @@ RIGHT = {
     FrameKind.LAYER: frame(FrameKind.LAYER, LAYER, (torch.ones(2, 2),)),
     FrameKind.LAYERS_LACKED: frame(FrameKind.LAYERS_LACKED, {"checkpoint": CUT, "layers": [3]}),
     FrameKind.HISTORY: frame(FrameKind.HISTORY, [[1, STEP]]),
+    FrameKind.PARTIAL_SUM: frame(FrameKind.PARTIAL_SUM, PARTIAL, (*FLAT, torch.zeros(8, dtype=torch.uint8))),
 }
 MEANT = {
     FrameKind.CONTRIBUTION: payloads.Contributed(
         microbatches={0: [payloads.Contribution(module=1, tensors=[("f32", (2,)), ("i32", ())])], 1: []}
     ),
     FrameKind.GRADIENT: Again(),
+    FrameKind.PARTIAL_SUM: payloads.PartialSum(
+        losses={3: 0.5},
+        weights={3: 2.0},
+        metrics={3: {"accuracy": (1.0, 2.0)}},
+        added={3: [("balance", 0.25)]},
+        contributed={3: [payloads.Contribution(module=0, tensors=[("f64", ())])]},
+    ),
     FrameKind.READY: Ready(cell=Cell(0, 1), squared_norm=[2.0], losses={0: 0.5}),
     FrameKind.COMMIT: Commit(**COMMIT),
     FrameKind.SYNC: [(2, Commit(**COMMIT))],
@@ -102,6 +114,9 @@ def test_a_report_and_a_commit_may_carry_sums_and_metrics() -> None:
 
 
 WRONG = {
+    "no partial sum": frame(FrameKind.PARTIAL_SUM, PARTIAL, ()),
+    "a partial sum without what it contributes": frame(FrameKind.PARTIAL_SUM, PARTIAL, FLAT),
+    "a partial sum's losses": frame(FrameKind.PARTIAL_SUM, {**PARTIAL, "losses": {"0": "low"}}, FLAT),
     "a checkpoint with a path": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "id": "../x"}}),
     "a checkpoint of nobody": frame(FrameKind.COMMIT, {**COMMIT, "checkpoint": {**MARK, "writers": ["w0"]}}),
     "no activation": frame(FrameKind.ACTIVATION),

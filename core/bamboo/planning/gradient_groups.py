@@ -69,15 +69,16 @@ def nodes_of(share: SumNode, groups: int) -> tuple[SumNode, ...]:
 
 def tree_sum(sums: Mapping[SumNode, T], groups: int) -> T:
     """The sum of all groups, from those of some nodes that are all groups together. What is summed has a `+`."""
+    return sum_of(SumNode(0, groups), sums)
 
-    def of(node: SumNode) -> T:
-        if node in sums:
-            return sums[node]
-        first, second = halves(node)
-        total: T = add(of(first), of(second))
-        return total
 
-    return of(SumNode(0, groups))
+def sum_of(node: SumNode, sums: Mapping[SumNode, T]) -> T:
+    """The sum of a node's groups, from those of some nodes that are all of them together."""
+    if node in sums:
+        return sums[node]
+    first, second = halves(node)
+    total: T = add(sum_of(first, sums), sum_of(second, sums))
+    return total
 
 
 def share_of(microbatches: Sequence[int], bounds: Sequence[int]) -> SumNode:

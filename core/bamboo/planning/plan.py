@@ -20,6 +20,7 @@ Short = Annotated[str, msgspec.Meta(max_length=256)]
 
 MOST_EPOCHS = 10**9
 MOST_WORKERS = 10_000
+MOST_GROUPS = 10**6
 MOST_LAYOUTS = 2  # the one in force and the next: the job is resized again only when one is left
 
 
@@ -39,11 +40,25 @@ def _grid(pipelines: int, stages: int) -> tuple[Cell, ...]:
 ROOT = Cell(0, 0)  # its owner decides when a step is committed
 
 
+class Portion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some of a cell's groups of microbatches and who runs them. first, end: half-open, of as many equal parts of the
+    cell's groups as the last portion's end says.
+    """
+
+    worker: WorkerId
+    first: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROUPS)]
+    end: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS)]
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow."""
+    """Who runs a cell, and who keeps a replica of its state; the first replica is the shadow.
+
+    portions: who runs which of its microbatches (see `portions`); empty: the owner runs them all.
+    """
 
     owner: WorkerId
     replicas: tuple[WorkerId, ...] = ()
+    portions: tuple[Portion, ...] = ()
 
     @property
     def shadow(self) -> WorkerId | None:
@@ -152,7 +167,7 @@ def plan_problems(plan: Plan) -> list[str]:
         return ["there are no stages, no pipelines or no layouts"]
     if any(len(row) != len(plan.stages) for row in plan.pipelines):
         return ["a pipeline does not have one cell for each stage"]
-    return [*_holder_problems(plan), *_layout_problems(plan), *_source_problems(plan)]
+    return [*_holder_problems(plan), *_portion_problems(plan), *_layout_problems(plan), *_source_problems(plan)]
 
 
 def _holder_problems(plan: Plan) -> list[str]:
@@ -165,6 +180,19 @@ def _holder_problems(plan: Plan) -> list[str]:
         if len(set(holders)) != len(holders):
             problems.append(f"{cell} is held twice by one worker")
         problems += [f"{cell} names {w}, which is not a live worker" for w in holders if w not in known]
+    return problems
+
+
+def _portion_problems(plan: Plan) -> list[str]:
+    problems, owners = [], {plan.at(c).owner for c in plan.cells()}
+    for cell in plan.cells():
+        portions = plan.at(cell).portions
+        if portions and len(plan.stages) > 1:
+            problems.append(f"{cell} is run by several workers, and its pipeline has several stages")
+        bounds = [0, *(portion.end for portion in portions)]
+        if any((p.first, p.end) != (a, b) or a >= b for p, (a, b) in zip(portions, pairwise(bounds), strict=True)):
+            problems.append(f"the portions of {cell} are not a partition of it")
+        problems += [f"{cell} is run by {p.worker}, which owns no cell" for p in portions if p.worker not in owners]
     return problems
 
 

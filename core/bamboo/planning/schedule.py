@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bamboo.planning.plan import Cell, Layout
+from bamboo.planning.portions import Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,20 @@ class Evaluate:
     """A forward for evaluation only, of that batch of the evaluation's data."""
 
     microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendPartialSum:
+    """Give a cell's owner what a portion of its microbatches came to."""
+
+    portion: Range
+
+
+@dataclass(frozen=True, slots=True)
+class AddPartialSums:
+    """Put together what the portions of this cell came to: all that its forwards and backwards would have come to."""
+
+    portions: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +81,8 @@ class ReportReady:
 
 
 Instruction = (
-    Evaluate | Forward | Backward | ScatterGradients | ReduceGradients | GatherGradients | ExchangeTied | SumTied
-    | SyncReplicas | ReportReady
+    Evaluate | Forward | Backward | SendPartialSum | AddPartialSums | ScatterGradients | ReduceGradients
+    | GatherGradients | ExchangeTied | SumTied | SyncReplicas | ReportReady
 )  # fmt: skip
 
 
@@ -97,9 +112,18 @@ def last_program() -> list[Instruction]:
     return [ReportReady()]
 
 
-def program(cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int) -> list[Instruction]:
-    """The whole step of a cell, without an evaluation before it."""
-    steps: list[Instruction] = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
+def portion_program(portion: Range) -> list[Instruction]:
+    """What is run of a cell of a pipeline of one stage by one of those that share it."""
+    return [*one_f_one_b(0, 1, range(*portion)), SendPartialSum(portion)]
+
+
+def program(
+    cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int, portions: Sequence[Range] = ()
+) -> list[Instruction]:
+    """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches."""
+    steps: list[Instruction] = [AddPartialSums(tuple(portions))]
+    if not portions:
+        steps = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
     if layout.pipelines > 1:
         steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
     if tied:

@@ -13,6 +13,7 @@ import msgspec
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.heirs import heirs_of, lost_runs
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
+from bamboo.planning.portions import Cells, is_settled, share_out
 from bamboo.planning.ring import replicas_in
 
 Synced = frozenset[tuple[Cell, WorkerId]]
@@ -94,7 +95,6 @@ class StageLost:
     cells: tuple[Cell, ...]
 
 
-Cells = dict[Cell, Assignment]
 Workers = dict[Cell, WorkerId]
 
 
@@ -120,7 +120,11 @@ def takeover(view: PlanningView) -> Plan | StageLost | None:
     message = f"lost {', '.join(sorted(lost))}; {takeovers or 'it ran no stage, so nothing has to move'}"
     if not lost:
         message = "a worker that ran no stage is gone"
-    return next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
+    after = next_plan(view, cells, "Takeover" if moved else "WorkerRemoved", message)
+    together = sorted({p.worker for c, _ in moved for p in after.at(c).portions})
+    if together:
+        message += f"; its microbatches are shared by {', '.join(together)}"
+    return msgspec.structs.replace(after, message=message)
 
 
 def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
@@ -138,7 +142,7 @@ def improve(view: PlanningView) -> Plan | None:
     wanted: Cells = {}
     for cell in plan.cells():
         missing = [w for w in target[cell] if w not in plan.at(cell).holders]
-        wanted[cell] = Assignment(owner=plan.at(cell).owner, replicas=(*plan.at(cell).replicas, *missing))
+        wanted[cell] = msgspec.structs.replace(plan.at(cell), replicas=(*plan.at(cell).replicas, *missing))
     if any(wanted[c] != plan.at(c) for c in plan.cells()):
         names = sorted({w for c in plan.cells() for w in wanted[c].replicas if w not in plan.at(c).replicas})
         to = ", ".join(names) or "other workers"
@@ -150,6 +154,10 @@ def improve(view: PlanningView) -> Plan | None:
     }
     if moves:
         return _move(view, moves)
+    if not is_settled(plan):
+        cells = {c: plan.at(c) for c in plan.cells()}
+        text = "each worker runs its own pipeline from the next step on"
+        return next_plan(view, cells, "Settled", text, boundary=True)
     return _trim(view, target) if len(plan.layouts) == 1 else None
 
 
@@ -281,7 +289,7 @@ def _trim(view: PlanningView, target: Mapping[Cell, tuple[WorkerId, ...]]) -> Pl
         assignment = plan.at(cell)
         settled = assignment.owner == owner and all((cell, w) in view.synced for w in others)
         kept = tuple(others) if settled else assignment.replicas
-        cells[cell] = Assignment(owner=assignment.owner, replicas=kept)
+        cells[cell] = msgspec.structs.replace(assignment, replicas=kept)
     if all(cells[c] == plan.at(c) for c in plan.cells()):
         return None
     return next_plan(view, cells, "Settled", "copies of stages that are not needed any more are dropped")
@@ -296,8 +304,12 @@ def next_plan(
     boundary: bool = False,
     layouts: tuple[Layout, ...] | None = None,
 ) -> Plan:
-    """The plan in force with other assignments (and layouts), one epoch later."""
+    """The plan in force with other assignments (and layouts), one epoch later.
+
+    Who runs several pipelines of one stage shares them with the others' workers.
+    """
     plan = view.plan
+    cells = share_out(plan, cells, layouts or plan.layouts, leaving=view.leaving, boundary=boundary)
     depth = range(len(plan.stages))
     rows = tuple(tuple(cells[Cell(d, s)] for s in depth) for d in range(1 + max(c.pipeline for c in cells)))
     return msgspec.structs.replace(

@@ -6,8 +6,18 @@ from typing import Self
 
 from torch import Tensor
 
-from bamboo.planning.plan import Cell, Layout, WorkerId
-from bamboo.planning.schedule import Backward, Forward, Instruction, evaluation, last_program, program
+from bamboo.planning.plan import Cell, Layout, Portion, WorkerId
+from bamboo.planning.portions import Range, ranges
+from bamboo.planning.schedule import (
+    AddPartialSums,
+    Backward,
+    Forward,
+    Instruction,
+    evaluation,
+    last_program,
+    portion_program,
+    program,
+)
 from bamboo_trainer.engine.frame_fit import check_fit
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
@@ -54,8 +64,9 @@ class TakeoverProgress:
         if reused:
             self.reused += 1
         else:
-            self.forwards += isinstance(instruction, Forward)
-            self.backwards += isinstance(instruction, Backward)
+            together = sum(end - first for first, end in getattr(instruction, "portions", ()))
+            self.forwards += isinstance(instruction, Forward) + together
+            self.backwards += isinstance(instruction, Backward) + together
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ class CellStep:
     ahead: what was computed in advance, before this worker had to run the cell.
     since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
     that evaluate the state, before the step itself.
-    contributions: of other pipelines to the stage's running buffers, by microbatch.
+    contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
+    share its microbatches. is_portion: it is but one of those, and its owner may be another worker.
     """
 
     cell: Cell
@@ -92,6 +104,14 @@ class CellStep:
     since: int = 0
     ahead: Shadow | None = None
     evaluations: int = 0
+    portions: tuple[Portion, ...] = ()
+    is_portion: bool = False
+
+    @classmethod
+    def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
+        """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
+        work = stage.begin(range(*portion), layout.bounds)
+        return cls(cell, stage.version, layout, portion_program(portion), work=work, is_portion=True)
 
     def start(
         self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int, evaluating: Evaluating
@@ -102,7 +122,8 @@ class CellStep:
         self.program, self.evaluations = [], 0
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
-            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, lookahead)
+            shared = self._ranges(layout)
+            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, lookahead, shared)
             self.program, self.evaluations = [*before, *step], len(before)
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
@@ -119,6 +140,15 @@ class CellStep:
             except RefusedFrame as error:
                 logger.warning("refused a %s for %s: %s", address.kind.name, self.cell, error)
                 del self.inbox[address]
+
+    def _ranges(self, layout: Layout) -> tuple[Range, ...]:
+        portions = ranges(layout, self.cell.pipeline, self.portions) if self.portions else ()
+        return tuple(microbatches for _, microbatches in portions)
+
+    @property
+    def awaits_gradients(self) -> bool:
+        """Is a part of the cell's own gradients not computed, or not here yet?"""
+        return any(isinstance(i, Forward | Backward | AddPartialSums) for i in self.program[self.done :])
 
     def skip_evaluation(self) -> None:
         """The step is committed, so everybody has done its part in the evaluation of the state before it."""

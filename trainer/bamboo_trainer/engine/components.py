@@ -211,7 +211,12 @@ class Components:
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
             case (
-                FrameKind.ACTIVATION | FrameKind.GRADIENT | FrameKind.CONTRIBUTION | FrameKind.RESULT | FrameKind.TIED
+                FrameKind.ACTIVATION
+                | FrameKind.GRADIENT
+                | FrameKind.CONTRIBUTION
+                | FrameKind.RESULT
+                | FrameKind.TIED
+                | FrameKind.PARTIAL_SUM
             ) if cell in self.executor.cells:
                 self.executor.accept(frame)
             case FrameKind.GRADIENT if self.redundant.wants(frame):

@@ -8,18 +8,20 @@ from torch import Tensor
 
 from bamboo.control.protocol import CellFinished, Message, TakenOver
 from bamboo.planning.plan import Cell, Plan, WorkerId
-from bamboo.planning.schedule import Backward, Forward, Instruction, ReportReady
+from bamboo.planning.schedule import AddPartialSums, Backward, Forward, Instruction, ReportReady
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.engine.cell_step import CellStep, Evaluating, TakeoverProgress
 from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
+from bamboo_trainer.engine.portion_steps import PortionSteps
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.schedule import needs
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.frames import Address, Frame
@@ -52,6 +54,7 @@ class Executor:
         self._last = steps if evaluations else steps - 1  # after the last step the final state is evaluated
         self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
+        self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
 
@@ -76,9 +79,12 @@ class Executor:
         for cell_step in self.cells.values():
             if cell_step.layout is None:
                 self._begin(cell_step)
+            elif cell_step.portions != self._plan.current.at(cell_step.cell).portions and cell_step.awaits_gradients:
+                self._start(cell_step, self._states[cell_step.cell.stage])
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
+        self._portions.refresh(self._steps)
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
         """The cell is run here from now on; its state stands where the replica stands."""
@@ -122,6 +128,7 @@ class Executor:
         """The state of a stage is new: its cells start their next step."""
         for cell_step in self.of_stage(stage):
             self._begin(cell_step)
+        self._portions.refresh(self._steps)
 
     def _begin(self, cell_step: CellStep) -> None:
         stage = self._states.here(cell_step.cell.stage)
@@ -133,9 +140,13 @@ class Executor:
             cell_step.since = (
                 stage.version
             )  # others ran that step, or a state of after it came: our log does not have it
-        tied, layout = bool(stage.tied_segments()), self._committer.layout(stage.version)
-        cell_step.start(stage, self._plan.stages, layout, tied, self._lookahead, self._evaluating(stage.version))
+        self._start(cell_step, stage)
         self._finish_if_over(cell_step)
+
+    def _start(self, cell_step: CellStep, stage: Stage) -> None:
+        tied, layout = bool(stage.tied_segments()), self._committer.layout(stage.version)
+        cell_step.portions = self._plan.current.at(cell_step.cell).portions
+        cell_step.start(stage, self._plan.stages, layout, tied, self._lookahead, self._evaluating(stage.version))
 
     def _evaluating(self, step: int) -> Evaluating:
         """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
@@ -166,6 +177,11 @@ class Executor:
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
         return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self._steps else None
 
+    def cell_steps(self) -> Iterator[CellStep]:
+        """Of the cells that are run here, and of portions of cells."""
+        yield from self.cells.values()
+        yield from self._portions.steps.values()
+
     def accept(self, frame: Frame) -> None:
         """Raises RefusedFrame if it does not fit the cell's step."""
         cell = frame.address.cell
@@ -175,7 +191,7 @@ class Executor:
 
     def next_ready(self) -> CellStep | None:
         """The cell whose next instruction is the most urgent of those that can run now."""
-        ready = [cell_step for cell_step in self.cells.values() if self._is_ready(cell_step)]
+        ready = [cell_step for cell_step in self.cell_steps() if self._is_ready(cell_step)]
         return min(ready, key=lambda cell_step: cell_step.urgency) if ready else None
 
     def _is_ready(self, cell_step: CellStep) -> bool:
@@ -185,6 +201,8 @@ class Executor:
         if self._committer.ends_before is not None and cell_step.step >= self._committer.ends_before:
             return False
         if self._plan.is_outdated and cell_step.step > self._committer.log.newest:
+            return False
+        if cell_step.is_portion and cell_step.step in self._committer.log.commits:
             return False
         if cell_step.predecessor is not None:
             if cell_step.step in self._committer.log.commits:
@@ -225,7 +243,8 @@ class Executor:
         name, microbatch = type(instruction).__name__, getattr(instruction, "microbatch", 0)
         if cell_step.takeover:
             inputs = [cell_step.inbox[a] for a in self._needed(cell_step, [instruction])]
-            if inputs and not any(f.again for f in inputs):
+            first = not isinstance(instruction, AddPartialSums)
+            if first and inputs and not any(f.again for f in inputs):
                 self._complete_takeover(cell_step)  # these were never sent to the one before: no repetition follows
             else:
                 cell_step.takeover.count(instruction, reused=cell_step.is_ahead(instruction))
@@ -336,7 +355,7 @@ class Executor:
 
     def gradients(self) -> Iterator[Tensor]:
         """Those of steps in progress, and of cells that moved away."""
-        for cell_step in self.cells.values():
+        for cell_step in self.cell_steps():
             if cell_step.work:
                 yield from cell_step.work.gradients.tensors()
             if cell_step.final is not None:

@@ -4,13 +4,15 @@
 long they are, and which microbatches they are of. What does not fit would fail in the middle of a reduction.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Layout
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.transport.frames import Frame, FrameKind
-from bamboo_trainer.transport.payloads import RefusedFrame
+from bamboo_trainer.transport.payloads import Contributed, RefusedFrame
 
 
 def chunk(size: int, parts: int, index: int) -> slice:
@@ -23,6 +25,8 @@ def check_fit(frame: Frame, stage: Stage, layout: Layout) -> None:
     match frame.address.kind:
         case FrameKind.CONTRIBUTION:
             _check_contribution(frame, stage, layout)
+        case FrameKind.PARTIAL_SUM:
+            _check_partial_sum(frame, stage, layout)
         case FrameKind.RESULT:
             source = _pipeline(frame, layout)
             _check_sizes(frame.tensors, [_length(chunk(stage.gradient_size, layout.pipelines, source))])
@@ -40,11 +44,29 @@ def _check_contribution(frame: Frame, stage: Stage, layout: Layout) -> None:
         raise RefusedFrame(f"{len(frame.tensors)} tensors, expected {len(nodes)} shares of the gradient")
     length = _length(chunk(stage.gradient_size, layout.pipelines, own))
     _check_sizes(frame.tensors[: len(nodes)], [length] * len(nodes))
-    told, expected = sorted(frame.payload.microbatches), sorted(layout.split[source])
-    if told != expected:
-        raise RefusedFrame(f"contributions of microbatches {told[:8]}, expected {expected[:8]}")
+    _check_contributed(frame.payload, layout.split[source], stage)
+
+
+def _check_partial_sum(frame: Frame, stage: Stage, layout: Layout) -> None:
+    microbatches = range(frame.address.microbatch, frame.address.part)
+    if not set(microbatches) <= {m for part in layout.split[frame.address.pipeline :][:1] for m in part}:
+        raise RefusedFrame(f"a portion of microbatches {microbatches.start} to {microbatches.stop - 1}")
     try:
-        stage.check_contributed(frame.payload)
+        nodes = nodes_of(share_of(microbatches, layout.bounds), len(layout.bounds) - 1)
+    except ValueError as error:
+        raise RefusedFrame(str(error)) from error
+    if len(frame.tensors) > len(nodes) + 1 or sorted(frame.payload.losses) != list(microbatches):
+        raise RefusedFrame(f"{len(frame.tensors)} tensors and losses of {len(frame.payload.losses)} microbatches")
+    _check_sizes(frame.tensors[: len(nodes)], [stage.gradient_size] * len(nodes))
+    _check_contributed(Contributed(microbatches=frame.payload.contributed), microbatches, stage)
+
+
+def _check_contributed(told: Contributed, microbatches: Sequence[int], stage: Stage) -> None:
+    found, expected = sorted(told.microbatches), sorted(microbatches)
+    if found != expected:
+        raise RefusedFrame(f"contributions of microbatches {found[:8]}, expected {expected[:8]}")
+    try:
+        stage.check_contributed(told)
     except ValueError as error:
         raise RefusedFrame(str(error)) from error
 

@@ -9,6 +9,7 @@ import torch
 from bamboo.planning.gradient_groups import nodes_of, share_of, tree_sum
 from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import (
+    AddPartialSums,
     Backward,
     Evaluate,
     ExchangeTied,
@@ -18,6 +19,7 @@ from bamboo.planning.schedule import (
     ReduceGradients,
     ReportReady,
     ScatterGradients,
+    SendPartialSum,
     SumTied,
     SyncReplicas,
 )
@@ -29,6 +31,7 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked
+from bamboo_trainer.stage.partial_sums import add_to, packed_work
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
@@ -55,6 +58,8 @@ class Instructions:
             Evaluate: self._evaluate,
             Forward: self._forward,
             Backward: self._backward,
+            SendPartialSum: self._send_partial_sum,
+            AddPartialSums: self._add_partial_sums,
             ScatterGradients: self._scatter,
             ReduceGradients: self._reduce,
             GatherGradients: self._gather,
@@ -132,6 +137,8 @@ class Instructions:
         for instruction in cell_step.program[cell_step.done + 1 :]:
             if isinstance(instruction, Forward):
                 yield cell_step.step, instruction.microbatch
+        if cell_step.is_portion:
+            return
         for step in range(cell_step.step + 1, self._steps):
             for microbatch in cell_step.layout.split[cell_step.cell.pipeline]:
                 yield step, microbatch
@@ -148,6 +155,19 @@ class Instructions:
             inputs = stage.backward(work, cell_step.step, m, given)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
+
+    def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
+        _stage, work = self._parts(cell_step)
+        payload, tensors = packed_work(work)
+        address = Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *instruction.portion)
+        self._outbox.emit(address, tensors, payload)
+        cell_step.work = None
+
+    def _add_partial_sums(self, cell_step: CellStep, instruction: AddPartialSums) -> None:
+        _stage, work = self._parts(cell_step)
+        for portion in instruction.portions:
+            frame = cell_step.take(Address(FrameKind.PARTIAL_SUM, *cell_step.cell, cell_step.step, *portion))
+            add_to(work, portion, frame.payload, frame.tensors)
 
     def _scatter(self, cell_step: CellStep, _: ScatterGradients) -> None:
         stage, work = self._parts(cell_step)

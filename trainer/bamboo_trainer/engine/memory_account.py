@@ -76,7 +76,7 @@ def account(
     """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
-    works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cells.values() if cell_step.work]
+    works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cell_steps() if cell_step.work]
     adopted = [cell_step.ahead for cell_step in executor.cells.values() if cell_step.ahead]
     shadows = [*redundant.shadows.values(), *adopted]
     final = (t for state in states.by_stage.values() for parts in state.final.values() for t in parts)

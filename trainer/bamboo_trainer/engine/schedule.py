@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from bamboo.planning.plan import Cell, Layout
-from bamboo.planning.schedule import Backward, Evaluate, Forward, GatherGradients, Instruction, ReduceGradients, SumTied
+from bamboo.planning.schedule import (
+    AddPartialSums,
+    Backward,
+    Evaluate,
+    Forward,
+    GatherGradients,
+    Instruction,
+    ReduceGradients,
+    SumTied,
+)
 from bamboo_trainer.transport.frames import EVALUATED, Address, FrameKind
 
 
@@ -19,6 +28,8 @@ def needs(
             return [Address(FrameKind.ACTIVATION, d, s, step, m, EVALUATED)]
         case Backward(m) if s < stages - 1:
             return [Address(FrameKind.GRADIENT, d, s, step, m)]
+        case AddPartialSums(portions):
+            return [Address(FrameKind.PARTIAL_SUM, d, s, step, first, end) for first, end in portions]
         case ReduceGradients():
             return [Address(FrameKind.CONTRIBUTION, d, s, step, 0, e) for e in range(layout.pipelines) if e != d]
         case GatherGradients():

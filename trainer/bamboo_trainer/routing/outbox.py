@@ -13,7 +13,7 @@ from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
-from bamboo_trainer.transport.payloads import Contributed
+from bamboo_trainer.transport.payloads import Contributed, PartialSum
 
 
 class Outbox:
@@ -69,6 +69,6 @@ class Outbox:
 
 def _said_again(payload: Any) -> Any:
     """The payload of a frame that is sent once more."""
-    if isinstance(payload, Contributed):
+    if isinstance(payload, Contributed | PartialSum):
         return msgspec.structs.replace(payload, again=True)
     return Again() if payload is None else payload

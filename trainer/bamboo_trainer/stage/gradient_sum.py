@@ -5,21 +5,22 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bamboo.planning.gradient_groups import SumNode, parent, share_of
+from bamboo.planning.gradient_groups import SumNode, nodes_of, parent, share_of, sum_of
 
 
 class GradientSum:
     """Backwards add to `target`; each group's sum is added to those before it as soon as the two are halves of a node.
 
     So there are at most log2 of the number of groups tensors beside the one that is added to.
-    marked: the parameters that the current group has marked as used, by number.
+    marked: the parameters that the current group has marked as used, by number. Or all that is summed here is received.
     """
 
     def __init__(self, size: int, device: torch.device, bounds: Sequence[int], microbatches: Sequence[int]) -> None:
         """size: elements, fp32. bounds: of all groups of a step. microbatches: this cell's, whole groups of them."""
         self._size, self._device, self._bounds = size, device, bounds
         share = share_of(microbatches, bounds)
-        self._group, self._end = share
+        self._share, (self._group, self._end) = share, share
+        self._received: dict[SumNode, Tensor] = {}
         self._done: list[tuple[SumNode, Tensor]] = []
         self._current: Tensor | None = self._zeros()
         self._spare: Tensor | None = None
@@ -53,6 +54,22 @@ class GradientSum:
             self._done[-2:] = [(whole, total.add_(other))]
             self._spare = other if self._group < self._end else None
 
+    def receive(self, microbatches: tuple[int, int], sums: Sequence[Tensor]) -> int:
+        """Take the sums of these groups, half-open, which somebody else has added up; with the last ones all are here.
+
+        Returns how many of `sums` they are: the first ones. They stay as they are.
+        """
+        self._current, bounds = None, self._bounds
+        nodes = nodes_of(SumNode(*map(bounds.index, microbatches)), len(bounds) - 1)
+        self._received |= {node: sums[i].to(self._device) for i, node in enumerate(nodes)}
+        self._group += sum(node.end - node.first for node in nodes)
+        if self._group == self._end:
+            whole = nodes_of(self._share, len(bounds) - 1)
+            totals = ((node, sum_of(node, self._received)) for node in whole)
+            self._done = [(n, t.clone() if n in self._received else t) for n, t in totals]
+            self._received = {}
+        return len(nodes)
+
     def nodes(self) -> tuple[tuple[SumNode, Tensor], ...]:
         """The sum of all microbatches, as nodes of the tree, in order."""
         assert self._group == self._end, f"groups {self._group} to {self._end - 1} are not summed yet"
@@ -66,4 +83,5 @@ class GradientSum:
     def tensors(self) -> Iterator[Tensor]:
         """All that is held."""
         yield from (total for _, total in self._done)
+        yield from self._received.values()
         yield from (tensor for tensor in (self._current, self._spare) if tensor is not None)

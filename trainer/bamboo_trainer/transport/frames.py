@@ -11,8 +11,8 @@ from bamboo.planning.plan import Cell
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and those from LAYERS_LACKED on carry no
-    tensors.
+    """The kinds of frames. Those from ANNOUNCE to LAYERS_WANTED, READY, COMMIT and LAYERS_LACKED and HISTORY carry
+    no tensors.
     """
 
     ACTIVATION = 1  # outputs of a stage's forward, to the next stage's cell; part = EVALUATED of an evaluation's batch
@@ -35,6 +35,9 @@ class FrameKind(IntEnum):
     LAYER = 18  # a layer of it; part = layer; payload: of which state, and what the layer's has beside tensors
     LAYERS_LACKED = 19  # the answer for those that are not here; payload: as of the question
     HISTORY = 20  # to the root: steps that this worker does not know to be in the job's history; payload: a list
+    PARTIAL_SUM = (
+        21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses and the like
+    )
 
 
 EVALUATED = 1  # the part of an activation
@@ -47,6 +50,7 @@ BULK = frozenset(
         FrameKind.TIED,
         FrameKind.LOGGED_BULK,
         FrameKind.LAYER,
+        FrameKind.PARTIAL_SUM,
     }
 )
 STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})

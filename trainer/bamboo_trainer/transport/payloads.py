@@ -73,6 +73,19 @@ class Contributed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     again: bool = False
 
 
+class PartialSum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What some of a cell's microbatches came to, beside their gradients' sums: losses and their weights, metrics with
+    theirs, what layers add, and as in `Contributed`. again: the frame has been sent before.
+    """
+
+    losses: dict[int, float]
+    weights: dict[int, float]
+    metrics: dict[int, Annotated[dict[str, tuple[float, float]], msgspec.Meta(max_length=MOST_METRICS)]]
+    added: dict[int, list[tuple[str, float]]]
+    contributed: dict[Annotated[int, msgspec.Meta(ge=0)], list[Contribution]]
+    again: bool = False
+
+
 class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """number: of the coordinator's wish. id: of the attempt. writers: of each stage, who share its layers.
 
@@ -197,6 +210,7 @@ _FORMS: Final = {
     FrameKind.LAYER: PayloadForm(HeldLayer, 0, torch.inf),
     FrameKind.LAYERS_LACKED: PayloadForm(LayersWanted),
     FrameKind.HISTORY: PayloadForm(Unwritten),
+    FrameKind.PARTIAL_SUM: PayloadForm(PartialSum, 1, torch.inf, flat=True, data=True),
 }
 
 
@@ -214,7 +228,9 @@ def read(frame: Frame) -> Frame:
     except msgspec.ValidationError as error:
         raise RefusedFrame(f"payload: {error}") from error
     if isinstance(payload, Contributed):
-        _check_contributed(payload, data)
+        _check_contributed(payload.microbatches, data)
+    if isinstance(payload, PartialSum):
+        _check_contributed(payload.contributed, data)
     if isinstance(payload, Check) and len(payload.sums) % 8:
         raise RefusedFrame(f"sums of {len(payload.sums)} bytes")
     if isinstance(payload, StatePayload) and payload.state.get("version") != frame.address.step:
@@ -230,9 +246,9 @@ def _data(frame: Frame) -> tuple[torch.Tensor, ...]:
     return (last,) if len(frame.tensors) > 1 and last.dtype == torch.uint8 and last.dim() == 1 else ()
 
 
-def _check_contributed(payload: Contributed, data: tuple[torch.Tensor, ...]) -> None:
+def _check_contributed(by_microbatch: dict[int, list[Contribution]], data: tuple[torch.Tensor, ...]) -> None:
     """Raises RefusedFrame if the bytes are not those of the tensors that the payload names."""
-    told = [one for contributions in payload.microbatches.values() for one in contributions]
+    told = [one for contributions in by_microbatch.values() for one in contributions]
     for name, shape in (form for one in told for form in one.tensors):
         spread = math.prod(max(1, size) for size in shape)  # torch counts so, whatever of it is empty
         if name not in DTYPES or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS or spread > MAX_BODY:

@@ -1,0 +1,158 @@
+"""Pipelines of one stage: whose workers run which microbatches of one that is lost."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Assignment, Cell, Peer, Plan, Portion, plan_problems
+from bamboo.planning.portions import is_settled, ranges
+from bamboo.planning.transitions import PlanningView, Urgency, improve, takeover
+
+
+def planned(
+    pipelines: int, *, microbatches: int = 16, stages: int = 1, groups: int | None = None, spare: int = 0
+) -> Plan:
+    training = TrainingSpec(
+        steps=1, global_batch_size=microbatches, micro_batch_size=1, gradient_groups=groups, reproducible=groups != 0
+    )
+    peers = [Peer(worker=f"w{i}", host="h", port=1) for i in range(stages * pipelines + spare)]
+    layers = tuple((s, s + 1) for s in range(stages))
+    return initial_plan(peers, layers, pipelines, training, RedundancySpec())
+
+
+def view(plan: Plan, dead: set[str], leaving: tuple[str, ...] = ()) -> PlanningView:
+    return PlanningView(
+        plan=plan,
+        live={p.worker: p for p in plan.workers if p.worker not in dead},
+        leaving=dict.fromkeys(leaving, Urgency.NONE),
+        synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
+        redundancy=RedundancySpec(),
+        pipelines=len(plan.pipelines),
+        generation=0,
+    )
+
+
+def after(plan: Plan, *dead: str, leaving: tuple[str, ...] = ()) -> Plan:
+    found = takeover(view(plan, set(dead), leaving))
+    assert isinstance(found, Plan)
+    assert plan_problems(found) == []
+    return found
+
+
+def run_by(plan: Plan) -> dict[int, str]:
+    """Who runs each microbatch of a step."""
+    found: dict[int, str] = {}
+    for cell in plan.cells():
+        assignment = plan.at(cell)
+        if assignment.portions:
+            for worker, (first, end) in ranges(plan.target, cell.pipeline, assignment.portions):
+                found |= dict.fromkeys(range(first, end), worker)
+        else:
+            found |= dict.fromkeys(plan.target.split[cell.pipeline], assignment.owner)
+    return found
+
+
+@pytest.mark.parametrize(("pipelines", "most"), [(2, 16), (3, 8), (4, 6)])
+def test_a_loss_of_one_is_shared_by_all_others(pipelines: int, most: int) -> None:
+    plan = after(planned(pipelines), "w1")
+    load = Counter(run_by(plan).values())
+    assert load.keys() == plan.worker_ids()
+    assert load.total() == 16
+    assert max(load.values()) == most
+    told = f"; its microbatches are shared by {', '.join(sorted(load))}"
+    assert plan.message.endswith(told) == (pipelines > 2)
+
+
+def test_of_two_losses_what_is_run_already_stays() -> None:
+    first = after(planned(4), "w3")
+    assert [(p.worker, p.first, p.end) for p in first.at(Cell(3, 0)).portions] == [
+        ("w0", 0, 2),
+        ("w1", 2, 3),
+        ("w2", 3, 4),
+    ]
+    second = after(first, "w1")
+    before, now = run_by(first), run_by(second)
+    assert all(now[m] == worker for m, worker in before.items() if worker != "w1")
+    assert Counter(now.values()) == {"w0": 8, "w2": 8}
+
+
+@given(st.integers(2, 6), st.integers(6, 40), st.data())
+def test_every_microbatch_has_somebody_and_nobody_has_much_more(
+    pipelines: int, groups: int, data: st.DataObject
+) -> None:
+    """Whoever is lost, one after the other; what a living worker runs, it goes on with."""
+    plan = planned(pipelines, microbatches=groups, groups=groups)
+    order = data.draw(st.permutations(sorted(plan.worker_ids())))
+    for dead in order[:-1]:
+        before = run_by(plan)
+        plan = after(plan, dead)
+        now = run_by(plan)
+        assert sorted(now) == list(range(groups))
+        assert all(now[m] == worker for m, worker in before.items() if worker != dead)
+        load = Counter(now.values())
+        assert load.keys() == plan.worker_ids()
+        assert max(load.values()) - min(load.values()) <= 1
+
+
+def test_a_worker_that_has_a_pipeline_of_its_own_again_runs_all_of_it() -> None:
+    plan = after(planned(3, spare=1), "w0")
+    filling = improve(view(plan, {"w0"}))
+    assert filling is not None
+    assert filling.reason == "Replicating"
+    assert filling.at(Cell(0, 0)).portions == plan.at(Cell(0, 0)).portions
+    healed = improve(view(filling, {"w0"}))
+    assert healed is not None
+    assert healed.reason == "Healed"
+    assert not any(healed.at(c).portions for c in healed.cells())
+
+
+def test_a_replica_that_takes_over_is_helped_for_the_rest_of_the_step() -> None:
+    plan = planned(2, spare=1)
+    rows = tuple(
+        tuple(msgspec.structs.replace(a, replicas=("w2",)) if a.owner == "w0" else a for a in row)
+        for row in plan.pipelines
+    )
+    plan = after(msgspec.structs.replace(plan, pipelines=rows), "w0")
+    assert plan.at(Cell(0, 0)).owner == "w2"
+    assert Counter(run_by(plan).values()) == {"w1": 8, "w2": 8}
+
+
+def test_portions_of_the_loss_end_with_the_step_if_every_worker_has_a_pipeline() -> None:
+    plan = planned(2, spare=1)
+    mine = Assignment(owner="w0", portions=(Portion(worker="w0", first=0, end=4), Portion(worker="w1", first=4, end=8)))
+    plan = msgspec.structs.replace(plan, pipelines=((mine,), plan.pipelines[1]))
+    assert not is_settled(plan)
+    settled = improve(view(plan, set()))
+    assert settled is not None
+    assert (settled.reason, settled.boundary, is_settled(settled)) == ("Settled", True, True)
+
+
+def test_who_leaves_is_given_nothing_more() -> None:
+    plan = after(planned(4), "w0", leaving=("w2",))
+    assert "w2" not in {p.worker for p in plan.at(Cell(0, 0)).portions}
+
+
+def test_neither_pipelines_of_several_stages_are_shared_nor_groups() -> None:
+    assert not any(a.portions for row in after(planned(3, stages=2), "w0").pipelines for a in row)
+    assert not any(a.portions for row in after(planned(3, groups=0), "w0").pipelines for a in row)
+
+
+@pytest.mark.parametrize(
+    ("portions", "problem"),
+    [
+        ([("w0", 1, 4)], "not a partition"),
+        ([("w0", 0, 2), ("w1", 3, 4)], "not a partition"),
+        ([("w0", 0, 2), ("w1", 2, 2)], "not a partition"),
+        ([("w0", 0, 2), ("w9", 2, 4)], "owns no cell"),
+    ],
+)
+def test_portions_that_make_no_sense_are_found(portions: list[tuple[str, int, int]], problem: str) -> None:
+    plan = planned(2)
+    told = tuple(Portion(worker=w, first=first, end=end) for w, first, end in portions)
+    wrong = msgspec.structs.replace(plan, pipelines=((Assignment(owner="w0", portions=told),), plan.pipelines[1]))
+    assert any(problem in found for found in plan_problems(wrong))
