@@ -89,7 +89,7 @@ def _levels() -> dict[str, tuple[str, ...]]:
     document: dict[str, Any] = {part: {probe: 0} for part in parts}
     document["worker"] = {probe: 0, "resources": {probe: 0}}
     document["failurePolicy"] = {probe: 0}
-    document["training"] = {probe: 0, "evaluation": {probe: 0}, "until": {probe: 0}, "ema": {probe: 0}}
+    document["training"] = {probe: 0} | {part: {probe: 0} for part in ("evaluation", "until", "ema", "lossScale")}
     document["checkpoint"] = {probe: 0, "storage": {probe: 0, "persistentVolumeClaim": {probe: 0}}}
     problems: list[Problem] = []
     _root({probe: 0, "metadata": {probe: 0}, "spec": {probe: 0, **document}}, problems)
