@@ -42,6 +42,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.precision": s.Precision,
     "spec.training.nonFinite": s.NonFinite,
     "spec.training.evaluation.goal": s.Goal,
+    "spec.training.loggers[].type": s.LoggerType,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,

@@ -39,6 +39,8 @@ FORMS = {
     "spec.managedBy": MANAGER,
     "spec.task.entrypoint": ENTRYPOINT,
     "spec.training.evaluation.metric": METRIC,
+    "spec.training.loggers[].name": DNS_LABEL,
+    "spec.training.loggers[].entrypoint": ENTRYPOINT,
     "spec.nodePools[].name": DNS_LABEL,
     "spec.nodePools[].pricePerHour": DECIMAL,
     "spec.spread.topologyKey": LABEL_KEY,
@@ -57,6 +59,7 @@ WITHOUT_DEFAULT = {
     "spec.training.lossScale",
     *(f"spec.training.until.{unit}" for unit in ("steps", "samples", "tokens", "epochs")),
     *(f"spec.training.evaluation.{name}" for name in ("batches", "patience", "minDelta")),
+    *("spec.training.loggers", "spec.training.loggers[].entrypoint", "spec.training.loggers[].config"),
     *("spec.training.gradientGroups", "spec.topology.split", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"),
     *("spec.nodePools[].pricePerHour", "spec.nodePools[].maxWorkers"),
     *("spec.checkpoint.storage.uri", "spec.checkpoint.storage.persistentVolumeClaim"),
@@ -143,7 +146,7 @@ def test_both_refuse_what_breaks_a_rule_between_fields(changes: dict[str, Any], 
 
 
 def test_every_rule_between_fields_is_broken_once() -> None:
-    broken = {refusal for changes, _ in RULES for refusal in refusals(changed(changes))}
+    broken = {re.sub(r"\.\d+(?=\.)", "[]", refusal) for changes, _ in RULES for refusal in refusals(changed(changes))}
     for path, node in nodes():
         for rule in node.get("x-kubernetes-validations", ()):
             if "oldSelf" not in rule["rule"]:

@@ -193,6 +193,14 @@ UNTIL: dict[str, Any] = {"training.steps": ABSENT, "training.until": {"epochs": 
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"training.until": {"epochs": 2}}, "spec.training: expected exactly one of steps and until"),
     (UNTIL | {"training.until": {"epochs": 2, "steps": 3}}, "spec.training.until: expected exactly one of steps"),
+    (
+        {"training.loggers": [{"name": "a", "type": "Custom"}]},
+        "spec.training.loggers.0.entrypoint: expected with type Custom",
+    ),
+    (
+        {"training.loggers": [{"name": "a", "type": "MLflow", "entrypoint": "a:b"}]},
+        "spec.training.loggers.0.entrypoint: expected with type Custom, and",
+    ),
     ({"checkpoint": ABSENT}, "spec.training.evaluation.patience: expected only with spec.checkpoint"),
     (
         {"training.evaluation": ABSENT, "checkpoint.keepBest": True},
@@ -321,6 +329,10 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
     else:
         training.pop("until", None)
         training["steps"] = draw(st.integers(1, 2**31 - 1))
+    for one in training.get("loggers") or ():
+        one.pop("entrypoint", None)
+        if one["type"] == "Custom":
+            one["entrypoint"] = "a.b:log"
     if training.get("precision") != "fp16":
         training.pop("lossScale", None)
     if training.get("reproducible") is False:

@@ -14,13 +14,31 @@ from bamboo.history.records import EventRecord, Record, StepRecord, from_lines
 from manifest_kit import bamboojob, gpt_task, training
 
 STEPS = 24
+OWN = {"name": "own", "type": "Custom", "entrypoint": "own_logger:lines"}
+LOGGER = """\
+class Lines:
+    def __init__(self, facts):
+        self.path = facts.folder + "/logged"
+
+    def write(self, records):
+        with open(self.path, "a") as file:
+            file.writelines(f"{type(record).__name__} {getattr(record, 'step', '')}\\n" for record in records)
+
+    def close(self):
+        pass
+
+
+def lines():
+    return Lines
+"""
 
 
 def run(folder: Path, *options: str, **spec: Any) -> list[Record]:
     usual = {
-        "task": gpt_task(dModel=16, context=8), "training": training(STEPS, 8, 2), "topology": {"stages": 3},
-        "standby": {"workers": 1},
+        "task": gpt_task(dModel=16, context=8), "topology": {"stages": 3}, "standby": {"workers": 1},
+        "training": training(STEPS, 8, 2, loggers=[OWN]),
     }  # fmt: skip
+    (folder / "own_logger.py").write_text(LOGGER)
     job = folder / "job.yaml"
     job.write_text(yaml.safe_dump(bamboojob("kept", **(usual | spec))))
     command = [sys.executable, "-m", "bamboo", "run", str(job), "--json", "--output", str(folder / "out"), *options]
@@ -48,6 +66,9 @@ def test_a_history_is_whole_although_roots_are_killed(tmp_path: Path) -> None:
     assert reasons.count("Preempting") == 3
     assert reasons[-1] == "Complete"
     check(tmp_path / "out", records)
+    logged = (tmp_path / "out" / "history" / "kept" / "logged").read_text().splitlines()
+    numbers = [int(line.split()[1]) for line in logged if line.startswith("StepRecord")]
+    assert sorted(set(numbers)) == list(range(STEPS)), "the manifest's logger has every step, whoever was the root"
 
 
 @pytest.mark.slow

@@ -11,9 +11,15 @@ import pytest
 from bamboo.control.protocol import WorkerWarning
 from bamboo.history.files import HistoryFile, HistoryFiles
 from bamboo.history.records import EventRecord, Record, StepRecord
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.manifest_warnings import warnings
 from bamboo_trainer.loggers import mlflow, tensorboard, wandb
+from bamboo_trainer.loggers.from_manifest import loggers_of
+from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.worker import logging_threads
 from bamboo_trainer.worker.logging_threads import LoggingThreads, facts_of
+from manifest_kit import bamboojob, training
+from stage_kit import small_task
 
 PATIENCE = 120.0
 
@@ -187,3 +193,76 @@ def test_a_run_of_mlflow_in_a_folder(store, monkeypatch, tmp_path):
     client = tracking.MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("experiment").experiment_id])
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "loss")) == [0, 1]
+
+
+def named(*loggers, **more):
+    """What a manifest with these loggers gives a small task."""
+    document = bamboojob(
+        task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
+    )
+    return loggers_of(small_task(**more), parse_manifest(document).training)
+
+
+MADE = []
+
+
+def own(**config):
+    kept = Kept()
+    MADE.append((config, kept))
+    return kept.make
+
+
+def wrong(**config):
+    return 3
+
+
+def test_a_manifest_names_loggers_beside_those_of_the_task(store):
+    found = named(
+        {"name": "board", "type": "TensorBoard", "config": {"folder": "/x"}},
+        {"name": "wb", "type": "WeightsAndBiases", "config": {"project": "p", "tags": ["a"]}},
+        {"name": "ml", "type": "MLflow", "config": {"experiment": "e"}},
+        {"name": "mine", "type": "Custom", "entrypoint": "test_loggers:own", "config": {"channel": "c"}},
+        loggers={"coded": Kept().make},
+    )
+    assert list(found) == ["coded", "board", "wb", "ml", "mine"]
+    ((config, kept),) = MADE
+    threads = store.threads(found["mine"])
+    store.add(threads, step(0))
+    until(lambda: kept.given == [step(0)])
+    threads.close()
+    assert config == {"channel": "c"}
+
+
+@pytest.mark.parametrize(
+    ("logger", "said"),
+    [
+        ({"type": "WeightsAndBiases"}, r"loggers\[0\]\.config: .*missing 1 required positional argument: 'project'"),
+        ({"type": "TensorBoard", "config": {"dir": "/x"}}, r"config: .*unexpected keyword argument 'dir'"),
+        (
+            {"type": "WeightsAndBiases", "config": {"project": "p", "api_key": "abc"}},
+            "api_key: expected no cred",
+        ),
+        (
+            {"type": "MLflow", "config": {"experiment": "e", "tracking_uri": "https://me:abc@mlflow"}},
+            "config.tracking_uri: expected no credentials in a manifest",
+        ),
+        ({"type": "Custom", "entrypoint": "no_such:x"}, r"loggers\[0\]\.entrypoint: cannot import 'no_such'"),
+        ({"type": "Custom", "entrypoint": "test_loggers:none"}, "test_loggers has no function 'none'"),
+        ({"type": "Custom", "entrypoint": "test_loggers:wrong"}, "returned int, expected a function of LoggerFacts"),
+    ],
+)
+def test_a_logger_that_cannot_be_is_told_before_training(logger, said):
+    with pytest.raises(TaskError, match=said) as told:
+        named({"name": "a", **logger})
+    assert "abc" not in str(told.value), "a secret is not repeated"
+
+
+def test_a_name_is_used_once():
+    with pytest.raises(TaskError, match=r"training\.loggers\[0\]\.name: the task has a logger 'a', too"):
+        named({"name": "a", "type": "TensorBoard"}, loggers={"a": Kept().make})
+
+
+def test_loggers_without_a_history_are_warned_of():
+    logging = training(1, 2, 1, loggers=[{"name": "a", "type": "TensorBoard"}])
+    spec = parse_manifest(bamboojob(task={"entrypoint": "m:b"}, training=logging, topology={"stages": 1}))
+    assert [text for text in warnings(spec) if text.startswith("spec.training.loggers are given nothing")]

@@ -6,6 +6,7 @@ from bamboo.control.memory import Memory
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import layer_ranges
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
@@ -27,6 +28,7 @@ def check(manifest: dict[str, Any]) -> dict[str, Any]:
         )
         spec = with_steps(spec, task)
         evaluation_schedule(task, spec.training)
+        loggers_of(task, spec.training)
         stages = layer_ranges(profile(task, spec), spec.topology)
         sizes = measure(task, spec)
     except ValueError as error:  # a TaskError, or more stages than layers

@@ -18,7 +18,9 @@ CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.repl
 CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
 # For how long; what becomes of steps that would otherwise end the job; what is only measured; and two by what follows
 # from them, `groups`.
-_NO_NUMBERS = ("steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "reproducible", "gradient_groups")
+_NO_NUMBERS = (
+    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "reproducible", "gradient_groups",
+)  # fmt: skip
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}
 

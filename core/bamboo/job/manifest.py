@@ -171,6 +171,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             non_finite=f.choice("nonFinite", s.NonFinite.FAIL),
             max_consecutive_skips=f.integer("maxConsecutiveSkips", 10, high=s.MOST_SKIPS),
             evaluation=_evaluation(f.child("evaluation")) if f.has("evaluation") else None,
+            loggers=f.items("loggers", _logger, most=8),
             ema=_ema(f.child("ema")) if f.has("ema") else None,
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
@@ -222,6 +223,15 @@ def _evaluation(f: Fields) -> s.EvaluationSpec:
             min_delta=f.optional_positive("minDelta") or 0.0,
         )
     )
+
+
+def _logger(f: Fields) -> s.LoggerSpec:
+    name, kind = f.text("name", DNS_LABEL), f.choice("type", s.LoggerType.CUSTOM, required=True)
+    custom, said = kind is s.LoggerType.CUSTOM, f.has("entrypoint")
+    entrypoint = f.optional_text("entrypoint", ENTRYPOINT)
+    if custom != said and f.get("type") in list(s.LoggerType):
+        f.problem("entrypoint", "expected with type Custom, and only with it")
+    return f.closed(s.LoggerSpec(name=name, type=kind, entrypoint=entrypoint, config=f.tree("config")))
 
 
 def _topology(f: Fields) -> s.TopologySpec:

@@ -112,6 +112,7 @@ def _check_size(job: JobSpec, rule: Rule) -> None:
 def _check_names(job: JobSpec, rule: Rule) -> None:
     """No two node pools, and no two rules of the failure policy, have the same name."""
     for path, names in (
+        ("spec.training.loggers", [one.name for one in job.training.loggers]),
         ("spec.nodePools", [pool.name for pool in job.node_pools]),
         ("spec.failurePolicy.rules", [r.name for r in job.failure_policy.rules]),
     ):

@@ -8,7 +8,14 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec))))
+    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec))))
+
+
+def _loggers(spec: JobSpec) -> str:
+    """They are given what is in the history, which is kept beside the checkpoints."""
+    if spec.training.loggers and spec.checkpoint is None:
+        return "spec.training.loggers are given nothing without spec.checkpoint, but by bamboo run --output"
+    return ""
 
 
 def _replicas(spec: JobSpec) -> str:

@@ -139,6 +139,25 @@ class EvaluationSpec:
     min_delta: float = 0.0
 
 
+class LoggerType(StrEnum):
+    """Who writes the job's history to another system."""
+
+    TENSORBOARD = "TensorBoard"
+    WEIGHTS_AND_BIASES = "WeightsAndBiases"
+    MLFLOW = "MLflow"
+    CUSTOM = "Custom"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggerSpec:
+    """entrypoint: "module:function" of a Custom one, which makes what makes it. config: the function's arguments."""
+
+    name: str
+    type: LoggerType
+    entrypoint: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleSpec:
     """Of the losses in fp16. initial_power: the first scale is 2 to that power.
@@ -171,6 +190,7 @@ class TrainingSpec:
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10
     evaluation: EvaluationSpec | None = None
+    loggers: tuple[LoggerSpec, ...] = ()
     ema: float | None = None
     reproducible: bool = True
     gradient_groups: int | None = None

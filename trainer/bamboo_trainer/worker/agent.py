@@ -55,6 +55,7 @@ from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
+from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
@@ -275,7 +276,7 @@ class WorkerAgent:
         task = self.task = settled(loaded, spec.training.seed)
         spec = self.spec = with_steps(spec, task)
         training = spec.training
-        evaluations = evaluation_schedule(task, training)
+        evaluations, made = evaluation_schedule(task, training), loggers_of(task, training)
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
@@ -283,10 +284,8 @@ class WorkerAgent:
         self.device = str(device)
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
-            loggers = None
-            if task.loggers:
-                facts = facts_of(spec.name, welcome.history)
-                loggers = LoggingThreads(task.loggers, facts, welcome.history, self.control.send)
+            facts = facts_of(spec.name, welcome.history)
+            loggers = LoggingThreads(made, facts, welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
         self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)

@@ -1,0 +1,72 @@
+"""The loggers that a manifest names, `spec.training.loggers`, beside those of the task."""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bamboo.job.spec import LoggerSpec, LoggerType, TrainingSpec
+from bamboo_trainer.loggers.interface import MakeLogger
+from bamboo_trainer.loggers.mlflow import mlflow
+from bamboo_trainer.loggers.tensorboard import tensorboard
+from bamboo_trainer.loggers.wandb import wandb
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.task_errors import TaskError
+
+_READY: Final[Mapping[LoggerType, Callable[..., MakeLogger]]] = {
+    LoggerType.TENSORBOARD: tensorboard,
+    LoggerType.WEIGHTS_AND_BIASES: wandb,
+    LoggerType.MLFLOW: mlflow,
+}
+_SECRET: Final = re.compile(r"(^|_)(api_?key|password|passwd|secret|token|credentials?)$", re.IGNORECASE)
+_USER_IN_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]+@", re.IGNORECASE)
+
+
+def loggers_of(task: Task, training: TrainingSpec) -> dict[str, MakeLogger]:
+    """By name: the task's and the manifest's. Nothing is connected to yet. Raises TaskError, naming the field."""
+    found = dict(task.loggers)
+    for number, spec in enumerate(training.loggers):
+        where = f"training.loggers[{number}]"
+        if spec.name in found:
+            raise TaskError(f"{where}.name: the task has a logger {spec.name!r}, too")
+        _refuse_secrets(spec.config, f"{where}.config")
+        make = _READY[spec.type] if spec.entrypoint is None else _imported(spec.entrypoint, where)
+        found[spec.name] = _called(make, spec, where)
+    return found
+
+
+def _called(make: Callable[..., Any], spec: LoggerSpec, where: str) -> MakeLogger:
+    try:
+        made = make(**spec.config)
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{where}.config: {error}") from error
+    except Exception as error:  # whatever a user's function raises
+        raise TaskError(f"{where}: {spec.entrypoint} raised {type(error).__name__}: {error}") from error
+    if not callable(made):
+        raise TaskError(
+            f"{where}: {spec.entrypoint} returned {type(made).__name__}, expected a function of LoggerFacts"
+        )
+    return made  # type: ignore[no-any-return]
+
+
+def _imported(entrypoint: str, where: str) -> Callable[..., Any]:
+    module, _, name = entrypoint.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever the user's module raises at import
+        raise TaskError(f"{where}.entrypoint: cannot import {module!r}: {error}") from error
+    if not callable(found):
+        raise TaskError(f"{where}.entrypoint: {module} has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _refuse_secrets(config: Mapping[str, Any], where: str) -> None:
+    """A manifest is read by many; the value is not repeated."""
+    for key, value in config.items():
+        if _SECRET.search(key) or (isinstance(value, str) and _USER_IN_URL.match(value)):
+            raise TaskError(
+                f"{where}.{key}: expected no credentials in a manifest; they come from the worker's environment, "
+                "such as a Secret that worker.template names"
+            )
+        if isinstance(value, Mapping):
+            _refuse_secrets(value, f"{where}.{key}")
