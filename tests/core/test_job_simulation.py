@@ -86,6 +86,14 @@ def test_with_notice_nobody_waits() -> None:
     assert found.goodput == pytest.approx(1.0, abs=2e-3)
 
 
+def test_a_node_with_notice_is_not_used_again() -> None:
+    """Its worker leaves before the end of the notice; the node is there until then, and no place for another one."""
+    told: list[str] = []
+    run(job(), nodes(3, (1800.0, "remove", "n1"), notice=600.0), told=told)
+    assert any("has left after its notice" in line for line in told)
+    assert sum("WorkerJoined" in line for line in told) == 3
+
+
 def test_a_standby_heals_the_pipeline() -> None:
     told: list[str] = []
     found = run(job(standby={"workers": 1}), nodes(4, (1800.0, "remove", "n1")), told=told).figures

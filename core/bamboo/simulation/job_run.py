@@ -86,6 +86,7 @@ def _simplified(run: JobRun) -> JobRun:
 class _SimulatedWorker:
     node: SimulatedNode
     joined: bool = False
+    noticed: bool = False
     alive: bool = True
 
 
@@ -241,14 +242,18 @@ class _Simulation:
         if not used or worker is None or not self._workers[worker].alive:
             return
         self._workers[worker].alive = False
-        self._record.note("preemptions", self._clock.now)
+        if not self._workers[worker].noticed:
+            self._record.note("preemptions", self._clock.now)
         self._training.lost(worker)
         detection = self._run.profile.times.detection
         self._clock.after(detection, partial(self._coordinate, WorkerLost(worker, "its node was taken away")))
 
     def _notice(self, change: NodeChange) -> None:
+        self._supply.noticed(change.node)
         worker = self._by_node.get(change.node)
         if worker is not None and self._workers[worker].joined and change.notice is not None:
+            self._workers[worker].noticed = True
+            self._record.note("preemptions", self._clock.now)
             self._coordinate(PreemptionNotice(worker, change.at - self._clock.now))
 
     def _staff(self) -> None:

@@ -39,6 +39,10 @@ class NodeSupply:
     def came(self, name: str, zone: str) -> None:
         self._there[name] = SimulatedNode(name=name, zone=zone)
 
+    def noticed(self, name: str) -> None:
+        """It will be taken away: nobody begins to use it any more."""
+        self._there.pop(name, None)
+
     def went(self, name: str) -> bool:
         """Taken away. Was it used?"""
         used = name in self._used
