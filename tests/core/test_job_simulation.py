@@ -86,6 +86,18 @@ def test_with_notice_nobody_waits() -> None:
     assert found.goodput == pytest.approx(1.0, abs=2e-3)
 
 
+def test_workers_of_one_stage_pipelines_share_what_is_lost() -> None:
+    """Four pipelines of one stage, 6 microbatches each, and one is lost for good: the others run 8 each, not 12."""
+    told: list[str] = []
+    document = manifest(1, 4, 24, elastic={"minPipelines": 4, "maxPipelines": 4})
+    one = JobRun(spec=parse_manifest(document), manifest=document, profile=job(1).profile, trace=make_trace())
+    result = run(one, nodes(4, (1800.0, "remove", "n1")), told=told)
+    assert result.figures.takeovers == 1
+    assert 0 < result.figures.pause < 2
+    rates = result.series.throughput
+    assert 6 / 8 * 0.9 < rates[160] / rates[40] <= 6 / 8 * 1.05
+
+
 def test_a_node_with_notice_is_not_used_again() -> None:
     """Its worker leaves before the end of the notice; the node is there until then, and no place for another one."""
     told: list[str] = []

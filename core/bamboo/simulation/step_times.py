@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo.planning.portions import ranges
 from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.pipelines import Group, GroupTimes, Place, StepLoss, execute
 
@@ -65,6 +66,9 @@ class StepModel:
 
         (seconds of the step, of these what the new owners take to repeat the lost work)
         """
+        if len(plan.stages) == 1:
+            seconds, shared = self._shared(before, plan, layout, lost)
+            return max(self._committed(plan, layout, shared), lost.planned), max(0.0, seconds - lost.planned)
         ends: dict[Place, float] = {}
         repeating = 0.0
         for group, rows, names in self._groups_of(before, layout, plan):
@@ -105,11 +109,52 @@ class StepModel:
         took = MARGIN * group.forward[cell.stage]
         return int(SAFETY * idle / took) if took else group.microbatches[0]
 
+    def _shared(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, dict[Place, float]]:
+        """Pipelines of one stage: when what was lost is done again, and all ends. Those that share it go on with it
+        when they have done what they had before.
+        """
+        own, ends = self._portions(before, layout), {}
+        again = 0.0
+        free = {worker: max(end, lost.planned) for worker, end in own.items() if worker not in lost.at}
+        runners = _runners(plan, layout)
+        for cell, parts in runners.items():
+            if before.at(cell).owner not in lost.at and plan.at(cell).portions == before.at(cell).portions:
+                ends[cell.pipeline, cell.stage] = own[plan.at(cell).owner]
+                continue
+            for worker, count in parts:
+                if (worker, count) not in _runners(before, layout)[cell]:
+                    free[worker] = free.get(worker, lost.planned) + count * self._microbatch(plan)
+                again = max(again, free[worker])
+            ends[cell.pipeline, cell.stage] = max(free[w] + self._given(plan, cell, w) for w, _ in parts)
+        return again, ends
+
+    def _portions(self, plan: Plan, layout: Layout) -> dict[WorkerId, float]:
+        """Of one stage: when each worker has run all that it runs."""
+        work: defaultdict[WorkerId, float] = defaultdict(float)
+        for parts in _runners(plan, layout).values():
+            for worker, count in parts:
+                work[worker] += count * self._microbatch(plan)
+        update = self.stages(plan.stages).update[0]
+        return {worker: update + seconds for worker, seconds in work.items()}
+
+    def _microbatch(self, plan: Plan) -> float:
+        stages = self.stages(plan.stages)
+        return stages.forward[0] + stages.backward[0]
+
+    def _given(self, plan: Plan, cell: Cell, worker: WorkerId) -> float:
+        """Until a cell's owner has what another worker's portion of it came to."""
+        return 0.0 if plan.at(cell).owner == worker else self._sync(self.stages(plan.stages).gradients[0], 1)
+
     # a step without losses
 
     def _calm(self, plan: Plan, layout: Layout) -> float:
         ends: dict[Place, float] = {}
         work: defaultdict[WorkerId, float] = defaultdict(float)
+        if len(plan.stages) == 1:
+            own = self._portions(plan, layout)
+            for cell, parts in _runners(plan, layout).items():
+                ends[cell] = max(own[w] + self._given(plan, cell, w) for w, _ in parts)
+            return max(self._committed(plan, layout, ends), self._least(plan, layout, {}))
         for group, rows, names in self._groups_of(plan, layout):
             times = self._times(group)
             ends |= {(rows[d], s): times.ends[d][s] for d, s in _places(group)}
@@ -206,7 +251,7 @@ class StepModel:
                     out[one] += given
                     into[other] += given
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
-        return max([least, *(work[w] + sum(stages.update[s] for s in held) for w, held in holds.items())])
+        return max([least, *(work.get(w, 0.0) + sum(stages.update[s] for s in held) for w, held in holds.items())])
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
@@ -221,6 +266,19 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
         gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
         state=tuple(sum(layer.parameters + layer.optimizer for layer in layers) for layers in parts),
     )
+
+
+def _runners(plan: Plan, layout: Layout) -> dict[Cell, list[tuple[WorkerId, int]]]:
+    """Of pipelines of one stage: who runs how many microbatches of each cell."""
+    found: dict[Cell, list[tuple[WorkerId, int]]] = {}
+    for cell in (Cell(d, 0) for d in range(layout.pipelines)):
+        assignment = plan.at(cell)
+        if assignment.portions:
+            parts = ranges(layout, cell.pipeline, assignment.portions)
+            found[cell] = [(worker, end - first) for worker, (first, end) in parts]
+        else:
+            found[cell] = [(assignment.owner, len(layout.split[cell.pipeline]))]
+    return found
 
 
 def _places(group: Group) -> list[Place]:
@@ -251,9 +309,13 @@ def _connected(plan: Plan, layout: Layout, later: Plan | None) -> list[list[int]
 
 
 def _shape(plan: Plan, layout: Layout) -> object:
-    """The holders of all cells, with numbers in place of names."""
+    """The holders of all cells, and who shares them, with numbers in place of names."""
     names: dict[WorkerId, int] = {}
+
+    def number(worker: WorkerId) -> int:
+        return names.setdefault(worker, len(names))
+
     return tuple(
-        tuple(tuple(names.setdefault(w, len(names)) for w in a.holders) for a in plan.pipelines[d])
-        for d in range(layout.pipelines)
+        tuple((*map(number, a.holders), *((number(p.worker), p.first, p.end) for p in a.portions)) for a in row)
+        for row in plan.pipelines[: layout.pipelines]
     )
