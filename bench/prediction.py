@@ -26,7 +26,7 @@ from bamboo.control.channel_events import Received
 from bamboo.control.protocol import WorkerReady
 from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.task_profile import PROFILE, Surroundings, profile_of
+from bamboo.local.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.planning.plan import Cell
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.job_run import JobRun, simulate_job
@@ -40,7 +40,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredCase:
     """losses: of so many owners, evenly over the steps."""
 
     stages: int
@@ -54,15 +54,15 @@ class Point:
         return f"{self.stages}x{self.pipelines} {self.mode} {self.losses}"
 
 
-CALIBRATION = Point(2, 1, "EagerForward", 1, 16)
+CALIBRATION = MeasuredCase(2, 1, "EagerForward", 1, 16)
 POINTS = (
-    Point(2, 1, "EagerForward", 1),
-    Point(3, 1, "EagerForward", 2),
-    Point(4, 1, "EagerForward", 3),
-    Point(4, 1, "LazyForward", 3),
-    Point(4, 1, "EagerBackward", 2),
-    Point(2, 2, "EagerForward", 2),
-    Point(3, 2, "LazyForward", 3),
+    MeasuredCase(2, 1, "EagerForward", 1),
+    MeasuredCase(3, 1, "EagerForward", 2),
+    MeasuredCase(4, 1, "EagerForward", 3),
+    MeasuredCase(4, 1, "LazyForward", 3),
+    MeasuredCase(4, 1, "EagerBackward", 2),
+    MeasuredCase(2, 2, "EagerForward", 2),
+    MeasuredCase(3, 2, "LazyForward", 3),
 )
 
 
@@ -99,7 +99,7 @@ class Strikes:
             self.job.lab.pool.signal(self.owners[cell], signal.SIGKILL)
 
 
-def document_of(point: Point) -> dict[str, Any]:
+def document_of(point: MeasuredCase) -> dict[str, Any]:
     document: dict[str, Any] = manifest(
         TaskName.EMULATED, point.stages, 8 * point.pipelines, point.steps, mode=point.mode
     )
@@ -109,7 +109,7 @@ def document_of(point: Point) -> dict[str, Any]:
     return document
 
 
-def schedule(point: Point, step_seconds: float) -> list[tuple[float, Cell]]:
+def schedule(point: MeasuredCase, step_seconds: float) -> list[tuple[float, Cell]]:
     """Owners of different cells, at different places of a step; never two neighbours within a few steps."""
     cells = [Cell(d, s) for d in range(point.pipelines) for s in range(point.stages)]
     every = (point.steps - CALM_STEPS) / (point.losses + 1)
@@ -117,7 +117,7 @@ def schedule(point: Point, step_seconds: float) -> list[tuple[float, Cell]]:
     return [((CALM_STEPS + every * (i + 0.5) + 0.37 * (i + 1)) * step_seconds, cell) for i, cell in enumerate(chosen)]
 
 
-async def real(place: Lab, point: Point, step_seconds: float) -> tuple[Job, Strikes]:
+async def real(place: Lab, point: MeasuredCase, step_seconds: float) -> tuple[Job, Strikes]:
     job = Job(place, document_of(point), main=AGENT)
     strikes = Strikes(job, schedule(point, step_seconds))
     job.look = strikes.look
@@ -125,16 +125,16 @@ async def real(place: Lab, point: Point, step_seconds: float) -> tuple[Job, Stri
     return job, strikes
 
 
-async def measured(place: Lab, point: Point) -> ModelProfile:
+async def measured(place: Lab, point: MeasuredCase) -> ModelProfile:
     """As `bamboo profile` does it."""
     document = document_of(point)
     answer = await place.pool.call(PROFILE, {"manifest": document, "repeats": REPEATS}, LIMIT_SECONDS)
     if answer.get("problem"):
         raise RuntimeError(answer["problem"])
-    return profile_of(parse_manifest(document), answer, REPEATS, Surroundings())
+    return profile_of(parse_manifest(document), answer, REPEATS, MachineOverrides())
 
 
-def trace_of(point: Point, struck: Sequence[tuple[float, Cell]], start: float) -> Trace:
+def trace_of(point: MeasuredCase, struck: Sequence[tuple[float, Cell]], start: float) -> Trace:
     """The nodes in the order of the cells; another one comes whenever one goes."""
     nodes = {Cell(d, s): f"n{d * point.stages + s}" for d in range(point.pipelines) for s in range(point.stages)}
     changes = [NodeChange(at=0.0, change=Change.ADD, node=node) for node in nodes.values()]
@@ -144,7 +144,7 @@ def trace_of(point: Point, struck: Sequence[tuple[float, Cell]], start: float) -
     return make_trace(changes, duration=LIMIT_SECONDS)
 
 
-def predicted(point: Point, profile: ModelProfile, struck: Sequence[tuple[float, Cell]]) -> tuple[float, float]:
+def predicted(point: MeasuredCase, profile: ModelProfile, struck: Sequence[tuple[float, Cell]]) -> tuple[float, float]:
     """(seconds of training, seconds of a calm step)"""
     document = document_of(point)
     trace = trace_of(point, struck, profile.times.start)
@@ -178,7 +178,7 @@ async def calibrated(place: Lab) -> ModelProfile:
     return msgspec.structs.replace(profile, times=times)
 
 
-async def compare(place: Lab, point: Point, base: ModelProfile) -> dict[str, Any]:
+async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[str, Any]:
     profile = msgspec.structs.replace(await measured(place, point), times=base.times, network=base.network)
     _, step = predicted(point, profile, [])
     async with place.watched() as others:

@@ -80,7 +80,7 @@ def profile_job(
     from bamboo.job.pod_fields import unknown_in_template
     from bamboo.job.yaml_file import read_manifest_source
     from bamboo.local.task_check import module_folders
-    from bamboo.local.task_profile import Surroundings, measure_task
+    from bamboo.local.task_profile import MachineOverrides, measure_task
     from bamboo.profiles.profile import ProfileError, to_json
 
     rates = ("flow", "machine", "storage_write", "storage_read")
@@ -95,7 +95,7 @@ def profile_job(
         spec = parse_source(source, unknown_in_template)
     except ManifestError as error:
         usage(*map(str, error.problems))
-    around = Surroundings(**{n: v * MEGABYTE if n in rates and v is not None else v for n, v in given.items()})
+    around = MachineOverrides(**{n: v * MEGABYTE if n in rates and v is not None else v for n, v in given.items()})
     try:
         found = measure_task(spec, source.document, module_folders(job), repeats, around)
     except ProfileError as error:

@@ -72,9 +72,8 @@ def _ask(turn: Turn) -> None:
 
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     """Of each stage, those who have finished it and are there; who is to leave only if all are."""
-    assert state.plan is not None
     found = []
-    for stage in range(len(state.plan.stages)):
+    for stage in range(len(state.current_plan.stages)):
         named = dict.fromkeys(w for cell, w in sorted(state.finishers.items()) if cell.stage == stage)
         there = [w for w in named if w in state.workers and not state.workers[w].released]
         staying = [w for w in there if state.workers[w].notice_until is None]

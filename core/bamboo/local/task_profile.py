@@ -21,7 +21,7 @@ DISK_RATE: Final = 100e6  # bytes a second, if nobody says what the store does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class MachineOverrides:
     """What of a machine cannot be measured on it, or should not be taken as it is here; None: as here.
 
     flow, machine, storage_write, storage_read: bytes a second. latency, start, detection: seconds.
@@ -37,7 +37,7 @@ class Surroundings:
 
 
 def measure_task(
-    spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path], repeats: int, around: Surroundings
+    spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path], repeats: int, around: MachineOverrides
 ) -> ModelProfile:
     """folders: of the task's modules. repeats: microbatches whose median counts. Raises ProfileError."""
     missing = [module for module in NEEDED if find_spec(module) is None]
@@ -67,7 +67,7 @@ async def _ask(manifest: dict[str, Any], folders: Sequence[Path], repeats: int) 
     return answer
 
 
-def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Surroundings) -> ModelProfile:
+def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: MachineOverrides) -> ModelProfile:
     """answer: of `bamboo_trainer.profiling.profile`."""
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = answer["device"] if answer["device"] != "cpu" else f"processor of {os.uname().machine}"
@@ -96,13 +96,13 @@ def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: Surr
     )  # fmt: skip
 
 
-def _network(around: Surroundings) -> Source:
+def _network(around: MachineOverrides) -> Source:
     if around.flow is not None:
         return Source(text="given by flags")
     return Source(text="one connection within this machine; between machines it is slower (--flow)", estimated=True)
 
 
-def _storage(around: Surroundings) -> Source:
+def _storage(around: MachineOverrides) -> Source:
     if None not in (around.storage_write, around.storage_read):
         return Source(text="given by flags")
     return Source(
@@ -110,7 +110,7 @@ def _storage(around: Surroundings) -> Source:
     )
 
 
-def _times(around: Surroundings) -> Source:
+def _times(around: MachineOverrides) -> Source:
     given = None not in (around.start, around.detection)
     if given:
         return Source(text="given by flags")

@@ -171,14 +171,19 @@ class SimulatedTraining:
 
     # steps
 
+    @property
+    def _current_plan(self) -> Plan:
+        """In force; there is one whenever a step runs."""
+        assert self.plan is not None
+        return self.plan
+
     def _cells(self, plan: Plan) -> list[Cell]:
         """Those that are run in the layout in force."""
         pipelines = next((one.pipelines for one in plan.layouts if one.generation == self._generation), 0)
         return [cell for cell in plan.cells() if cell.pipeline < pipelines]
 
     def _begin(self) -> None:
-        plan = self.plan
-        assert plan is not None
+        plan = self._current_plan
         if any(plan.at(cell).owner in self._gone for cell in self._cells(plan)):
             self._begun, self._since, self._timer, self._left = plan, self._clock.now, None, {}
             return
@@ -193,8 +198,7 @@ class SimulatedTraining:
 
     def _committed(self, steps: int) -> None:
         """So many steps are done; the coordinator is told of the last one, as if the other messages were lost."""
-        plan, now = self.plan, self._clock.now
-        assert plan is not None
+        plan, now = self._current_plan, self._clock.now
         new = self.step + steps - max(self._furthest, self.step)
         if new > 0:
             self._record.steps.append((self._since, now, new))
@@ -211,9 +215,9 @@ class SimulatedTraining:
         )  # fmt: skip
         self._tell(root, committed)
         if self.step >= self._spec.training.steps:
-            assert self.plan is not None
-            for cell in self._cells(self.plan):
-                self._tell(self.plan.at(cell).owner, protocol.CellFinished(cell=cell, digest="0" * 16))
+            plan = self._current_plan
+            for cell in self._cells(plan):
+                self._tell(plan.at(cell).owner, protocol.CellFinished(cell=cell, digest="0" * 16))
         elif hold and checkpoint is not None:
             self._cut(plan, checkpoint[1])
         else:
