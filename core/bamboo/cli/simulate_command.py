@@ -22,6 +22,9 @@ app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
 OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "plot", "events")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
+NOT_OF_STRATEGIES = (
+    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug", "jobs"
+)  # fmt: skip
 
 
 class SimulationModel(StrEnum):
@@ -43,6 +46,14 @@ class SimulationFormat(StrEnum):
 class SimulateOptions:
     """As the user gave them."""
 
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Compare published ways to train on such nodes, under the same assumptions: on-demand, checkpoint,"
+            " morphing, templates, rerouting, memory-checkpoints, quorum, bamboo or all. May be given several times.",
+        ),
+    ] = None
     workload: Annotated[
         str, typer.Option(metavar="NAME", help="gpt-2, bert, resnet, gnmt, vgg or alexnet, with its published grid.")
     ] = "bert"
@@ -69,7 +80,7 @@ class SimulateOptions:
         typer.Option(
             metavar="N|A:B",
             help="Number of seeds, from 1 on; or the seeds from A to B.",
-            show_default="100, or 10 for a job",
+            show_default="100, or 10 for a job, or 5 with --strategy",
         ),
     ] = None
     start_hour: Annotated[
@@ -153,8 +164,16 @@ def simulate(
 
     Example: bamboo simulate job.yaml --profile profile.json --preempt-rate 0.1 --preempt-rate 0.5 --plot runs.png
 
+    With --strategy it compares Bamboo's policy with those of other systems, in closed form, for a published model
+    (--workload) or a profile.
+
     Example: bamboo simulate --model research --workload bert --preempt-rate 0.1 --preempt-rate 0.5 --seeds 1000
+
+    Example: bamboo simulate --strategy all --workload bert --preempt-rate 0.1 --preempt-rate 0.33
     """
+    if options.strategy:
+        _simulate_strategies(ctx, job, options)
+        return
     chosen = model or (SimulationModel.JOB if job is not None else None)
     if chosen is None:
         usage("expected JOB.yaml, or --model research")
@@ -221,11 +240,33 @@ def _rates(options: SimulateOptions) -> list[float]:
 
 def _check_flags(ctx: typer.Context, model: SimulationModel) -> None:
     """A flag that means nothing with this model is refused, not ignored."""
-    foreign = OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH
+    _not_beside(ctx, OF_A_JOB if model is SimulationModel.RESEARCH else OF_RESEARCH, f"--model {model.value}")
+
+
+def _not_beside(ctx: typer.Context, foreign: tuple[str, ...], beside: str) -> None:
     for name in foreign:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            usage(f"--{name.replace('_', '-')}: cannot be combined with --model {model.value}")
+            usage(f"--{name.replace('_', '-')}: cannot be combined with {beside}")
+
+
+def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
+    from bamboo.cli.simulate_strategies import Comparison, compare, runs
+
+    if job is not None:
+        usage("--strategy: expected no job; --workload or --profile says what is trained")
+    _not_beside(ctx, NOT_OF_STRATEGIES, "--strategy")
+    if options.trace and options.preempt_rate:
+        usage("--preempt-rate: cannot be combined with --trace")
+    _check_numbers(options)
+    wanted = Comparison(
+        strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
+        traces=tuple(options.trace or ()), rates=() if options.trace else tuple(_rates(options)),
+        seeds=_seeds(options.seeds or "5"), hours=options.hours, replace_rate=options.replace_rate,
+    )  # fmt: skip
+    with _Progress(runs(wanted), shown=not options.quiet) as progress:
+        cases = compare(wanted, progress.done)
+    _print(cases, options.output)
 
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:

@@ -28,6 +28,10 @@ class Grid(NamedTuple):
     pipelines: int
 
     @property
+    def cells(self) -> int:
+        return self.stages * self.pipelines
+
+    @property
     def told(self) -> str:
         return f"{count(self.pipelines, 'pipeline')} of {count(self.stages, 'stage')}"
 

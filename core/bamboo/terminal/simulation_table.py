@@ -16,6 +16,7 @@ HEADS = {
     "preemptions": "PREEMPTIONS", "takeovers": "TAKEOVERS", "restores": "RESTORES", "interval": "INTERVAL H",
     "lifetime": "LIFETIME H", "fatal": "FATAL", "pause": "PAUSE S", "waited": "WAITED H", "nodes": "NODES",
     "throughput": "SAMPLES/S", "usd_per_hour": "USD/H", "usd": "USD", "value": "VALUE", "goodput": "GOODPUT",
+    "redone": "REDONE", "stalled": "STALLED", "idle": "IDLE", "saving": "SAVING",
     "hours": "HOURS", "steps": "STEPS",
 }  # fmt: skip
 DIGITS = {

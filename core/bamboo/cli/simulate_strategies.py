@@ -1,0 +1,83 @@
+"""`bamboo simulate --strategy`: from its flags to published strategies under the same nodes and assumptions."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bamboo.cli.dispatch import usage
+from bamboo.profiles.files import read_profile
+from bamboo.profiles.profile import ProfileError
+from bamboo.simulation.figures import SimulationError, Spread
+from bamboo.simulation.strategies.choose import STRATEGIES, Workplace, strategy_result, workplace
+from bamboo.simulation.strategies.drive import StrategyResult
+from bamboo.simulation.strategies.summary import spread_of
+from bamboo.traces.files import read_traces
+from bamboo.traces.generate import Generation, generate
+from bamboo.traces.trace import NodeTraceError, Trace
+
+HOURS = 24.0  # of made-up preemptions, if nobody says how long
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """As the user gave it. profile: a file or a name; of one of the published models if none is given."""
+
+    strategies: tuple[str, ...]
+    workload: str
+    profile: str | None
+    traces: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: range
+    hours: float | None
+    replace_rate: float
+
+
+def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, Spread]]:
+    """A case for each rate (or the traces) and strategy. done: is told of each run. A mistake ends the command."""
+    names = _strategies(wanted.strategies)
+    try:
+        place = workplace(read_profile(wanted.profile or f"{wanted.workload}-v100"))
+        return [
+            (f"{case} {name}", spread_of([_run(name, place, trace, wanted.hours, done) for trace in traces]))
+            for case, traces in _cases(wanted, place.nodes)
+            for name in names
+        ]
+    except (ProfileError, SimulationError, NodeTraceError) as error:
+        usage(str(error))
+
+
+def runs(wanted: Comparison) -> int:
+    """How many there will be."""
+    cases = 1 if wanted.traces else len(wanted.rates) * len(wanted.seeds)
+    return cases * len(_strategies(wanted.strategies))
+
+
+def _run(name: str, place: Workplace, trace: Trace, hours: float | None, done: Callable[[int], None]) -> StrategyResult:
+    found = strategy_result(name, place, trace, hours)
+    done(1)
+    return found
+
+
+def _strategies(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in (*STRATEGIES, ALL):
+            usage(f"--strategy must be one of {', '.join(STRATEGIES)} or {ALL}, not {name[:40]!r}")
+    return STRATEGIES if ALL in names else tuple(dict.fromkeys(names))
+
+
+def _cases(wanted: Comparison, nodes: int) -> list[tuple[str, list[Trace]]]:
+    if wanted.traces:
+        name = ",".join(os.path.basename(path) for path in wanted.traces)
+        return [(name, [read_traces(wanted.traces)])]
+    hours = wanted.hours or HOURS
+    return [
+        (
+            f"{rate:g}",
+            [
+                generate(Generation(nodes=nodes, hours=hours, removal=rate, addition=wanted.replace_rate), seed)
+                for seed in wanted.seeds
+            ],
+        )
+        for rate in wanted.rates
+    ]

@@ -1,0 +1,157 @@
+"""Time goes by: a strategy's reactions to a timeline, and what they come to. Pure.
+
+Checkpoints are taken every so many seconds of training, and cost their pause evenly spread.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.simulation.strategies.policy import Policy, Reaction, View
+from bamboo.simulation.strategies.timeline import HOUR, NodesChange, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyResult:
+    """Of a run. samples: trained, without those that were trained again. Seconds: productive, done again, without
+    progress while something is repaired (stalled), for want of nodes (idle), and of checkpoints' pauses; together they
+    are the duration.
+    """
+
+    duration: float
+    samples: float
+    usd: float
+    node_seconds: float
+    preemptions: int
+    productive: float
+    redone: float
+    stalled: float
+    idle: float
+    saving: float
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second."""
+        return self.samples / self.duration
+
+    @property
+    def usd_per_hour(self) -> float:
+        return self.usd / (self.duration / HOUR)
+
+    @property
+    def value(self) -> float:
+        """Samples a second for each USD an hour."""
+        return self.throughput / self.usd_per_hour if self.usd else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time in which what is kept was trained, however fast."""
+        return self.productive / self.duration
+
+    @property
+    def nodes(self) -> float:
+        return self.node_seconds / self.duration
+
+
+def drive(policy: Policy, nodes: Timeline) -> StrategyResult:
+    """The whole timeline under one strategy."""
+    return _Drive(policy, nodes).run()
+
+
+class _Drive:
+    """One run, and all of its state. unsaved: (seconds, rate) of what was trained since the newest checkpoint."""
+
+    def __init__(self, policy: Policy, nodes: Timeline) -> None:
+        self._policy, self._nodes = policy, nodes
+        self._now = self._samples = self._rate = 0.0
+        self._until = 0.0  # nothing is trained before
+        self._wake: float | None = None
+        self._unsaved: deque[tuple[float, float]] = deque()
+        self._since = 0.0  # seconds of training since the newest checkpoint was taken
+        self._redone = self._stalled = self._idle = self._trained = self._saving = 0.0
+        saving = policy.saving
+        self._share = saving.every / (saving.every + saving.pause) if saving else 1.0
+
+    def run(self) -> StrategyResult:
+        policy, ready = self._policy, dict[str, None]()
+        state: Any = policy.begin()
+        changes = deque(self._nodes.changes)
+        while True:
+            at = min(changes[0].at if changes else self._nodes.duration, self._nodes.duration)
+            woken = self._wake is not None and self._wake < at
+            if self._wake is not None and woken:
+                at, self._wake = self._wake, None
+            self._advance(at)
+            if at >= self._nodes.duration:
+                break
+            change = NodesChange(at=at) if woken else changes.popleft()
+            for name in change.lost:
+                ready.pop(name, None)
+            ready.update(dict.fromkeys(change.joined))
+            view = View(now=at, ready=tuple(ready), joined=change.joined, lost=change.lost, next_save=self._next_save())
+            state, reaction = policy.react(state, view)
+            if reaction is not None:
+                self._apply(reaction)
+        return self._result()
+
+    def _advance(self, at: float) -> None:
+        stalled = max(0.0, min(at, self._until) - self._now)
+        going = at - self._now - stalled
+        self._now = at
+        self._stalled += stalled if self._rate else 0.0
+        self._idle += 0.0 if self._rate else stalled + going
+        if not self._rate or not going:
+            return
+        training = going * self._share
+        self._saving += going - training
+        self._trained += training
+        self._samples += training * self._rate
+        if self._policy.saving:
+            self._unsaved.append((training, self._rate))
+            self._since += training
+            self._save()
+
+    def _save(self) -> None:
+        """Drop what is safe: each checkpoint becomes so `delay` seconds after it was taken."""
+        saving = self._policy.saving
+        assert saving is not None
+        safe = int((self._since - saving.delay * self._share) // saving.every) * saving.every
+        if safe <= 0:
+            return
+        self._since -= safe
+        while safe > 1e-9 and self._unsaved:
+            seconds, rate = self._unsaved.popleft()
+            if seconds > safe:
+                self._unsaved.appendleft((seconds - safe, rate))
+            safe -= seconds
+
+    def _next_save(self) -> float:
+        saving = self._policy.saving
+        if not saving or not self._rate:
+            return 0.0
+        return (saving.every - self._since % saving.every) / self._share + max(0.0, self._until - self._now)
+
+    def _apply(self, reaction: Reaction) -> None:
+        before = self._rate
+        if reaction.redo is None:
+            self._again(sum(seconds for seconds, _ in self._unsaved), sum(a * b for a, b in self._unsaved))
+            self._unsaved.clear()
+            self._since = 0.0
+        elif reaction.redo and before and self._now >= self._until:
+            redo = min(reaction.redo, self._samples)
+            self._again(redo / before, redo)
+        self._rate = reaction.rate
+        self._until = max(self._until, self._now + reaction.stall)
+        self._wake = None if reaction.wake is None else self._now + reaction.wake
+
+    def _again(self, seconds: float, samples: float) -> None:
+        self._redone += min(seconds, self._trained - self._redone)
+        self._samples = max(0.0, self._samples - samples)
+
+    def _result(self) -> StrategyResult:
+        nodes = self._nodes
+        return StrategyResult(
+            duration=nodes.duration, samples=self._samples, usd=nodes.usd, node_seconds=nodes.node_seconds,
+            preemptions=nodes.removed, productive=self._trained - self._redone, redone=self._redone,
+            stalled=self._stalled, idle=self._idle, saving=self._saving,
+        )  # fmt: skip

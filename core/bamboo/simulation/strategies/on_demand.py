@@ -1,0 +1,22 @@
+"""On-demand nodes: nobody takes them away. They form their grid once, and train."""
+
+from dataclasses import dataclass
+
+from bamboo.planning.resplit import Grid
+from bamboo.simulation.strategies.costs import Costs
+from bamboo.simulation.strategies.policy import Reaction, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDemand:
+    """grid: fixed."""
+
+    costs: Costs
+    grid: Grid
+    saving: None = None
+
+    def begin(self) -> None:
+        """It remembers nothing."""
+
+    def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
+        return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None

@@ -1,0 +1,54 @@
+"""The interface of all strategies: what they are told, and what they may do about it."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Checkpoints. every: seconds of training between two. pause: for which training stops at each. delay: until what
+    was copied in that pause is safe.
+    """
+
+    every: float
+    pause: float
+    delay: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a strategy is told at one instant. ready: nodes in the order in which they came. next_save: in how many
+    seconds the next checkpoint is taken; 0 if nothing is trained.
+    """
+
+    now: float
+    ready: tuple[str, ...]
+    joined: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    next_save: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaction:
+    """What follows. rate: samples a second from then on. stall: seconds until then, in which nothing is trained.
+    redo: samples that are trained again; None for all since the newest checkpoint. wake: seconds until the strategy
+    wants to be asked again; an earlier wish is forgotten.
+    """
+
+    rate: float
+    stall: float = 0.0
+    redo: float | None = 0.0
+    wake: float | None = None
+
+
+class Policy(Protocol):
+    """A strategy with its parameters. State is whatever it wants to remember, a frozen value."""
+
+    @property
+    def saving(self) -> Saving | None: ...
+
+    def begin(self) -> Any:
+        """The state in which there are no nodes."""
+
+    def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
+        """To nodes that came or went, or to a wish to be asked. None: all goes on as it is."""

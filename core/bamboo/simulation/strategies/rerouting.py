@@ -1,0 +1,120 @@
+"""Microbatches of a lost node go to its data-parallel peers (ReCycle, SOSP 2024).
+
+The nodes of the same stage in other pipelines hold the same parameters, so they do the lost node's microbatches, partly
+in bubbles, since weight gradients can be postponed and optimizers' steps are staggered. Nothing is copied in advance.
+Losses are spread evenly over the stages (normalised), which moves states; as many losses as a pipeline has stages make
+one pipeline less. A new node gets its state in the background, and takes a place between two steps. If a stage has
+nobody left, the job goes back to its checkpoint.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from bamboo.planning.resplit import Grid
+from bamboo.simulation.strategies.costs import NOTHING, ZERO_BUBBLE, Costs
+from bamboo.simulation.strategies.policy import Reaction, Saving, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """cells: who is at stage s of pipeline d, at d x stages + s; "" where nobody is left. planned: when new nodes that
+    were told to get their states are ready.
+    """
+
+    grid: Grid = NOTHING
+    cells: tuple[str, ...] = ()
+    planned: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouting:
+    """stages: fixed."""
+
+    costs: Costs
+    stages: int
+    saving: Saving
+
+    def begin(self) -> Places:
+        return Places()
+
+    def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
+        costs, lost = self.costs, set(view.lost)
+        if not state.grid.pipelines:
+            after = self._formed(view)
+            return after, Reaction(rate=self._rate(after), stall=costs.restart(self.stages)) if after.cells else None
+        left = replace(state, cells=tuple("" if name in lost else name for name in state.cells))
+        hit = left.cells != state.cells
+        if not all(self._alive(left)):
+            after = self._formed(view)
+            stall = costs.detection + (costs.restart(self.stages) if after.cells else 0.0)
+            return after, Reaction(rate=self._rate(after), stall=stall, redo=None)
+        stall, redo = (costs.detection, costs.batch / 2) if hit else (0.0, 0.0)
+        normal = self._normalised(left)
+        if normal != left:
+            left, stall = normal, stall + costs.regroup(self.stages)
+        wanted = self._wanted(left, view)
+        if wanted and not hit and left.planned and view.now >= left.planned:
+            left = replace(self._filled(left, view), planned=0.0)
+            return left, Reaction(rate=self._rate(left), stall=costs.profile.times.regroup)
+        wake = None
+        if wanted:
+            planned = left.planned if left.planned > view.now else view.now + stall + costs.copy(self.stages)
+            left, wake = replace(left, planned=planned), planned - view.now
+        if not hit and wake is None and left == state:
+            return state, None
+        return left, Reaction(rate=self._rate(left), stall=stall, redo=redo, wake=wake)
+
+    def _formed(self, view: View) -> Places:
+        grid = self.costs.grid(len(view.ready), self.stages)
+        return Places(grid=grid, cells=view.ready[: grid.cells])
+
+    def _alive(self, state: Places) -> list[int]:
+        """Of each stage."""
+        return [sum(1 for name in state.cells[stage :: self.stages] if name) for stage in range(self.stages)]
+
+    def _normalised(self, state: Places) -> Places:
+        """Losses spread over the stages, or a pipeline less, if either makes the step faster."""
+        names = [name for name in state.cells if name]
+        pipelines = -(-len(names) // self.stages)
+        fewer = len(names) // self.stages
+        spread = self._spread(names, pipelines)
+        found = max((state, spread), key=self._rate)
+        if 0 < fewer < pipelines:
+            whole = Places(
+                grid=Grid(self.stages, fewer), cells=tuple(names[: fewer * self.stages]), planned=state.planned
+            )
+            found = max((found, whole), key=self._rate)
+        return found if self._rate(found) > 1.001 * self._rate(state) else state
+
+    def _spread(self, names: list[str], pipelines: int) -> Places:
+        cells = [*names, *[""] * (pipelines * self.stages - len(names))]
+        return Places(grid=Grid(self.stages, pipelines), cells=tuple(cells))
+
+    def _wanted(self, state: Places, view: View) -> bool:
+        """Whether there are nodes that could fill a place, or make a pipeline."""
+        spare = len(view.ready) - sum(1 for name in state.cells if name)
+        more = min(len(view.ready) // self.stages, self.costs.microbatches)
+        return spare > 0 and ("" in state.cells or more > state.grid.pipelines)
+
+    def _filled(self, state: Places, view: View) -> Places:
+        used = set(state.cells)
+        spare = [name for name in view.ready if name not in used]
+        cells = [name or (spare.pop(0) if spare else "") for name in state.cells]
+        while len(spare) >= self.stages and len(cells) // self.stages < self.costs.microbatches:
+            cells += [spare.pop(0) for _ in range(self.stages)]
+        return Places(grid=Grid(self.stages, len(cells) // self.stages), cells=tuple(cells))
+
+    def _rate(self, state: Places) -> float:
+        """Of the stage with the fewest peers: its microbatches, and what is left of the pipeline's fill."""
+        if not state.grid.pipelines:
+            return 0.0
+        costs, (stages, pipelines) = self.costs, state.grid
+        least = min(self._alive(state))
+        if least == pipelines:
+            return costs.rate(state.grid)
+        if not least:
+            return 0.0
+        pace = costs.paced(stages)
+        rerouted = math.ceil(costs.microbatches / least) * pace + ZERO_BUBBLE * (stages - 1) * pace
+        usual = math.ceil(costs.microbatches / pipelines) * pace + (stages - 1) * pace
+        return costs.batch / costs.whole_step(state.grid, max(rerouted, usual))

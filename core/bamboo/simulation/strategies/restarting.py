@@ -1,0 +1,58 @@
+"""Checkpoint and restart, and job morphing: whoever is left begins anew from the newest checkpoint.
+
+Checkpoint and restart keeps the number of stages, and runs as many pipelines as there are nodes for (TorchElastic with
+checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing chooses both anew, the fastest grid for the nodes
+that are there (Varuna, EuroSys 2022), since its checkpoints are by layer. Both grow only right after a checkpoint, when
+nothing is lost by it, and only if that pays before the next loss is to be expected.
+"""
+
+from dataclasses import dataclass, replace
+
+from bamboo.planning.resplit import Grid
+from bamboo.simulation.strategies.costs import NOTHING, Costs
+from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.saving import pays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """used: the nodes of the grid. planned: when it grows, right after a checkpoint."""
+
+    grid: Grid = NOTHING
+    used: tuple[str, ...] = ()
+    planned: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting:
+    """choices: numbers of stages; one of them for checkpoint and restart, several for morphing."""
+
+    costs: Costs
+    choices: tuple[int, ...]
+    saving: Saving
+    mtbf: float
+
+    def begin(self) -> Running:
+        return Running()
+
+    def react(self, state: Running, view: View) -> tuple[Running, Reaction | None]:
+        costs = self.costs
+        lost = not set(state.used).isdisjoint(view.lost)
+        grid = costs.best(len(view.ready), self.choices)
+        if lost or not state.used:
+            if not lost and not grid.pipelines:
+                return state, None
+            detected = costs.detection if lost else 0.0
+            after = Running(grid=grid, used=view.ready[: grid.cells])
+            stall = detected + (costs.restart(grid.stages) if grid.pipelines else 0.0)
+            return after, Reaction(rate=costs.rate(grid), stall=stall, redo=None if lost else 0.0)
+        rate, new = costs.rate(state.grid), costs.rate(grid)
+        if grid == state.grid or not pays(rate, new, costs.restart(grid.stages), self.mtbf):
+            return state, None
+        if view.now < state.planned:
+            return state, Reaction(rate=rate, wake=state.planned - view.now)
+        if view.joined or view.lost:
+            wait = view.next_save + self.saving.pause + self.saving.delay
+            return replace(state, planned=view.now + wait), Reaction(rate=rate, wake=wait)
+        after = Running(grid=grid, used=view.ready[: grid.cells])
+        return after, Reaction(rate=new, stall=costs.restart(grid.stages), redo=None)

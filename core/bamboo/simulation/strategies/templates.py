@@ -1,0 +1,84 @@
+"""Pipeline templates (Oobleck, SOSP 2023): pipelines of different lengths, made for any number of nodes in advance.
+
+All nodes are used if that is faster. After a loss the pipelines are instantiated anew from the templates for the nodes
+that are left, and layers that a pipeline now lacks come from another one; the step in flight is done again. At least
+f + 1 pipelines are kept, so that f losses at once leave a copy of every layer; below that many nodes, or if a layer has
+no copy left, the job goes back to its checkpoint.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from bamboo.simulation.strategies.costs import Costs
+from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.saving import pays
+
+Pipelines = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """shortest: stages of the smallest template. longest: of the largest. tolerated: f."""
+
+    costs: Costs
+    shortest: int
+    longest: int
+    tolerated: int
+    saving: Saving
+    mtbf: float
+
+    def begin(self) -> Pipelines:
+        return ()
+
+    def react(self, state: Pipelines, view: View) -> tuple[Pipelines, Reaction | None]:
+        lost = set(view.lost)
+        hit = any(not lost.isdisjoint(row) for row in state)
+        after = self._instantiate(view.ready)
+        new = self.rate(tuple(len(row) for row in after))
+        if not state:
+            return after, Reaction(rate=new, stall=self.costs.restart(self.shortest)) if after else None
+        rate = self.rate(tuple(len(row) for row in state))
+        stall = self.costs.regroup(self.shortest)
+        if not hit:
+            if after == state or not pays(rate, new, stall, self.mtbf):
+                return state, None
+            return after, Reaction(rate=new, stall=stall)
+        stall += self.costs.detection
+        if not after or not self._all_layers(state, lost):
+            stall = self.costs.detection + (self.costs.restart(self.shortest) if after else 0.0)
+            return after, Reaction(rate=new, stall=stall, redo=None)
+        return after, Reaction(rate=new, stall=stall, redo=self.costs.batch / 2)
+
+    def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
+        """The fastest pipelines of equal length, or of two lengths that use all nodes."""
+        best: Pipelines = ()
+        fastest = 0.0
+        most = min(len(ready) // self.shortest, self.costs.microbatches)
+        for count in range(self.tolerated + 1, most + 1):
+            whole = min(len(ready), count * self.longest)
+            for used in (whole - whole % count, whole):
+                lengths = [used // count + (place < used % count) for place in range(count)]
+                rate = self.rate(tuple(lengths))
+                if rate > fastest:
+                    rows = zip(lengths, accumulate(lengths), strict=True)
+                    best, fastest = tuple(ready[end - length : end] for length, end in rows), rate
+        return best
+
+    def rate(self, lengths: tuple[int, ...]) -> float:
+        """Samples a second, with microbatches given to the pipelines as these are fast."""
+        return self.costs.batch / self.costs.uneven(lengths) if lengths else 0.0
+
+    def _all_layers(self, state: Pipelines, lost: set[str]) -> bool:
+        """Whether every part of the model is on a node that is left; node i of n has the part from i/n to (i+1)/n."""
+        kept = sorted(
+            (place / len(row), (place + 1) / len(row))
+            for row in state
+            for place, name in enumerate(row)
+            if name not in lost
+        )
+        reached = 0.0
+        for begin, end in kept:
+            if begin > reached + 1e-9:
+                return False
+            reached = max(reached, end)
+        return reached > 1 - 1e-9
