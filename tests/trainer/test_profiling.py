@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.task_profile import Surroundings, profile_of
+from bamboo.local.task_profile import MachineOverrides, profile_of
 from bamboo.profiles.files import read_profile
 from bamboo_trainer.profiling import loopback, profile
 
@@ -46,7 +46,7 @@ def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
     assert layers[1]["gradients"] == layers[1]["parameters"]
     assert layers[1]["optimizer"] >= 2 * layers[1]["parameters"]  # AdamW's two averages, and its counters
     assert answer["loopback"] > 1e6
-    found = profile_of(parse_manifest(manifest()), answer, 3, Surroundings(flow=1e8, latency=0.001))
+    found = profile_of(parse_manifest(manifest()), answer, 3, MachineOverrides(flow=1e8, latency=0.001))
     assert (found.network.flow, found.network.latency, found.samples) == (1e8, 0.001, 2)
     assert "network" not in found.estimated
     assert found.estimated == ("storage", "times")
