@@ -3,12 +3,14 @@
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 
-from bamboo.control.protocol import CopiesHeld, Message, StateHeld
+from bamboo.control.protocol import CopiesHeld, Message, StateHeld, WorkerWarning
 from bamboo.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
+from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted, read
@@ -49,6 +51,31 @@ def test_of_checkpoints_at_most_two_are_held() -> None:
     said.clear()
     copies.report()
     assert said == [CopiesHeld(checkpoint=THREE, layers=(0, 3))]
+
+
+def test_copies_for_which_the_container_has_no_memory_are_not_kept_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A copy has 12 bytes. There has to be room for as much again, when the next checkpoint is written."""
+    said: list[Message] = []
+    memory = [HostMemory(limit=100, used=70)]
+    copies = LayerCopies(said.append, lambda: memory[0])
+    copies.keep(ONE, states(2, 0))
+    assert copies.of(ONE).keys() == {0}
+    memory = [HostMemory(limit=100, used=90)]
+    copies.keep(TWO, states(4, 0))
+    assert copies.of(TWO).keys() == {0}, "the copies of the one before are given up by then"
+    memory = [HostMemory(limit=100, used=91)]
+    for one in (THREE, THREE):
+        copies.keep(one, states(6, 0, 1))
+    assert copies.of(THREE) == {}
+    (warning,) = [message for message in said if isinstance(message, WorkerWarning)]
+    assert warning.reason == "CopiesNotKept"
+    assert (
+        "copies of 24 B of the checkpoint of step 6 are not kept in memory: 91 B of 100 B are used" in warning.message
+    )
+    assert [record.message for record in caplog.records] == [warning.message]
+    assert CopiesHeld(checkpoint=THREE, layers=(0, 1)) not in said
 
 
 def test_who_goes_back_to_a_checkpoint_keeps_copies_of_no_other() -> None:

@@ -328,6 +328,8 @@ def _warning(turn: Turn, worker: WorkerId, message: protocol.WorkerWarning) -> N
             turn.do(Emit("HistoryNotWritten", text, warning=True))
         case "LoggerFailed":
             turn.do(Emit("LoggerFailed", text, warning=True))
+        case "CopiesNotKept":
+            turn.do(Emit("CopiesNotKept", text, warning=True))
 
 
 def _bye(turn: Turn, worker: WorkerId, message: protocol.Bye) -> None:

@@ -25,6 +25,7 @@ from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.layer_state import LayerState
@@ -48,6 +49,7 @@ class Ports:
     restore: takes a checkpoint's state over; it is given the layers that are here, reads the others from the store, and
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
+    host_memory: how much of that there is.
     lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits.
     """
@@ -67,6 +69,7 @@ class Ports:
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None
     keep_copies: bool = False
+    host_memory: Callable[[], HostMemory | None] = lambda: None
     unwritten: Callable[[], Iterable[Tensor]] = tuple
     history: History = field(default_factory=NoHistory)
 

@@ -58,7 +58,7 @@ class Engine:
         self.components: Components | None = None  # until the first plan
         self._received: deque[Received] = deque()  # frames that are to be taken in, those of this worker to itself, too
         self._early: list[Received] = []  # of an origin that is not known yet
-        self._copies = LayerCopies(ports.tell)
+        self._copies = LayerCopies(ports.tell, ports.host_memory)
         self._exchange = LayerExchange(ports.worker, ports.transport, self._copies)
         self._beginning: AwaitedLayers | None = None  # until all layers for it are here
 
@@ -147,8 +147,10 @@ class Engine:
     def _restore(self, stage: Stage, checkpoint: CheckpointId, share: Collection[int]) -> None:
         """Take a checkpoint's state over, from copies where they are here. share: layers to keep copies of."""
         read = self._ports.restore(stage, checkpoint, self._copies.of(checkpoint))
-        for layer in sorted(read.keys() & share) if self._ports.keep_copies else ():
-            self._copies.add(checkpoint, read[layer])
+        kept = sorted(read.keys() & share) if self._ports.keep_copies else []
+        if kept and self._copies.has_room(checkpoint, [read[layer] for layer in kept]):
+            for layer in kept:
+                self._copies.add(checkpoint, read[layer])
 
     def _gather(self, plan: Plan, when: float) -> None:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""

@@ -4,23 +4,29 @@ A cut's are those of all that is held here, until the layers are split anew. A c
 has written, until a newer one is there; of the one in writing as long as that is not given up.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from torch import Tensor
 
-from bamboo.control.protocol import CopiesHeld, Message, StateHeld
+from bamboo.control.protocol import CopiesHeld, Message, StateHeld, WorkerWarning
 from bamboo.planning.plan import CheckpointId, Plan
+from bamboo.text import size as text_of
+from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.stage.layer_state import LayerState
+
+logger = logging.getLogger(__name__)
 
 MOST_CHECKPOINTS = 2  # the newest one, and the one that is being written
 NOTHING: Mapping[int, LayerState] = {}
 
 
 class LayerCopies:
-    """tell: to the coordinator, which has to know what is held."""
+    """tell: to the coordinator, which has to know what is held. memory: of the host; None if no limit is known."""
 
-    def __init__(self, tell: Callable[[Message], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[Message], None], memory: Callable[[], HostMemory | None] = lambda: None) -> None:
+        self._tell, self._memory = tell, memory
+        self._warned = False
         self._cut: CheckpointId | None = None
         self._origin = 0  # of the plan in which the cut's were copied
         self._held: dict[CheckpointId, dict[int, LayerState]] = {}
@@ -67,11 +73,34 @@ class LayerCopies:
     # of checkpoints
 
     def keep(self, checkpoint: CheckpointId, states: Mapping[int, LayerState]) -> None:
-        """Keep copies of what this worker writes of a checkpoint, and tell the coordinator."""
+        """Keep copies of what this worker writes of a checkpoint if there is room, and tell the coordinator."""
+        if not self.has_room(checkpoint, states.values()):
+            return
         self._held.setdefault(checkpoint, {}).update(states)
         kept = sorted(one for one in self._held if one != self._cut)
         self.drop(kept[:-MOST_CHECKPOINTS])
         self._say(checkpoint, self._held[checkpoint])
+
+    def has_room(self, checkpoint: CheckpointId, states: Collection[LayerState]) -> bool:
+        """May these copies stay, and as many be made for the next checkpoint before they go? If not, that is said once.
+
+        They are there already, to be written or for a stage that begins with them. Those of other checkpoints will go.
+        """
+        memory = self._memory()
+        if memory is None:
+            return True
+        size = _bytes(states) + _bytes(self.of(checkpoint).values())
+        others = sum(_bytes(held.values()) for one, held in self._held.items() if one not in (checkpoint, self._cut))
+        enough = memory.has_room(size, others)
+        if not enough and not self._warned:
+            self._warned = True
+            text = (
+                f"copies of {text_of(size)} of the checkpoint of step {checkpoint.step} are not kept in memory: "
+                f"{text_of(memory.used)} of {text_of(memory.limit)} are used, and the next one takes as much again"
+            )
+            logger.warning(text)
+            self._tell(WorkerWarning(reason="CopiesNotKept", message=text))
+        return enough
 
     def keep_only(self, checkpoint: CheckpointId, layers: Collection[int]) -> None:
         """Of that checkpoint, these of the layers that are here, and tell the coordinator."""
@@ -103,3 +132,7 @@ class LayerCopies:
             self._tell(CopiesHeld(checkpoint=state, layers=told))
         elif told:
             self._tell(StateHeld(checkpoint=state, layers=told))
+
+
+def _bytes(states: Iterable[LayerState]) -> int:
+    return sum(tensor.nbytes for state in states for tensor in state.tensors.values())

@@ -56,6 +56,7 @@ from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
+from bamboo_trainer.memory.cgroup import host_memory
 from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
@@ -311,6 +312,7 @@ class WorkerAgent:
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, task),
                 keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,
+                host_memory=host_memory,
                 evaluations=evaluations,
             )
         )
