@@ -33,8 +33,10 @@ class ClusterCache:
     def add_listener(self, job: JobKey, listener: PodListener) -> None:
         self._listeners[job] = listener
 
-    def remove_listener(self, job: JobKey) -> None:
-        self._listeners.pop(job, None)
+    def remove_listener(self, job: JobKey, listener: PodListener) -> None:
+        """Unless another one has taken its place."""
+        if self._listeners.get(job) is listener:
+            del self._listeners[job]
 
     def pods(self, job: JobKey, uid: str) -> dict[str, Object]:
         """Of that very job, not of one that had the name before; by name."""

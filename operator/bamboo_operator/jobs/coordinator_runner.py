@@ -167,7 +167,7 @@ class CoordinatorRunner:
             while True:
                 self._handle(await self._inbox.get())
         finally:
-            self._cluster.remove_listener(self._run.key)
+            self._cluster.remove_listener(self._run.key, self)
             if self._ticker is not None:
                 self._ticker.cancel()
 

@@ -1,9 +1,13 @@
-"""When a job that trains is reconciled again, and when its end counts as recorded. Pure."""
+"""When a job is reconciled again, and when its end counts as recorded. Pure, but for who is told of pods."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-RECONCILE_SECONDS = 2.0  # between two reconciliations, if nothing happens
+from bamboo.kube.request_parts import Object
+
+RECONCILE_SECONDS = 2.0  # between two reconciliations of a job that trains, if nothing happens
+RESYNC_SECONDS = 60.0  # of a job that is idle: edits, its pods and its deadline wake it
 FINAL_EVENTS_SECONDS = 30.0  # for the events of a job that is over
 FIRST_RETRY, LAST_RETRY = 0.5, 15.0
 
@@ -54,3 +58,27 @@ class ReconcileSchedule:
     def finished(self) -> bool:
         """Is the job's end in its status?"""
         return self.end_written < math.inf
+
+
+def idle_pause(now: float, deadline: float, *, pods_left: bool) -> float:
+    """Seconds until an idle job (suspended, not valid, or over) is looked at again, if nothing happens to it before.
+
+    deadline: math.inf if it has none. pods_left: some that should go have not ended.
+    """
+    return max(0.0, min(RECONCILE_SECONDS if pods_left else RESYNC_SECONDS, deadline - now))
+
+
+@dataclass(frozen=True, slots=True)
+class IdleListener:
+    """Wakes a job that has no coordinator when something happens to its pods or their nodes."""
+
+    wake: Callable[[], None]
+
+    def pod_changed(self, name: str) -> None:
+        self.wake()
+
+    def pod_deleted(self, pod: Object) -> None:
+        self.wake()
+
+    def node_deleted(self, pod: str, node: str) -> None:
+        self.wake()

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingR
 from bamboo_operator.jobs.effective_spec import EffectiveSpec
 from bamboo_operator.jobs.late_workers import stopping_late_workers
 from bamboo_operator.jobs.meter import JobMeter
-from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, IdleListener, idle_pause
 from bamboo_operator.jobs.shared import SharedResources
 from bamboo_operator.jobs.training import RefusalReports, Training
 from bamboo_operator.kube.client import API_ERRORS
@@ -190,13 +190,26 @@ class JobReconciler:
     async def _wait_for_edit(self, seconds: float | None, policy: CleanPodPolicy) -> None:
         """At most that long. Pods that are seen only now are deleted as the others were."""
         end = time.monotonic() + (math.inf if seconds is None else seconds)
-        while not self._edited.is_set() and time.monotonic() < end:
-            self._heartbeat()
-            if self._removal.living():
-                await self._removal.remove(policy)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(RECONCILE_SECONDS, end - self.last_progress)):
-                    await self._edited.wait()
+        with self._woken_by_pods():
+            while not self._edited.is_set() and time.monotonic() < end:
+                self._heartbeat()
+                self._wake.clear()
+                if self._removal.living():
+                    await self._removal.remove(policy)
+                left = policy is not CleanPodPolicy.NONE and bool(self._removal.living())
+                pause = idle_pause(time.monotonic(), end, pods_left=left)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._wake.wait()
+
+    @contextlib.contextmanager
+    def _woken_by_pods(self) -> Iterator[None]:
+        cluster, listener = self._shared.cluster, IdleListener(self._wake.set)
+        cluster.add_listener(self.key, listener)
+        try:
+            yield
+        finally:
+            cluster.remove_listener(self.key, listener)
 
     def _heartbeat(self) -> None:
         self.last_progress = time.monotonic()
