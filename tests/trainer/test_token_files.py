@@ -132,7 +132,7 @@ def test_a_damaged_or_overlong_text_is_told(tmp_path, monkeypatch, capsys):
     assert "a.jsonl.gz: its compressed content is damaged" in capsys.readouterr().err
     monkeypatch.setattr("bamboo_trainer.data.tokenizing.LONGEST_LINE", 8)
     (tmp_path / "b.txt").write_text("1234567\n12345678\n")
-    tokenized(tmp_path / "b.txt", "--output", tmp_path / "o.tokens", "--lines", code=1)
+    tokenized(tmp_path / "b.txt", "--output", tmp_path / "o.tokens", "--document", "line", code=1)
     assert "b.txt line 2 is longer than 8 bytes" in capsys.readouterr().err
 
 
@@ -169,14 +169,38 @@ def test_texts_become_bytes(tmp_path, capsys):
     assert file.tokens(0, file.header.tokens).astype(np.uint8).tobytes() == b"one\xc3\xa9two\xff"
     assert file.ends().tolist() == [3, 5, 9]
     assert "9 tokens, 3 documents, vocabulary 256" in capsys.readouterr().out
-    tokenized(folder, "--output", tmp_path / "lines.tokens", "--pattern", "*.py", "--lines")
+    tokenized(folder, "--output", tmp_path / "lines.tokens", "--pattern", "*.py", "--document", "line")
     assert opened(tmp_path / "lines.tokens").header.tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("unit", "documents"),
+    [
+        ("file", ["one\r\ntwo\n\n \n\nthree\n\n\n", '{"text": "a"}\n\nb']),
+        ("paragraph", ["one\r\ntwo", "three", '{"text": "a"}', "b"]),
+        ("line", ["one", "two", "three", '{"text": "a"}', "b"]),
+    ],
+)
+def test_what_of_a_text_is_a_document_is_chosen(tmp_path, monkeypatch, capsys, unit, documents):
+    """And of a .jsonl file it is a line in any case."""
+    texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.jsonl")]
+    texts[0].write_bytes(b"one\r\ntwo\n\n \n\nthree\n\n\n")
+    texts[1].write_bytes(b'{"text": "a"}\n\nb')
+    texts[2].write_bytes(b'{"text": "x\\n\\ny"}\n')
+    tokenized(*texts, "--output", tmp_path / "o.tokens", "--document", unit)
+    file = opened(tmp_path / "o.tokens")
+    assert file.header.documents == len(documents) + 1
+    assert file.header.tokens == len("".join([*documents, "x\n\ny"]))
+    monkeypatch.setattr("bamboo_trainer.data.tokenizing.LONGEST_LINE", 7)
+    if unit == "paragraph":
+        tokenized(texts[0], "--output", tmp_path / "p.tokens", "--document", unit, code=1)
+        assert "a.txt line 2: the paragraph is longer than 7 bytes, the most of a document" in capsys.readouterr().err
 
 
 def test_shards_end_with_a_document(tmp_path):
     text = tmp_path / "lines.txt"
     text.write_text("".join(f"{'x' * 9}{i}\n" for i in range(10)))
-    tokenized(text, "--output", tmp_path / "out", "--shard", "25", "--lines")
+    tokenized(text, "--output", tmp_path / "out", "--shard", "25", "--document", "line")
     assert [opened(file).header.tokens for file in sorted((tmp_path / "out").iterdir())] == [30, 30, 30, 10]
     tokenized(text, "--output", tmp_path / "out", "--shard", "25", code=1)
     assert len(list(tmp_path.iterdir())) == 2
@@ -222,7 +246,8 @@ def test_a_killed_writer_leaves_nothing_that_counts_and_the_next_one_succeeds(tm
     output = tmp_path / "out.tokens"
     script = (
         "import sys; from pathlib import Path; from bamboo_trainer.data.tokenizing import *;"
-        "tokenize(Texts(files=[Path(sys.argv[1]), Path(sys.argv[2])], lines=True), ByteEncoder(), Path(sys.argv[3]))"
+        "texts = Texts(files=[Path(sys.argv[1]), Path(sys.argv[2])], unit=DocumentUnit.LINE);"
+        "tokenize(texts, ByteEncoder(), Path(sys.argv[3]))"
     )
     (tmp_path / "first.txt").write_text("some text\n" * 2000)
     arguments = [tmp_path / "first.txt", tmp_path / "pipe.txt", output]

@@ -1,5 +1,6 @@
 """The commands on data sets: their flags and what they say in --help. The trainer does the work."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,14 @@ data = typer.Typer(
     rich_markup_mode=None,
 )
 MODULE = "bamboo_trainer.data"
+
+
+class DocumentUnit(StrEnum):
+    """As the trainer's tokenizing has it."""
+
+    FILE = "file"
+    PARAGRAPH = "paragraph"
+    LINE = "line"
 
 
 @data.command()
@@ -31,7 +40,13 @@ def tokenize(
     ] = "bytes",
     end: Annotated[str, typer.Option(metavar="TOKEN", help="The tokenizer's token to write after each document.")] = "",
     field: Annotated[str, typer.Option(metavar="NAME", help="Which field of a .jsonl line is the text.")] = "text",
-    lines: Annotated[bool, typer.Option("--lines", help="Each line that is not blank is a document.")] = False,
+    document: Annotated[
+        DocumentUnit,
+        typer.Option(
+            help="What of a text file is a document: all of it, each part between blank lines, or each line that is "
+            "not blank. Of a .jsonl file it is always a line."
+        ),
+    ] = DocumentUnit.FILE,
     pattern: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,15 +64,22 @@ def tokenize(
 ) -> None:
     """Turn texts into files of tokens, which a data set of kind "tokens" reads without loading them.
 
-    Each file is a document, and so is each line of a .jsonl file. Nothing appears at PATH before all is written.
+    Each file is a document, unless --document says otherwise, and so is each line of a .jsonl file. Nothing appears at
+    PATH before all is written.
 
     Example: bamboo data tokenize books/ -o books.tokens --tokenizer tokenizer.json --end '<|endoftext|>'
     """
-    given = {"--tokenizer": tokenizer, "--end": end, "--field": field, "--output": str(output)}
+    given = {
+        "--tokenizer": tokenizer,
+        "--end": end,
+        "--field": field,
+        "--document": document.value,
+        "--output": str(output),
+    }
     arguments = [f"{name}={value}" for name, value in given.items()]
     arguments += [f"--pattern={one}" for one in pattern or ()]
     arguments += [f"--shard={shard}"] if shard is not None else []
-    switches = {"--lines": lines, "--force": force, "--quiet": quiet}
+    switches = {"--force": force, "--quiet": quiet}
     _run(["tokenize", *arguments, *(name for name, on in switches.items() if on), "--", *map(str, texts)])
 
 

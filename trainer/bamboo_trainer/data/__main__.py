@@ -14,6 +14,7 @@ from bamboo_trainer.data.tokenizing import (
     BYTES,
     PATTERNS,
     ByteEncoder,
+    DocumentUnit,
     Encoder,
     Texts,
     TokenizerEncoder,
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     tokenizing.add_argument("--tokenizer", default=BYTES)
     tokenizing.add_argument("--end", default="")
     tokenizing.add_argument("--field", default="text")
-    tokenizing.add_argument("--lines", action="store_true")
+    tokenizing.add_argument("--document", type=DocumentUnit, default=DocumentUnit.FILE)
     tokenizing.add_argument("--pattern", action="append")
     tokenizing.add_argument("--shard", type=int)
     tokenizing.add_argument("--force", action="store_true")
@@ -63,7 +64,7 @@ def _tokenize(given: argparse.Namespace) -> int:
     if given.tokenizer == BYTES and given.end:
         raise ValueError("--end: bytes have no such token; expected it together with --tokenizer")
     done = tokenize(
-        Texts(files=files, field=given.field, lines=given.lines), encoder, output, shard=given.shard,
+        Texts(files=files, field=given.field, unit=given.document), encoder, output, shard=given.shard,
         force=given.force,
         progress=(lambda *_: None) if given.quiet else ProgressLine(_read),
     )  # fmt: skip

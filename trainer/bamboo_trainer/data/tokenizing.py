@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
@@ -16,9 +17,17 @@ BYTES: Final = "bytes"
 PATTERNS: Final = ("*.txt", "*.md", "*.jsonl", "*.jsonl.gz")
 AT_ONCE: Final = 1000  # documents that are handed to the tokenizer together,
 CHARACTERS_AT_ONCE: Final = 4 << 20  # or so many characters
-LONGEST_LINE: Final = 256 << 20  # bytes
+LONGEST_LINE: Final = 256 << 20  # bytes; also of a paragraph
 
 Progress = Callable[[int, int], None]  # bytes read, of how many
+
+
+class DocumentUnit(StrEnum):
+    """What of a text file is one document. A paragraph ends with a line that is blank."""
+
+    FILE = "file"
+    PARAGRAPH = "paragraph"
+    LINE = "line"
 
 
 class Encoder(Protocol):
@@ -51,21 +60,23 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Files of documents: each file is one, or each line that is not blank, or, of a .jsonl file (also .jsonl.gz), each
-    line, an object with its text in that field.
+    """Files of documents: each file is one, or each of its paragraphs, or each line that is not blank; of a .jsonl file
+    (also .jsonl.gz) always each line, an object with its text in that field.
     """
 
     files: Sequence[Path]
     field: str = "text"
-    lines: bool = False
+    unit: DocumentUnit = DocumentUnit.FILE
 
     def documents(self) -> Iterator[Text]:
         """What is empty is left out. Raises ValueError."""
         before = 0
         for path in self.files:
             with _readable(path):
-                if self.lines or path.name.endswith((".jsonl", ".jsonl.gz")):
+                if self.unit is DocumentUnit.LINE or path.name.endswith((".jsonl", ".jsonl.gz")):
                     yield from self._of_lines(path, before)
+                elif self.unit is DocumentUnit.PARAGRAPH:
+                    yield from _of_paragraphs(path, before)
                 elif content := path.read_bytes():
                     yield Text(file=path, content=content, read=before + len(content))
             before += path.stat().st_size
@@ -90,6 +101,28 @@ class Texts:
                     )
                 if content:
                     yield Text(file=path, content=content, read=before + raw.tell())
+
+
+def _of_paragraphs(path: Path, before: int) -> Iterator[Text]:
+    with path.open("rb") as file:
+        lines: list[bytes] = []
+        length = number = 0
+        while True:
+            line = file.readline(LONGEST_LINE + 1)
+            number += 1
+            length += len(line)
+            if length > LONGEST_LINE:
+                raise ValueError(
+                    f"{path} line {number}: the paragraph is longer than {LONGEST_LINE} bytes, the most of a document"
+                )
+            if line.strip():
+                lines.append(line)
+                continue
+            if lines:
+                yield Text(file=path, content=b"".join(lines).rstrip(b"\r\n"), read=before + file.tell())
+            if not line:
+                return
+            lines, length = [], 0
 
 
 class ByteEncoder:
