@@ -1,18 +1,23 @@
 """Parameter groups of a user's optimizer: their learning rates, and groups that are empty on some stage."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from training_job import Fault, Job
 
 Named = Iterable[tuple[str, nn.Parameter]]
 UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
@@ -57,6 +62,10 @@ GROUPED = {
     "AdamW": by_name(torch.optim.AdamW, {"weight_decay": 0.0}, weight_decay=0.3),
     "AdamW with rates": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, weight_decay=0.3),
     "foreach": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, foreach=True),
+    "fused AdamW": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, fused=True),
+    "fused Adam": by_name(torch.optim.Adam, {"lr": 3e-4}, lr=1e-3, fused=True, amsgrad=True),
+    "fused momentum": by_name(torch.optim.SGD, {"lr": 7.0}, lr=2.0, momentum=0.9, fused=True),
+    "fused Adagrad": by_name(torch.optim.Adagrad, {"lr": 0.0}, lr=0.1, fused=True),
     "momentum": by_name(torch.optim.SGD, {"momentum": 0.0, "lr": 7.0}, lr=2.0, momentum=0.9),
     "Adagrad": by_name(torch.optim.Adagrad, {"lr": 0.0}, lr=0.1),
     "NAdam": by_name(torch.optim.NAdam, {"lr": 0.2}, lr=0.1),
@@ -138,3 +147,43 @@ def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
 def test_an_optimizer_that_cannot_be_used_is_told(optimizer, message):
     with pytest.raises(TaskError, match=message):
         chain(grouped_task(optimizer), SPLITS[2])
+
+
+@pytest.mark.parametrize("name", [name for name in GROUPED if name.startswith(("fused", "foreach"))])
+def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(name: str) -> None:
+    """An owner steps all parameters of its stage in one call, and who replicates it, or holds other layers, others."""
+    task = grouped_task(GROUPED[name])
+    chains = [chain(task, split) for split in SPLITS]
+    replicas = [Stage(task, 0, SPLITS[1], CONFIG)]
+    replicas[0].restore(*chains[1][0].snapshot())
+    for step in range(3):
+        for stages in chains:
+            one_step(stages, step)
+        replicas[0].restore(*chains[1][0].snapshot())
+    whole, *others = [add_digests(stage.share_of_digest() for stage in stages) for stages in chains]
+    assert others == [whole] * len(others)
+    assert replicas[0].digest() == chains[1][0].digest()
+    again = Stage(task, 0, SPLITS[0], CONFIG)
+    again.restore_layers({i: s for stage in chains[2] for i, s in stage.layer_states().items()})
+    for stages in ([again], *chains):
+        one_step(stages, 3)
+    assert again.digest() == chains[0][0].digest() == add_digests(s.share_of_digest() for s in chains[2])
+
+
+def fused(config: Mapping[str, Any]) -> Task:
+    return grouped_task(GROUPED["fused AdamW"])
+
+
+def test_a_job_with_a_fused_optimizer_has_the_same_bits_on_any_grid_and_after_a_loss() -> None:
+    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
+        return bamboojob(
+            task={"entrypoint": "test_stage_optimizer:fused"},
+            training=training(4, 4, 2, maxGradientNorm=1.0),
+            topology={"stages": stages, "pipelines": pipelines},
+        )
+
+    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2))]
+    lost = (Fault("OptimizerStep", Cell(0, 1), 2), Fault("ReplicaUpdate", Cell(0, 0), 2, after=True))
+    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in lost]
+    assert len({add_digests(job.digests) for job in jobs}) == 1
+    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)

@@ -176,3 +176,13 @@ def test_without_the_trainer_it_is_said_that_nothing_was_checked(monkeypatch: py
     assert check_task(SPIRALS, ()) == task_check.Checked(
         told=("not checked: the task, since torch is not installed here",)
     )
+
+
+def test_what_a_fused_optimizer_remembers_is_counted_as_that_of_any_other() -> None:
+    """Its kernels take no tensors without values."""
+
+    def remembered(**settings: Any) -> list[int]:
+        task = small_task(optimizer=lambda named: torch.optim.SGD([p for _, p in named], momentum=0.9, **settings))
+        return [size.remembered for size in measure(task, parse_manifest(manifest()))]
+
+    assert remembered(fused=True) == remembered() != [0, 0, 0]

@@ -158,6 +158,9 @@ def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> 
         return 0
     for parameter in trained.values():
         parameter.grad = torch.zeros_like(parameter)
+    for group in inner.param_groups:
+        if group.get("fused"):
+            group["fused"] = False  # what it remembers is the same, and its kernels want values
     with suppress(Exception):  # an optimizer that looks at values, such as Adafactor
         inner.step()
         remembered = [t for state in inner.state.values() for t in state.values() if isinstance(t, Tensor)]

@@ -127,17 +127,24 @@ class OptimizerState:
 
     def replace_tensors(self, given: Mapping[str, Tensor]) -> None:
         """Forgets everything and takes copies of these; for a state that is not fixed."""
+        on_device = self._counts_on_device()
         for slot in self._slots:
             prefix = _prefix(slot.name)
             device = slot.parameter.device
             state = {
-                n.removeprefix(prefix): t.detach().to(device if t.dim() else "cpu", copy=True)
+                n.removeprefix(prefix): t.detach().to(device if t.dim() or slot.name in on_device else "cpu", copy=True)
                 for n, t in given.items()
                 if n.startswith(prefix) and n != f"{prefix}{AVERAGE}"
             }
             self._state.pop(slot.parameter, None)
             if state:
                 self._state[slot.parameter] = state
+
+    def _counts_on_device(self) -> set[str]:
+        """The slots whose steps are counted where the parameter is: a fused or capturable optimizer's."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        there = {id(p) for group in groups if group.get("fused") or group.get("capturable") for p in group["params"]}
+        return {slot.name for slot in self._slots if id(slot.parameter) in there}
 
     def park(self) -> None:
         """Move what is as large as the parameters to host memory."""
