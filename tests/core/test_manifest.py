@@ -118,6 +118,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
                 every_steps=20, batches=5, metric="right", goal=s.Goal.MAX, patience=3, min_delta=0.5
             ),
             ema=0.99,
+            deterministic=True,
             reproducible=True,
             gradient_groups=16,
         ),

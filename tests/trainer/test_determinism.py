@@ -4,27 +4,30 @@ import cProfile
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from test_engine import manifest
-from torch import nn
+from torch import Tensor, nn
 
 from bamboo.control.platform import Platform
+from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.commit.state_comparison import EVERY, is_due
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.checksums import CHUNK, checksum
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.task import Parts
+from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
+from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task
-from training_job import Job
+from training_job import Fault, Job
 
 WHOLE = [(0, 3)]
 
@@ -394,3 +397,34 @@ def test_a_sum_sees_what_cancels_out() -> None:
     up_and_down = values.clone()
     up_and_down[10], up_and_down[11] = 1 + 2**-23, 1 - 2**-23
     assert checksum(values) != checksum(up_and_down)
+
+
+def restless(config: Mapping[str, Any]) -> Task:
+    """Draws from Python's generator, as a kernel that adds in any order would give other bits each time."""
+
+    class Restless(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            return super().forward(given) * (1 + random.random() * 1e-3)
+
+    return small_task(layers=(lambda: Restless(2, 3), nn.Tanh, lambda: nn.Linear(3, 2)))
+
+
+def restless_job(*faults: Fault, **more: Any) -> Job:
+    document = bamboojob(
+        task={"entrypoint": "test_determinism:restless"},
+        training=training(36, 4, 2, **more),
+        topology={"stages": 2, "pipelines": 2},
+    )
+    return Job(document, faults).run()
+
+
+def test_nobody_looks_if_the_job_does_not_have_to_be_deterministic() -> None:
+    """Neither before the first step, nor at steps at which copies are compared, nor at the end."""
+    with pytest.raises(NotDeterministic, match=r"layer 0 \(Restless\)"):
+        restless_job()
+    faults = [Fault(name, Cell(1, stage), 20) for stage, name in enumerate(("ReduceGradients", "GatherGradients"))]
+    for job in (restless_job(deterministic=False), restless_job(*faults, deterministic=False)):
+        assert job.finish is not None
+        assert job.finish.reason == "Complete", job.finish
+        assert job.state.plan is not None
+        assert job.state.plan.mixed

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bamboo_trainer.memory.headroom import headroom
-from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host
+from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host, use
 from bamboo_trainer.stage.stage import Stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
@@ -131,3 +131,19 @@ def test_a_worker_says_how_much_more_it_could_hold_if_it_has_a_limit(
         (tmp_path / "limit").write_text(limit)
     found = headroom(torch.device("cpu"), tmp_path / "limit", tmp_path / "used")
     assert found == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_what_decides_the_bits_on_a_gpu_is_switched(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the task's code has set before."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append(on))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", deterministic)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "x")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    use(torch.device("cuda", 0), deterministic=deterministic)
+    assert torch.backends.cudnn.benchmark is not deterministic
+    assert asked == ([True] if deterministic else [])
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if deterministic else None)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

@@ -15,7 +15,8 @@ from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 class TrainingConfig:
     """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
 
-    loss_scale: of the losses that gradients are computed of; only with fp16.
+    loss_scale: of the losses that gradients are computed of; only with fp16. deterministic: look whether work that is
+    done twice gives the same bits.
     """
 
     seed: int
@@ -25,6 +26,7 @@ class TrainingConfig:
     micro_batch_size: int
     ema: float | None = None
     loss_scale: LossScaleSpec | None = None
+    deterministic: bool = True
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16", "fp16"):
@@ -47,6 +49,7 @@ class TrainingConfig:
             micro_batch_size=training.micro_batch_size,
             ema=training.ema,
             loss_scale=training.scaling,
+            deterministic=training.deterministic,
         )
 
     @property

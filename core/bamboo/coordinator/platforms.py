@@ -41,7 +41,9 @@ def fitting(state: CoordinatorState) -> set[WorkerId]:
 
 
 def is_mixed(plan: Plan, state: CoordinatorState) -> bool:
-    """Have workers held its states that give different bits?"""
+    """Have workers held its states that give different bits? Without `training.deterministic` any two may."""
+    if not state.spec.training.deterministic:
+        return True
     platforms: set[Platform] = {state.workers[w].platform for w in plan.holders() & state.workers.keys()}
     return plan.mixed or len(platforms) > 1
 

@@ -16,10 +16,11 @@ CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.repl
     "active_deadline_seconds", "progress_deadline_seconds", "disruption_budget",
 )  # fmt: skip
 CHANGEABLE_INSIDE = {"topology": ("pipelines",), "redundancy": ("mode", "replicas")}
-# For how long; what becomes of steps that would otherwise end the job; what is only measured; and two by what follows
-# from them, `groups`.
+# For how long; what becomes of steps that would otherwise end the job; what is only measured; whether kernels may add
+# in any order; and two by what follows from them, `groups`.
 _NO_NUMBERS = (
-    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "reproducible", "gradient_groups",
+    "steps", "until", "non_finite", "max_consecutive_skips", "evaluation", "loggers", "deterministic",
+    "reproducible", "gradient_groups",
 )  # fmt: skip
 MOST_NAMED = 10  # fields in one sentence
 _SPELLED = {"transfer_mbps": "transferMBps", "claim_name": "persistentVolumeClaim.claimName"}

@@ -175,6 +175,7 @@ def _training(f: Fields) -> s.TrainingSpec:
             ema=_ema(f.child("ema")) if f.has("ema") else None,
             reproducible=f.flag("reproducible", default=True),
             gradient_groups=f.optional_integer("gradientGroups"),
+            deterministic=f.flag("deterministic", default=True),
             loss_scale=_loss_scale(f.child("lossScale")) if f.has("lossScale") else None,
         )
     )

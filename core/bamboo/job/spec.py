@@ -179,6 +179,7 @@ class TrainingSpec:
     ema: the decay of averages of the weights, which are kept beside them; None: none are.
     reproducible: gradients are summed in an order that does not depend on the number of pipelines: `gradient_groups`
     consecutive groups of microbatches, of which a pipeline runs whole ones. None: up to 16 of equal size.
+    deterministic: work that is done twice has to give the same bits; else nobody looks, and kernels may be faster.
     """
 
     steps: int
@@ -195,6 +196,7 @@ class TrainingSpec:
     reproducible: bool = True
     gradient_groups: int | None = None
     until: Until | None = None  # None: `steps` is what was said
+    deterministic: bool = True
     loss_scale: LossScaleSpec | None = None  # None: the default one, in fp16
 
     @property

@@ -110,9 +110,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One epoch's truth. `boundary`: takes effect at the step boundary that the root picks; else at once.
 
     origin: the epoch in which the workers' states began: from `restore`, or anew. What a worker holds of an earlier
-    origin is of no use any more. mixed: workers of different platforms have held states since then, so that the copies
-    of a stage may differ in their last bits. moved: `restore` names no checkpoint of the store but a state that the
-    workers held in memory while the layers were split anew. sources: of each layer, who has a copy in memory of the
+    origin is of no use any more. mixed: workers that may give different bits have held states since then, so that the
+    copies of a stage may differ in their last bits. moved: `restore` names no checkpoint of the store but a state that
+    the workers held in memory while the layers were split anew. sources: of each layer, who has a copy in memory of the
     state that `restore` names, until all have begun with it; of a checkpoint's layers some may have nobody, and are
     read from the store.
     """

@@ -35,12 +35,19 @@ def choose_device(worker: str) -> torch.device:
     return device
 
 
-def use(device: torch.device) -> None:
-    """Make this process compute there, with the same bits each time where torch knows how."""
+def use(device: torch.device, *, deterministic: bool = True) -> None:
+    """Make this process compute there, with the same bits each time where torch knows how.
+
+    deterministic: else kernels are those that are fastest, which cuDNN finds out by trying. On a CPU nothing is
+    switched: on one thread torch gives the same bits each time.
+    """
     if device.type != "cuda":
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = not deterministic
+    if not deterministic:
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what was not written
 

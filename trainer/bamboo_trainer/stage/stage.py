@@ -121,6 +121,8 @@ class Stage:
 
     def look(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
+        if not self._config.deterministic:
+            return
         self._first_look.before(self._reader, (self._stage, step, microbatch), inputs, self._device, self._call)
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:

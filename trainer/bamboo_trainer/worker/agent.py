@@ -281,7 +281,7 @@ class WorkerAgent:
         config = TrainingConfig.of(training)
         reader = self.reader = BatchReader(task, config.samples)
         device = choose_device(self.worker)
-        use(device)
+        use(device, deterministic=training.deterministic)
         self.device = str(device)
         if welcome.history:
             rates = Rates(batch=training.global_batch_size, tokens=tokens_of(task))
