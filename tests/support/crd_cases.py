@@ -225,6 +225,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.training.gradientGroups: expected only with spec.training.reproducible true",
     ),
     ({"training.gradientGroups": 3}, "spec.elastic.maxPipelines: expected at most spec.training.gradientGroups"),
+    (
+        {"training.parameterPrecision": "bf16"},
+        "spec.training.parameterPrecision: expected bf16 only with spec.training.pr",
+    ),
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
@@ -241,6 +245,7 @@ KEPT: list[dict[str, Any]] = [
     UNTIL,
     {"training.precision": ABSENT, "training.lossScale": ABSENT},
     {"training.lossScale": {}},
+    {"training.precision": "bf16", "training.parameterPrecision": "bf16", "training.lossScale": ABSENT},
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
@@ -335,6 +340,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
             one["entrypoint"] = "a.b:log"
     if training.get("precision") != "fp16":
         training.pop("lossScale", None)
+    if training.get("precision") != "bf16":
+        training.pop("parameterPrecision", None)
     if training.get("reproducible") is False:
         training["gradientGroups"] = None
     if training.get("gradientGroups") is not None:

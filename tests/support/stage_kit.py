@@ -28,6 +28,9 @@ def at(precision: str, config: TrainingConfig = CONFIG, **changes: Any) -> Train
     return replace(config, precision=precision, loss_scale=scale, **changes)
 
 
+ROUNDED = at("bf16", parameter_precision="bf16")
+
+
 def small_gpt(folder: Path, **config: Any) -> Task:
     """Learns from a text that it writes into the folder."""
     path = folder / "text"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
-from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
 from bamboo_trainer.tasks.running_buffers import apply_at_once
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
@@ -23,6 +23,10 @@ def train(task: Task, config: TrainingConfig, steps: int) -> tuple[list[float], 
     model = nn.ModuleList(layers)
     # A tied parameter goes by its group's first name, as everywhere.
     named = [(firsts.get(id(p), (0, name))[1], p) for name, p in model.named_parameters() if p.requires_grad]
+    precise = kept_in_fp32(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.float32 if id(parameter) in precise else config.parameter_dtype)
+        parameter.grad_dtype = torch.float32
     optimizer = ScheduledOptimizer(task, named)
     scaler = _scaler(config)
     losses = []
@@ -68,7 +72,15 @@ class _OneStep:
         self.param_groups = optimizer.inner.param_groups if optimizer.inner else []
 
     def step(self) -> None:
+        """With gradients of the parameters' type, in which an optimizer wants them."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            gradient, parameter.grad = parameter.grad, None
+            parameter.grad_dtype = parameter.dtype
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         self._optimizer.step(self._version)
+        for parameter in parameters:
+            parameter.grad, parameter.grad_dtype = None, torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class TrainingFacts:
     """What the job trains with, for a `build` that takes it as its second argument; `spec.training` in docs/api.md.
 
     steps: of the whole job; None if `training.until` counts epochs or tokens, which `steps_with` turns into steps.
-    global_batch_size, micro_batch_size: in samples. precision: as in the manifest.
+    global_batch_size, micro_batch_size: in samples. precision,
+    parameter_precision: as in the manifest.
     """
 
     steps: int | None
@@ -119,6 +120,7 @@ class TrainingFacts:
     micro_batch_size: int
     seed: int = 0
     precision: str = "fp32"
+    parameter_precision: str = "fp32"
     epochs: int | None = None
     tokens: int | None = None
 

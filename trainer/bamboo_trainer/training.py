@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
+
 from bamboo.job.spec import JobSpec, LossScaleSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import Task, TrainingFacts
@@ -20,17 +22,20 @@ class TrainingConfig:
     """
 
     seed: int
-    precision: str  # "fp32" | "bf16" | "fp16"
+    precision: str  # "fp32" | "bf16" | "fp16"; of products
     max_gradient_norm: float | None
     microbatches: int
     micro_batch_size: int
     ema: float | None = None
     loss_scale: LossScaleSpec | None = None
     deterministic: bool = True
+    parameter_precision: str = "fp32"  # | "bf16"
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f'precision must be "fp32", "bf16" or "fp16", got {self.precision!r}')
+        if self.parameter_precision not in ("fp32", self.precision) or self.parameter_precision == "fp16":
+            raise ValueError(f"parameters may be fp32, or bf16 as products are, got {self.parameter_precision!r}")
         if (self.loss_scale is not None) != (self.precision == "fp16"):
             raise ValueError("a loss_scale belongs to the precision fp16, and to no other")
         if self.microbatches < 1 or self.micro_batch_size < 1:
@@ -50,7 +55,13 @@ class TrainingConfig:
             ema=training.ema,
             loss_scale=training.scaling,
             deterministic=training.deterministic,
+            parameter_precision=training.parameter_precision.value,
         )
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """Of trained and frozen parameters; gradients are summed in fp32."""
+        return torch.bfloat16 if self.parameter_precision == "bf16" else torch.float32
 
     @property
     def global_batch(self) -> int:
@@ -81,6 +92,7 @@ def shown_to_build(training: TrainingSpec) -> TrainingFacts:
         micro_batch_size=training.micro_batch_size,
         seed=training.seed,
         precision=training.precision.value,
+        parameter_precision=training.parameter_precision.value,
     )
 
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from bamboo.job.placement_spec import WorkerSpec
-from bamboo.job.spec import JobSpec
+from bamboo.job.spec import JobSpec, ParameterPrecision
 
 CHANGEABLE = (  # beside topology.pipelines, redundancy.mode and redundancy.replicas
     "suspend", "elastic", "standby", "node_pools", "worker", "rollout", "clean_pod_policy",
@@ -77,6 +77,8 @@ def numbers_digest(spec: JobSpec) -> str:
     training = {name: value for name, value in asdict(spec.training).items() if name not in _NO_NUMBERS}
     if spec.training.ema is None:
         del training["ema"]
+    if spec.training.parameter_precision is ParameterPrecision.FP32:
+        del training["parameter_precision"]
     training["loss_scale"] = spec.training.scaling and asdict(spec.training.scaling)
     if training["loss_scale"] is None:
         del training["loss_scale"]

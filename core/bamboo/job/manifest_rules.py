@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from bamboo.job.fields import Problem, show
-from bamboo.job.spec import JobSpec, Precision
+from bamboo.job.spec import JobSpec, ParameterPrecision, Precision
 
 Rule = Callable[..., None]  # (does it hold?, path, message, other fields that the rule reads)
 
@@ -37,6 +37,12 @@ def _check_batch(job: JobSpec, rule: Rule) -> None:
 
 def _check_precision(job: JobSpec, rule: Rule) -> None:
     t, precision = job.training, "spec.training.precision"
+    rule(
+        t.parameter_precision is ParameterPrecision.FP32 or t.precision is Precision.BF16,
+        "spec.training.parameterPrecision",
+        f"expected {t.parameter_precision} only with {precision} {t.parameter_precision}",
+        precision,
+    )
     rule(
         t.loss_scale is None or t.precision is Precision.FP16,
         "spec.training.lossScale",

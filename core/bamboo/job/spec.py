@@ -26,6 +26,13 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class ParameterPrecision(StrEnum):
+    """The number format of parameters, and of what the optimizer remembers of them."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 class Goal(StrEnum):
     """Which values of a metric are better: small or large ones."""
 
@@ -187,6 +194,7 @@ class TrainingSpec:
     micro_batch_size: int
     seed: int = 0
     precision: Precision = Precision.FP32
+    parameter_precision: ParameterPrecision = ParameterPrecision.FP32
     max_gradient_norm: float | None = None
     non_finite: NonFinite = NonFinite.FAIL
     max_consecutive_skips: int = 10

@@ -23,10 +23,11 @@ from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.costs import layer_without_values
-from bamboo_trainer.tasks.mixed_precision import autocast
+from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer, task_loss
+from bamboo_trainer.training import TrainingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def _walk(
     checkpointed, groups = checkpointed_layers(task), tied_groups(task)
     again = {name for name, (_, first) in groups.items() if name != first}
     for index in range(last + 1):
-        layer = build(index)
+        layer = _rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
         with within:
             inputs = tuple(p.detach().requires_grad_(p.is_floating_point() and index > 0) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
@@ -111,6 +112,17 @@ def _walk(
             inputs=sum(p.nbytes for p in inputs),
             outputs=sum(p.nbytes for p in parts),
         )
+
+
+def _rounded(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The layer with parameters of that type, as a stage holds them; those that are one stay one."""
+    made, precise = dict[int, nn.Parameter](), kept_in_fp32(layer)
+    for module in layer.modules() if dtype is not torch.float32 else ():
+        for name, own in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(own) not in precise:
+                made.setdefault(id(own), nn.Parameter(own.detach().to(dtype), requires_grad=own.requires_grad))
+                setattr(module, name, made[id(own)])
+    return layer
 
 
 class _Kept:
@@ -152,7 +164,7 @@ def _kept(own: set[int]) -> Iterator[_Kept]:
 def _optimizer_bytes(task: Task, index: int, layer: nn.Module, *, ema: bool) -> int:
     """What the optimizer remembers of a layer after a step. ema: with averages of its parameters."""
     trained = {f"{index}.{n}": nn.Parameter(p.to("meta")) for n, p in layer.named_parameters() if p.requires_grad}
-    averages = sum(p.nbytes for p in trained.values()) if ema else 0
+    averages = sum(4 * p.numel() for p in trained.values()) if ema else 0
     inner = ScheduledOptimizer(task, list(trained.items())).inner
     if inner is None:
         return 0

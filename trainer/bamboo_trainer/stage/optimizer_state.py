@@ -34,7 +34,8 @@ AVERAGE: Final = "weights_ema"
 class OptimizerState:
     """Names are "state:0.weight:exp_avg".
 
-    ema: the decay of the averages of the parameters that are kept beside it, under the key AVERAGE; None: none are.
+    ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
+    are.
     scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale".
     fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
     comes with the first step.
@@ -62,16 +63,19 @@ class OptimizerState:
         self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
         self._decay = ema
         if ema is not None:
-            self._averages = {slot.name: slot.parameter.detach().clone() for slot in parameters.slots}
+            self._averages = {
+                slot.name: slot.parameter.detach().to(torch.float32, copy=True) for slot in parameters.slots
+            }
 
     def _create(self, parameters: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
         """By a step that is then undone."""
-        saved = parameters.flat.clone()
+        saved = [slot.parameter.detach().clone() for slot in parameters.slots]
         parameters.bind_final(torch.zeros_like(parameters.flat))
         optimizer.step()
         parameters.unbind()
         with torch.no_grad():
-            parameters.flat.copy_(saved)
+            for slot, before in zip(parameters.slots, saved, strict=True):
+                slot.parameter.copy_(before)
             for _, tensor in self.named():
                 tensor.zero_()
 
@@ -89,7 +93,7 @@ class OptimizerState:
             return
         with torch.no_grad():
             for slot in self._slots:  # one by one: the bits of an operation may depend on a tensor's size
-                self._averages[slot.name].lerp_(slot.parameter, 1 - self._decay)
+                self._averages[slot.name].lerp_(slot.parameter.float(), 1 - self._decay)
 
     def scalars(self) -> dict[str, Scalar]:
         """The state's plain numbers, and those of parameter groups that change from step to step."""

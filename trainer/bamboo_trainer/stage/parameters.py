@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from bamboo_trainer.tasks.mixed_precision import kept_in_fp32
+
 ALIGNMENT = 16  # elements that a parameter's place, its mark included, is padded to
 
 
@@ -94,7 +96,10 @@ def tied_segments(
 
 
 class FlatParameters:
-    """What the layers hold: trained parameters in `flat` (fp32, [size]), and `constants` (buffers, frozen parameters).
+    """What the layers hold: trained parameters in `flat` ([size]), and `constants` (buffers, frozen parameters).
+
+    dtype: to which parameters are rounded; those of norms stay in fp32, and then outside of `flat`. Backwards add all
+    gradients up in fp32.
 
     A tied parameter has one place in `flat`. Each layer that uses it has a parameter of its own, with the same memory,
     and a place of its own in the gradient: the first one has the slot's, the others follow after all slots. So a
@@ -105,23 +110,29 @@ class FlatParameters:
     """
 
     def __init__(
-        self, layers: Mapping[int, nn.Module], shared: Mapping[int, tuple[int, str]], device: torch.device
+        self,
+        layers: Mapping[int, nn.Module],
+        shared: Mapping[int, tuple[int, str]],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.slots: list[Slot] = []
         self.constants: dict[str, Tensor] = {}
         self.size = 0
         self.uses: dict[tuple[int, int], int] = {}
         self._others: list[tuple[Slot, int, nn.Parameter]] = []  # a tied slot's use by a further layer
+        self._dtype = dtype
         self._collect(layers, shared, device)
-        self.flat = torch.zeros(self.size, dtype=torch.float32, device=device)
+        self.flat = torch.zeros(self.size, dtype=dtype, device=device)
         self.gradient_size = self.size
         for slot in self.slots:
-            view = slot.of(self.flat)
-            view.copy_(slot.parameter.detach())
-            slot.parameter.data = view
+            if slot.parameter.dtype is dtype:
+                view = slot.of(self.flat)
+                view.copy_(slot.parameter.detach())
+                slot.parameter.data = view
         self._places = list(self.slots)  # of the gradients
         for slot, layer, parameter in self._others:
-            parameter.data = slot.of(self.flat)
+            parameter.data = slot.parameter.data
             self._places.append(replace(slot, parameter=parameter, offset=self.gradient_size))
             assert slot.group is not None
             self.uses[slot.group, layer] = self.gradient_size
@@ -131,7 +142,7 @@ class FlatParameters:
         self._reached: set[int] = set()  # numbers of the places whose gradient a backward has added to
         for number, place in enumerate(self._places):
             place.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
-        held = [self.flat, *self.constants.values()]
+        held = [self.flat, *(slot.parameter for slot in self.slots), *self.constants.values()]
         strided = [t for t in held if t.layout is torch.strided]  # `snapshot.check` refuses the others
         self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
 
@@ -142,11 +153,14 @@ class FlatParameters:
         tied: dict[int | None, Slot] = {}
         for index, layer in layers.items():
             layer.to(device)
+            precise = kept_in_fp32(layer)
             for name, parameter in layer.named_parameters():
                 if id(parameter) in seen:
                     continue
                 seen.add(id(parameter))
                 group, canonical = shared.get(id(parameter), (None, f"{index}.{name}"))
+                if id(parameter) not in precise:
+                    parameter.data = parameter.data.to(self._dtype)
                 if not parameter.requires_grad:
                     self.constants[canonical] = parameter
                     continue
@@ -174,18 +188,26 @@ class FlatParameters:
                 f"the stage's gradient must be float32 [{self.gradient_size}], "
                 f"got {gradient.dtype} {list(gradient.shape)}"
             )
+        self.unbind()
         for place in self._places:
+            if self._dtype is not torch.float32:
+                place.parameter.grad_dtype = torch.float32
             place.parameter.grad = place.of(gradient)
         self._bound = gradient
 
     def bind_final(self, gradient: Tensor, used: Sequence[bool] | None = None) -> None:
-        """For an optimizer: the final gradient, [size]. A parameter that the step has not used has none.
+        """For an optimizer: the final gradient, [size], to each parameter in its own type.
+
+        A parameter that the step has not used has none.
 
         used: by slot; None: all are.
         """
         self.unbind()
         for number, slot in enumerate(self.slots):
-            slot.parameter.grad = slot.of(gradient) if used is None or used[number] else None
+            dtype = slot.parameter.dtype
+            if self._dtype is not torch.float32:
+                slot.parameter.grad_dtype = dtype
+            slot.parameter.grad = slot.of(gradient).to(dtype) if used is None or used[number] else None
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
         """Mark in the gradient what backwards have reached since the last call. marked: places that it has marked."""

@@ -73,7 +73,7 @@ class Stage:
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
-        self._parameters = FlatParameters(self._layers, shared, self._device)
+        self._parameters = FlatParameters(self._layers, shared, self._device, config.parameter_dtype)
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
         self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])

@@ -90,7 +90,10 @@ class DeterminismCheck:
         forbid_training(second, index, {id(p) for own in self.layers.values() for p in own.parameters()})
         own, other = _state(layer, self.shared), _state(second, frozenset())
         for name, tensor in own.items():
-            if name not in other or not same_bits(tensor.detach().cpu(), other[name].detach().cpu()):
+            made = other.get(name)
+            if isinstance(made, nn.Parameter):
+                made = made.to(tensor.dtype)  # a stage rounds its own
+            if made is None or not same_bits(tensor.detach().cpu(), made.detach().cpu()):
                 raise NotDeterministic(
                     f"{named_layer(layer, index)} is not deterministic: built twice from the same seed, "
                     f"{name} differs; {CAUSES}"

@@ -10,9 +10,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 # What `training.precision` calls them; fp32 is no product of a cast.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# Their weights are few, and their kernels want them in fp32 if the input is.
+_NORMS: Final = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def kept_in_fp32(layer: nn.Module) -> set[int]:
+    """The ids of the layer's parameters that are not rounded, whatever `training.parameterPrecision` is."""
+    return {id(p) for module in layer.modules() if isinstance(module, _NORMS) for p in module.parameters(recurse=False)}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
