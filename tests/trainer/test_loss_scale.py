@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
+from bamboo.control.protocol import MOST_METRICS
 from bamboo.job.spec import LossScaleSpec
 from bamboo.planning.plan import Cell
 from bamboo_trainer.stage.layer_state import LayerState
@@ -143,6 +144,8 @@ def test_losses_scales_and_weights_are_those_of_plain_pytorch_with_gradscaler() 
 @pytest.mark.parametrize("task", [{"balanced": True}, {"weighted": True}, {"balanced": True, "weighted": True}])
 def test_losses_of_layers_and_sums_are_scaled_on_any_grid(task: dict[str, Any]) -> None:
     jobs = [Watched(manifest(*grid, task, maxGradientNorm=1.0)).run() for grid in ((1, 1), (4, 1), (2, 2))]
+    lost = Fault("Backward", Cell(0, 0), jobs[0].state.skips[0])  # the other one has its microbatches then
+    jobs.append(Watched(manifest(1, 2, task, maxGradientNorm=1.0), (lost,)).run())
     for job in jobs:
         assert finished(job), job.finish
         assert job.state.skips
@@ -280,3 +283,15 @@ def test_a_scale_belongs_to_fp16() -> None:
     for precision, scale in (("fp16", None), ("bf16", LossScaleSpec())):
         with pytest.raises(ValueError, match="belongs to the precision fp16"):
             replace(at("fp32"), precision=precision, loss_scale=scale)
+
+
+def measured(config: Mapping[str, Any]) -> Task:
+    return replace(build({}), metrics={f"m{i}": lambda outputs, targets: 1.0 for i in range(MOST_METRICS)})
+
+
+def test_a_task_may_have_all_metrics_that_there_can_be() -> None:
+    document = manifest(2, 1)
+    document["spec"]["task"] = {"entrypoint": "test_loss_scale:measured"}
+    job = Job(document).run()
+    assert finished(job)
+    assert len(job.state.metrics) == MOST_METRICS

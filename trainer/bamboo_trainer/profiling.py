@@ -46,7 +46,7 @@ def profile(manifest: dict[str, Any], repeats: int) -> dict[str, Any]:
     spec = parse_manifest(manifest)
     try:
         device = choose_device(WORKER)
-        use(device)
+        use(device, deterministic=spec.training.deterministic)
         facts = shown_to_build(spec.training)
         task = settled(load_task(spec.task.entrypoint, spec.task.config, facts), spec.training.seed)
         spec = with_steps(spec, task)

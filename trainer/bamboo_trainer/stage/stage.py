@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bamboo.control.protocol import LOSS_SCALE
+from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.placement import contexts_on_host, wait_for
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import ContextSize, is_cast, new_bytes
@@ -178,8 +178,9 @@ class Stage:
         work.contributions[forwarding.microbatch] = self._running.record(forwarding.contributed)
         work.complete(forwarding, last=self.last)
         if self.last:
-            if scale := self._optimizer_state.loss_scale:
-                work.metrics[forwarding.microbatch] |= {LOSS_SCALE: (scale.scale, 1.0)}
+            scale, metrics = self._optimizer_state.loss_scale, work.metrics[forwarding.microbatch]
+            if scale and len(metrics) < MOST_METRICS:
+                work.metrics[forwarding.microbatch] = metrics | {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
         outputs = (p.detach() for p in forwarding.parts)
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
