@@ -117,6 +117,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             evaluation=s.EvaluationSpec(
                 every_steps=20, batches=5, metric="right", goal=s.Goal.MAX, patience=3, min_delta=0.5
             ),
+            loggers=(
+                s.LoggerSpec(name="own", type=s.LoggerType.CUSTOM, entrypoint="a.b:log", config={"folder": "/x"}),
+            ),
             ema=0.99,
             deterministic=True,
             reproducible=True,
