@@ -280,6 +280,19 @@ def test_a_job_stops_early_with_a_checkpoint_of_what_it_has() -> None:
     assert 6 < kept.step < 12
 
 
+def test_what_is_evaluated_while_an_early_stop_is_on_its_way_does_not_count() -> None:
+    """How many states come after the decision is a matter of time; which one is the best must not be."""
+    document = with_checkpoints(evaluation={"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6})
+    document["spec"]["training"]["evaluation"]["everySteps"] = 1
+    job = Job(document).run()
+    assert job.finish is not None
+    assert job.finish.reason == "EarlyStopped"
+    (kept,) = job.store.committed
+    assert kept.step > 4, "further states were evaluated, or this test shows nothing"
+    assert list(job.state.evaluations) == [1, 2, 3]
+    assert [emit.message.partition(":")[0] for emit in job.emitted if emit.reason == "Evaluated"][-1] == "after step 3"
+
+
 def test_evaluated_states_are_kept_with_their_scores() -> None:
     job = Job(with_checkpoints(steps=8, every=3, keepBest=True, evaluation={"metric": "close", "goal": "Max"})).run()
     assert job.finish is not None

@@ -16,6 +16,7 @@ from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.text import count, metrics, one_line
 
 MOST_SECONDS = 1e9
+EARLY_STOPPED = "EarlyStopped"
 DIVERGED = (
     "usual causes: an optimizer or a layer's factory that is not deterministic, workers with different hardware or "
     "images; if it is none of these, it is a bug in Bamboo"
@@ -154,9 +155,14 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
-    """A new root repeats what the old one may not have been able to tell."""
+    """A new root repeats what the old one may not have been able to tell.
+
+    What comes after an early stop was decided does not count: how much comes depends on time, the best state must not.
+    """
     state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
     if spec is None or step > state.spec.training.steps or step in state.evaluations:
+        return
+    if state.stopping is not None and state.stopping.reason == EARLY_STOPPED:
         return
     known = dict(sorted({**state.evaluations, step: message.metrics}.items())[-KEPT_LOSSES:])
     turn.set(evaluations=known, last_progress=turn.now)
@@ -169,7 +175,7 @@ def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> Non
         text = (
             f"{count(without, 'evaluation')} without a better {spec.metric}; the best state is that after step {best}"
         )
-        end = Finish(Outcome.COMPLETE, "EarlyStopped", text)
+        end = Finish(Outcome.COMPLETE, EARLY_STOPPED, text)
         checkpoints.stop(turn, end.outcome, end.reason, end.message, keep=True)
 
 
