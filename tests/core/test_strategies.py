@@ -308,6 +308,12 @@ def test_what_cannot_be_compared_is_named(place: Workplace) -> None:
     free = workplace(replace(profile(), prices=None), batch=8, nodes=4)
     with pytest.raises(SimulationError, match="a profile without prices"):
         strategy_result("bamboo", free, made(known, 0.1))
+    with pytest.raises(SimulationError, match="the trace: expected nodes that come and go"):
+        strategy_result("bamboo", known, make_trace())
+    node = NodeChange(at=0.0, change=Change.ADD, node="a")
+    priced = make_trace([node], [PriceChange(at=0.0, zone="zone-a", usd_per_hour=1.0)], duration=100.0)
+    with pytest.raises(SimulationError, match="prices for zone-a, and none for nodes that say no zone"):
+        strategy_result("bamboo", known, priced)
     huge = workplace(profile(state=5000), batch=8, nodes=4)
     assert strategy_result("checkpoint", huge, made(huge, 0.1)).samples == 0
 

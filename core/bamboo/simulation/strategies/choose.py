@@ -24,7 +24,7 @@ from bamboo.simulation.strategies.restarting import Restarting
 from bamboo.simulation.strategies.saving import young_daly
 from bamboo.simulation.strategies.templates import Templates
 from bamboo.simulation.strategies.timeline import steady, timeline
-from bamboo.traces.trace import Trace
+from bamboo.traces.trace import Trace, price_series
 
 MOST_STAGES_TRIED = 32
 MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
@@ -189,11 +189,13 @@ def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
 def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | None = None) -> StrategyResult:
     """What a strategy comes to under a trace, with its best parameters; no progress if no grid fits into memory.
 
-    Raises SimulationError if the profile has no prices.
+    Raises SimulationError if the profile has no prices, or if the trace has no nodes, or prices for others than these.
     """
     profile = place.costs.profile
     if profile.prices is None:
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
+    for problem in _problems(trace):
+        raise SimulationError(problem)
     duration = None if hours is None else hours * 3600
     spot = timeline(
         trace, capacity=place.nodes, start=profile.times.start, usd_per_hour=profile.prices.spot, duration=duration
@@ -210,6 +212,20 @@ def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | No
     found = (drive(policy, spot) for policy in SPOT[name](setting))
     best = max(found, key=lambda one: one.samples, default=None)
     return best or drive(OnDemand(costs=place.costs, grid=NOTHING), spot)
+
+
+def _problems(trace: Trace) -> Iterator[str]:
+    if not trace.duration or not trace.changes:
+        yield f"{trace.source or 'the trace'}: expected nodes that come and go, and found none"
+    zones = dict.fromkeys(change.zone for change in trace.changes) if trace.prices else ()
+    for zone in zones:
+        if not price_series(trace, zone):
+            priced = ", ".join(dict.fromkeys(price.zone for price in trace.prices))[:100]
+            nodes = f"nodes in zone {zone}" if zone else "nodes that say no zone"
+            yield (
+                f"{trace.source or 'the trace'}: it has prices for {priced}, and none for {nodes};"
+                " bamboo traces convert --zone names their zone"
+            )
 
 
 def _on_demand(place: Workplace, hours: float) -> StrategyResult:
