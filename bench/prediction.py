@@ -34,7 +34,8 @@ from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 
 AGENT = "bamboo_trainer.worker.process:main"
 SLOWER = 4  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
-CALM_STEPS = 5  # before the first loss
+FIRST = 2  # from whose commit on it counts: the first steps try what is deterministic, and call everything once
+CALM_STEPS = 6  # before the first loss
 LIMIT_SECONDS = 400.0
 REPEATS = 5
 
@@ -185,15 +186,16 @@ async def compare(place: Lab, point: MeasuredCase, base: ModelProfile) -> dict[s
         job, strikes = await real(place, point, step)
     assert strikes.begun is not None
     moments = list(job.committed.values())
-    seconds = moments[-1] - strikes.begun
-    calm = median(gaps(moments)[:CALM_STEPS])
+    seconds, count = moments[-1] - moments[FIRST], point.steps - 1 - FIRST
+    calm = median(gaps(moments)[FIRST:CALM_STEPS])
     foretold, foretold_step = predicted(point, profile, strikes.struck)
+    foretold -= (1 + FIRST) * foretold_step
     batch = 4 * 8 * point.pipelines
     return {
         "point": point.name, "steps": point.steps, "losses": len(strikes.struck),
-        "real": {"seconds": seconds, "step": calm, "lost": seconds - point.steps * calm},
-        "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - point.steps * foretold_step},
-        "throughput": [point.steps * batch / seconds, point.steps * batch / foretold],
+        "real": {"seconds": seconds, "step": calm, "lost": seconds - count * calm},
+        "predicted": {"seconds": foretold, "step": foretold_step, "lost": foretold - count * foretold_step},
+        "throughput": [count * batch / seconds, count * batch / foretold],
         "others": others[0],
     }  # fmt: skip
 

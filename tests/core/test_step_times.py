@@ -134,12 +134,14 @@ def test_updates_come_before_the_first_forward() -> None:
     assert seconds(spec(2, 1, 8, "None"), profile(4, update=1.0)) == pytest.approx(6 * 9 + 2)
 
 
-def test_work_in_advance_in_full_makes_steps_longer() -> None:
-    """EagerBackward does everything twice; budgeted forwards cost nothing."""
-    plain = seconds(spec(4, 1, 32, "None"), profile(4))
-    assert seconds(spec(4, 1, 32, "LazyForward"), profile(4)) == plain
-    assert seconds(spec(4, 1, 32, "EagerForward"), profile(4)) == plain
-    assert seconds(spec(4, 1, 32, "EagerBackward"), profile(4)) > 1.5 * plain
+def test_what_is_done_in_advance_and_how_much_longer_steps_get() -> None:
+    """EagerBackward holds others up, by pieces that are not interrupted, as long as the cell it repeats is not done.
+    Budgeted forwards hold nobody up.
+    """
+    plain = seconds(spec(4, 1, 8, "None"), profile(8))
+    assert seconds(spec(4, 1, 8, "LazyForward"), profile(8)) == plain
+    assert seconds(spec(4, 1, 8, "EagerForward"), profile(8)) == plain
+    assert 1.05 * plain < seconds(spec(4, 1, 8, "EagerBackward"), profile(8)) < 1.5 * plain
 
 
 grids = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(3, 10))

@@ -23,7 +23,8 @@ class Group:
     forward, backward: seconds of a microbatch, by stage. boundary: bytes that a stage gives to the next one. owners:
     numbers of workers, [pipeline][stage], from 0 in the order of their first cells. microbatches: by pipeline.
     busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
-    EagerBackward), [pipeline][stage], -1 for none.
+    EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
+    work is the forward of one.
     """
 
     forward: tuple[float, ...]
@@ -35,6 +36,7 @@ class Group:
     network: Network
     busy: tuple[float, ...]
     mirrors: tuple[tuple[int, ...], ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class _Cell:
     arrived: set[Frame] = field(default_factory=set)
     advance: int = 0
     shadow: bool = False
+    pieces: int = 0  # layers that are done of the forward that a shadow is in
 
     @property
     def next(self) -> Forward | Backward | None:
@@ -187,8 +190,7 @@ class _Execution:
         if not ready:
             return
         cell = min(ready, key=lambda c: (c.shadow, isinstance(c.next, Forward), -c.place[1]))
-        instruction = cell.next
-        seconds = self._seconds(cell, instruction)
+        seconds = self._seconds(cell, cell.next)
         if now > worker.since:
             worker.gaps.append((worker.since, now))
         worker.running, worker.free, worker.since = cell, now + seconds, now + seconds
@@ -197,18 +199,24 @@ class _Execution:
 
     def _seconds(self, cell: _Cell, instruction: Forward | Backward | None) -> float:
         if isinstance(instruction, Forward):
-            return 0.0 if instruction.microbatch < cell.advance else self._group.forward[cell.place[1]]
+            whole = self._group.forward[cell.place[1]]
+            pieces = self._group.layers[cell.place[1]] if cell.shadow and self._group.layers else 1
+            return 0.0 if instruction.microbatch < cell.advance else whole / pieces
         return self._group.backward[cell.place[1]]
 
     def _is_ready(self, cell: _Cell) -> bool:
-        if cell.next is None:
-            return False
+        if cell.next is None or (cell.shadow and cell.place in self._ends):
+            return False  # of a cell that has finished the step nothing will be repeated
         frame = awaited(cell.next, cell.place[1], self._stages)
         return frame is None or frame in cell.arrived
 
     def _finish(self, now: float, number: int, cell: _Cell) -> None:
         instruction, (d, s) = cell.next, cell.place
         assert instruction is not None
+        if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
+            cell.pieces = (cell.pieces + 1) % self._group.layers[s]  # one layer at a time
+            if cell.pieces:
+                return
         cell.done += 1
         if cell.shadow:
             return

@@ -191,6 +191,7 @@ class StepModel:
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
                 microbatches=tuple(len(layout.split[d]) for d in rows), lookahead=self._spec.topology.lookahead,
                 network=self.profile.network, busy=tuple(busy), mirrors=mirrors,
+                layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
             )  # fmt: skip
             found.append((group, rows, names))
         return found
