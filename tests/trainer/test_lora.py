@@ -8,16 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
+from bamboo.job.yaml_file import load_document
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
+from bamboo_trainer.loading import load_task
 from bamboo_trainer.lora import LoraLinear, merged, with_lora
 from bamboo_trainer.models import gpt
-from bamboo_trainer.task import Task
+from bamboo_trainer.task import Task, TrainingFacts
+from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
+from bamboo_trainer.training import TrainingConfig
+from folders import ROOT
 from manifest_kit import TEXT, bamboojob, training
 from stage_kit import CONFIG, chain, one_step, small_task, state_of
 from training_job import Fault, Job
 
+EXAMPLES = ROOT / "examples"
 PATTERNS = ("*qkv", "projection", "head")
 
 
@@ -102,3 +108,29 @@ def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
         assert other.state.takeovers
         assert other.state.losses == alone.state.losses
         assert add_digests(other.digests) == add_digests(alone.digests)
+
+
+def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As plain PyTorch does, and with a worker lost on the way; nothing but adapters changes."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    document = load_document(str(EXAMPLES / "lora.yaml"))
+    document["spec"]["training"] |= {"steps": 2, "evaluation": {"everySteps": 2, "batches": 1}}
+    config = document["spec"]["task"]["config"]
+    calm = Job(document).run()
+    assert calm.finish is not None
+    assert calm.finish.reason == "Complete", calm.finish
+    fault = [f for f in calm.executed if f.step == 1 and f.cell == Cell(0, 1)][2]
+    assert Job(document, (fault,)).run().digests == calm.digests
+    task = load_task("lora:build", config, TrainingFacts(steps=2, global_batch_size=16, micro_batch_size=4))
+    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=4, micro_batch_size=4)
+    (first, _), (losses, after) = reference.train(task, plain, 0), reference.train(task, plain, 2)
+    assert not first
+    torch.testing.assert_close(list(calm.state.losses.values()), losses, rtol=1e-4, atol=1e-5)
+    before = reference.train(task, plain, 0)[1]
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("_proj.lora_" in name for name in changed)
+    assert calm.state.evaluations[2]["accuracy"] is not None
+    with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of rank, alpha"):
+        load_task("lora:build", {**config, "lora": {"size": 2}})

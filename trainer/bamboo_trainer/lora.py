@@ -108,8 +108,14 @@ def _adapted(
 
 
 def _linears(layer: nn.Module, targets: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
+    """Those whose weight is the layer's own. A layer of a split module has the others' modules, too, as mere shells."""
+    own = dict(layer.named_parameters(remove_duplicate=False))
     for name, module in layer.named_modules():
-        if isinstance(module, nn.Linear) and any(fnmatchcase(name, pattern) for pattern in targets):
+        if (
+            f"{name}.weight".lstrip(".") in own
+            and isinstance(module, nn.Linear)
+            and any(fnmatchcase(name, pattern) for pattern in targets)
+        ):
             yield name, module
 
 
