@@ -4,7 +4,7 @@ import pytest
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, STOP_SECONDS, TIDY_SECONDS, WRITE_SECONDS
+from bamboo.coordinator.checkpoints import AGAIN_SECONDS, FIRST_PART_SECONDS, STOP_SECONDS, TIDY_SECONDS, WRITE_SECONDS
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import Cell, CheckpointId
@@ -141,6 +141,20 @@ def test_who_has_to_leave_may_write_its_share_to_the_end_first() -> None:
     committer = sent(world, protocol.CommitCheckpoint)[-1][0]
     world.tell(Received(committer, protocol.CheckpointCommitted(checkpoint=checkpoint)))
     assert world.state.checkpoints.kept == (checkpoint,)
+
+
+def test_who_writes_its_share_of_one_stage_and_has_none_of_another_is_not_waited_for() -> None:
+    """It copies stage by stage, and may have given one up before it came to that state."""
+    world = made(2, 1, 2, everySteps=8)
+    checkpoint, leaver, layers = leaving_writer(world)
+    first, end = next(stage for stage in plan_of(world).stages if stage[0] <= layers[0] < stage[1])
+    assert not set(layers) <= set(range(first, end)), "it writes layers of both stages"
+    others = [layer for layer in range(LAYERS) if layer not in layers]
+    written(world, checkpoint, *(layer for layer in layers if first <= layer < end), *others)
+    assert "CheckpointAbandoned" not in reasons(world)
+    silence(world, set(), FIRST_PART_SECONDS + 2)
+    (event,) = [event for event in world.told if event.reason == "CheckpointAbandoned"]
+    assert f"{leaver} cannot write its part" in event.message
 
 
 def test_nobody_waits_for_a_share_longer_than_the_notice_lasts() -> None:

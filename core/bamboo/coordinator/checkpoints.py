@@ -168,29 +168,34 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
         cells = [cell for cell in plan.cells() if cell.stage == stage]
         holders = {w for cell in cells for w in plan.at(cell).holders}
         for worker in writers:
-            if c.writing is not None and not _unwritten(c, worker):
+            if c.writing is not None and not _unwritten(c, worker, plan.stages[stage]):
                 continue
-            held = c.final or worker in holders or is_writing(turn, worker)
+            held = c.final or worker in holders or _writes_on(turn, worker, plan.stages[stage])
             if worker not in state.workers or not held:
                 lost.add(worker)
     return sorted(lost)
 
 
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
-    """Does a worker that is to leave still write its share, from the copy that it took while it held the stage?
+    """Does a worker that is to leave still write its share, from copies that it took while it held the stages?"""
+    plan = turn.state.plan
+    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
 
-    Whether it has one is certain only once a part of it is durable; without that it is not waited for for long.
+
+def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:
+    """The same of a stage's layers. Whether it has a copy is certain only once a part of them is durable; without that
+    it is not waited for for long. It may have one of another stage, and none of this one.
     """
     c, record = turn.state.checkpoints, turn.state.workers.get(worker)
-    if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker):
+    if record is None or record.notice_until is None or c.writing is None or not _unwritten(c, worker, layers):
         return False
-    begun = any(writer == worker and layer in c.parts for layer, writer in c.dealt.items())
+    begun = any(c.dealt.get(layer) == worker and layer in c.parts for layer in range(*layers))
     return begun or turn.now - c.since < FIRST_PART_SECONDS
 
 
-def _unwritten(c: CheckpointState, worker: WorkerId) -> list[int]:
-    """Layers that this worker is to write, and that are not known to be durable."""
-    return [layer for layer, writer in c.dealt.items() if writer == worker and layer not in c.parts]
+def _unwritten(c: CheckpointState, worker: WorkerId, layers: tuple[int, int]) -> list[int]:
+    """Of these layers, those that this worker is to write and that are not known to be durable."""
+    return [layer for layer in range(*layers) if c.dealt.get(layer) == worker and layer not in c.parts]
 
 
 def _missing(c: CheckpointState, plan: Plan) -> frozenset[int]:
