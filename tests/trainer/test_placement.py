@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host, use
 from bamboo_trainer.stage.stage import Stage
@@ -117,19 +118,17 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("limit", "used", "expected"),
     [
-        (f"{1000 * PAGE}\n", "9000 300 20 1 0 500 0\n", 3.0),
-        ("max\n", "9000 300 20 1 0 500 0\n", None),
+        (1000 * PAGE, "9000 300 20 1 0 500 0\n", 3.0),
         (None, "9000 300 20 1 0 500 0\n", None),
-        ("1000\n", "", None),
+        (1000, "", None),
     ],
 )
 def test_a_worker_says_how_much_more_it_could_hold_if_it_has_a_limit(
-    limit: str | None, used: str, expected: float | None, tmp_path: Path
+    limit: int | None, used: str, expected: float | None, tmp_path: Path
 ) -> None:
     (tmp_path / "used").write_text(used)
-    if limit is not None:
-        (tmp_path / "limit").write_text(limit)
-    found = headroom(torch.device("cpu"), tmp_path / "limit", tmp_path / "used")
+    memory = None if limit is None else HostMemory(limit, used=0)
+    found = headroom(torch.device("cpu"), lambda: memory, tmp_path / "used")
     assert found == (None if expected is None else pytest.approx(expected))
 
 

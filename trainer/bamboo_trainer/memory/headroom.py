@@ -1,22 +1,24 @@
 """How much more than now a worker could hold, so that nobody is given layers for which there is no memory."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import torch
 
-USABLE: Final = 0.9  # of the memory that there is
-LIMIT = Path("/sys/fs/cgroup/memory.max")  # of this container's host memory, in bytes, or "max"
+from bamboo_trainer.memory.cgroup import USABLE, HostMemory, host_memory
+
 USED = Path("/proc/self/statm")  # in pages; the second number is what is resident
 
 
-def headroom(device: torch.device, limit: Path = LIMIT, used: Path = USED) -> float | None:
+def headroom(
+    device: torch.device, memory: Callable[[], HostMemory | None] = host_memory, used: Path = USED
+) -> float | None:
     """How many times as much as now it could hold, of what is scarcest: the GPU's memory, or a container's host memory.
 
     What torch keeps cached on a GPU counts as used. None if no limit is known. May be called in any thread.
     """
-    known = [part for part in (_on_gpu(device), _on_host(limit, used)) if part is not None]
+    known = [part for part in (_on_gpu(device), _on_host(memory(), used)) if part is not None]
     return min(known, default=None)
 
 
@@ -27,11 +29,11 @@ def _on_gpu(device: torch.device) -> float | None:
     return USABLE * total / max(1, total - free)
 
 
-def _on_host(limit: Path, used: Path) -> float | None:
+def _on_host(memory: HostMemory | None, used: Path) -> float | None:
     try:
-        most, pages = limit.read_text().strip(), used.read_text().split()[1]
+        pages = used.read_text().split()[1]
     except (OSError, IndexError):
         return None
-    if not most.isdecimal() or not pages.isdecimal():
+    if memory is None or not pages.isdecimal():
         return None
-    return USABLE * int(most) / max(1, int(pages) * os.sysconf("SC_PAGE_SIZE"))
+    return USABLE * memory.limit / max(1, int(pages) * os.sysconf("SC_PAGE_SIZE"))
