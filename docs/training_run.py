@@ -1,0 +1,309 @@
+"""Makes the figures of docs/training-run.md: a GPT on real text, undisturbed, and with a dozen workers killed.
+
+    python docs/training_run.py FOLDER
+
+FOLDER gets the texts of this machine (Python's standard library, /usr/share/doc, manual pages), a tokenizer trained on
+them, and both runs, which train at the same time. What is there already is not made again, so that an interrupted
+command goes on, and a run that is there is only drawn again. The pictures go to docs/images; they need Chromium.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from bamboo.history.files import find  # noqa: E402
+from bamboo.history.merge import curve, merged  # noqa: E402
+from bamboo.history.records import StepRecord  # noqa: E402
+from chromium_kit import MISSING, browser, chromium  # noqa: E402
+
+STEPS: Final = 60
+KILLS: Final = tuple((4 * n + 6, (3 * n + 1) % 4) for n in range(12))  # step and stage; every fourth is the root
+TEXT_BYTES: Final = 8_000_000
+VALIDATION_SHARE: Final = 20  # one document of so many
+WORDS: Final = 8192
+END: Final = "<|endoftext|>"
+RUNS: Final = {"undisturbed": (), "disturbed": tuple(f"at:{step}:{stage}" for step, stage in KILLS)}
+HIDDEN: Final = {"test", "tests", "site-packages", "idlelib", "__pycache__"}
+COLOURS: Final = {"undisturbed": "#1b6ca8", "disturbed": "#f2a541"}
+PORT: Final = 16_006
+
+
+def job(folder: Path) -> dict[str, Any]:
+    """32.6 million parameters in 11 layers on four stages, and one worker that stands by."""
+    return {
+        "apiVersion": "bamboo.dev/v1alpha1",
+        "kind": "BambooJob",
+        "metadata": {"name": "gpt"},
+        "spec": {
+            "task": {
+                "entrypoint": "bamboo_trainer.models.gpt2:build",
+                "config": {
+                    "vocabulary": WORDS, "positions": 128, "width": 512, "heads": 8, "blocks": 9,
+                    "learningRate": 1e-3, "warmupSteps": 5, "weightDecay": 0.1,
+                    "data": {"kind": "tokens", "path": str(folder / "train.tokens"), "length": 64},
+                    "evaluation": {"kind": "tokens", "path": str(folder / "validation.tokens")},
+                },
+            },
+            "training": {
+                "steps": STEPS, "globalBatchSize": 4, "microBatchSize": 1, "seed": 1, "maxGradientNorm": 1.0,
+                "evaluation": {"everySteps": 5, "batches": 8},
+                "loggers": [{"name": "tensorboard", "type": "TensorBoard"}],
+            },
+            "topology": {"stages": 4},
+            "standby": {"workers": 1},
+            "redundancy": {"mode": "LazyForward"},
+            "elastic": {"stragglerPolicy": "Ignore"},  # all workers share the cores of one machine
+        },
+    }  # fmt: skip
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """Name and text; in an order that has nothing to do with what they are about."""
+    places = [(Path(sysconfig.get_paths()["stdlib"]), (".py",)), (Path("/usr/share/doc"), (".gz", ".txt", ".md", ""))]
+    places.append((Path("/usr/share/man"), (".gz",)))
+    found = [
+        file
+        for folder, suffixes in places
+        for file in folder.rglob("*")
+        if file.suffix in suffixes and not HIDDEN & set(file.parts) and file.is_file() and not file.is_symlink()
+    ]
+    for file in sorted(found, key=lambda file: hashlib.blake2b(str(file).encode()).digest()):
+        content = file.read_bytes()
+        if file.suffix == ".gz":
+            content = gzip.decompress(content)
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            continue
+        if 500 < len(text) < 200_000:
+            yield str(file), text
+
+
+def write_texts(folder: Path) -> None:
+    """One JSON object a line; one document of twenty is kept back for the evaluation."""
+    total = {"train": 0, "validation": 0}
+    files = {name: (folder / f".{name}.jsonl").open("w") for name in total}
+    for number, (name, text) in enumerate(documents()):
+        part = "validation" if number % VALIDATION_SHARE == 0 else "train"
+        files[part].write(json.dumps({"file": name, "text": text}) + "\n")
+        total[part] += len(text)
+        if total["train"] > TEXT_BYTES:
+            break
+    for part, file in files.items():
+        file.close()
+        (folder / f".{part}.jsonl").rename(folder / f"{part}.jsonl")
+        say(f"{part}.jsonl: {total[part] / 1e6:.1f} million characters")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Pairs of bytes that are often together, as GPT-2's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=WORDS,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "train.jsonl").exists():
+        write_texts(folder)
+    if not (folder / "tokenizer.json").exists():
+        say("training a tokenizer")
+        write_tokenizer(folder)
+    for part in ("train", "validation"):
+        if not (folder / f"{part}.tokens").exists():
+            texts, tokens = str(folder / f"{part}.jsonl"), str(folder / f"{part}.tokens")
+            flags = ["--tokenizer", str(folder / "tokenizer.json"), "--end", END]
+            subprocess.run([*bamboo("data", "tokenize", texts, "-o", tokens), *flags], check=True)
+    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder), sort_keys=False))
+
+
+def bamboo(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bamboo", *arguments]
+
+
+def train(folder: Path) -> None:
+    """Both runs at the same time, and a line of progress every half a minute."""
+    running = {}
+    for name, losses in RUNS.items():
+        if (folder / f"{name}.json").exists():
+            continue
+        command = bamboo("run", str(folder / "job.yaml"), "--json", "--heartbeat-timeout", "60")
+        command += ["--output", str(folder / name), *(part for loss in losses for part in ("--preempt", loss))]
+        with (folder / f".{name}.json").open("w") as out:
+            running[name] = subprocess.Popen(command, stdout=out)
+    began = time.monotonic()
+    try:
+        while any(process.poll() is None for process in running.values()):
+            time.sleep(30)
+            done = ", ".join(f"{name} {len(steps(folder, name))} of {STEPS} steps" for name in running)
+            say(f"{time.monotonic() - began:.0f} s: {done}")
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
+    for name, process in running.items():
+        if process.returncode:
+            sys.exit(f"the {name} run ended with exit code {process.returncode}")
+        (folder / f".{name}.json").rename(folder / f"{name}.json")
+
+
+def steps(folder: Path, name: str) -> list[StepRecord]:
+    try:
+        return curve(merged(find(str(folder / name)).read_all()))
+    except ValueError:
+        return []  # nothing is written yet
+
+
+def evaluations(records: Sequence[StepRecord]) -> list[tuple[int, float]]:
+    return [(r.step, value) for r in records if (value := r.evaluation.get("loss")) is not None]
+
+
+def digest(summary: dict[str, Any]) -> str:
+    from bamboo.control.digests import add_digests
+
+    return add_digests(summary["digests"])
+
+
+def report(folder: Path) -> None:
+    summaries = {name: json.loads((folder / f"{name}.json").read_text()) for name in RUNS}
+    for name, summary in summaries.items():
+        records = steps(folder, name)
+        say(
+            f"{name}: {summary['committed']} steps in {summary['seconds']:.0f} s, loss {records[0].loss} -> "
+            f"{[r for r in records if r.trained][-1].loss}, evaluation {evaluations(records)[-1][1]}, "
+            f"preemptions {summary['preemptions']}, takeovers {len(summary['takeovers'])}, "
+            f"restores {summary['restores']}, repeated steps {summary['repeated_steps']}, state {digest(summary)[:16]}"
+        )
+        pauses = sorted(takeover["pause_ms"] / 1e3 for takeover in summary["takeovers"])
+        if pauses:
+            say(f"  pauses from {pauses[0]:.1f} to {pauses[-1]:.1f} s, median {pauses[len(pauses) // 2]:.1f} s")
+    both = [steps(folder, name) for name in RUNS]
+    same = [(a.loss, a.evaluation, a.gradient_norm) for a in both[0]] == [
+        (b.loss, b.evaluation, b.gradient_norm) for b in both[1]
+    ]
+    say(f"losses, gradient norms and evaluations of all steps are the same numbers: {'yes' if same else 'NO'}")
+    if not same or len({digest(summary) for summary in summaries.values()}) > 1:
+        sys.exit("the runs differ")
+
+
+def drawing(folder: Path) -> str:
+    """An SVG: the losses of both runs, what they evaluate to, and when workers were killed."""
+    width, height, left, bottom = 860, 420, 60, 50
+    curves = {name: steps(folder, name) for name in RUNS}
+    values = [r.loss for r in curves["undisturbed"] if r.loss is not None]
+    low, high = int(min(values)), int(max(values)) + 1
+
+    def x(step: float) -> float:
+        return left + step / STEPS * (width - left - 15)
+
+    def y(loss: float) -> float:
+        return 20 + (high - loss) / (high - low) * (height - bottom - 20)
+
+    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
+    for loss in range(low, high + 1):
+        parts.append(f'<path d="M{left} {y(loss):.1f}H{width - 15}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss}</text>')
+    for step in range(0, STEPS + 1, 10):
+        parts.append(f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>')
+    for step, stage in KILLS:
+        parts.append(f'<path d="M{x(step):.1f} 20V{height - bottom}" stroke="#c33" stroke-dasharray="2 4"/>')
+        parts.append(f'<text x="{x(step):.1f}" y="14" text-anchor="middle" fill="#c33">{stage}</text>')
+    for name, thick in (("disturbed", 7), ("undisturbed", 1.6)):
+        line = " ".join(f"{x(r.step):.1f},{y(r.loss):.1f}" for r in curves[name] if r.trained and r.loss is not None)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[name]}" stroke-width="{thick}"/>')
+    for name, radius in (("disturbed", 6.5), ("undisturbed", 3)):
+        parts += [
+            f'<circle cx="{x(step):.1f}" cy="{y(loss):.1f}" r="{radius}" fill="{COLOURS[name]}"/>'
+            for step, loss in evaluations(curves[name])
+        ]
+    for row, (name, said) in enumerate(
+        (("undisturbed", "undisturbed"), ("disturbed", f"with {len(KILLS)} workers killed (behind it)"))
+    ):
+        top = 50 + 22 * row
+        parts.append(f'<path d="M{width - 300} {top}h30" stroke="{COLOURS[name]}" stroke-width="{3 + 4 * row}"/>')
+        parts.append(f'<text x="{width - 262}" y="{top + 4}">{said}</text>')
+    parts.append(f'<text x="{width - 300}" y="98">dots: loss of the evaluation</text>')
+    parts.append(f'<text x="{width - 300}" y="118" fill="#c33">dashed: a kill, and the stage that it hit</text>')
+    parts.append(f'<text x="{(left + width) / 2}" y="{height - 10}" text-anchor="middle">step</text>')
+    parts.append(f'<text x="18" y="{height / 2}" transform="rotate(-90 18 {height / 2})">loss</text>')
+    style = 'font-family="sans-serif" font-size="13"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>{"".join(parts)}</svg>'
+
+
+async def draw(folder: Path, images: Path) -> None:
+    page = folder / "curves.html"
+    page.write_text(f'<!doctype html><body style="margin:0">{drawing(folder)}</body>')
+    board = folder / "tensorboard"
+    board.mkdir(exist_ok=True)
+    for name in RUNS:
+        link = board / name
+        if not link.is_symlink():
+            link.symlink_to(folder / name / "history" / "gpt" / "tensorboard")
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(board), "--port", str(PORT)]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        async with browser() as tab:
+            await tab.size(860, 420)
+            await tab.goto(page.as_uri())
+            await tab.screenshot(images / "training-run.png", height=420)
+            await tab.size(1280, 860)
+            for _ in range(60):
+                try:
+                    await tab.goto(f"http://127.0.0.1:{PORT}/?darkMode=false#timeseries")
+                    break
+                except AssertionError:
+                    await asyncio.sleep(2)
+            await tab.until("document.querySelectorAll('scalar-card svg').length >= 3", 120)
+            await asyncio.sleep(15)
+            await tab.screenshot(images / "training-run-tensorboard.png", height=860)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/training_run.py FOLDER")
+    if chromium() is None:
+        sys.exit(MISSING)
+    folder = Path(sys.argv[1]).absolute()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends both runs, too
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    prepare(folder)
+    train(folder)
+    report(folder)
+    asyncio.run(draw(folder, ROOT / "docs" / "images"))
+
+
+if __name__ == "__main__":
+    main()
