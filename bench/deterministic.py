@@ -4,8 +4,8 @@
 
 Each measurement is a process of its own, since cuBLAS reads its setting once, on the device that a worker would take
 (BAMBOO_DEVICE, or a GPU if there is one; of a CPU, CPU time counts). Prints the median time of a step of four
-microbatches, with the spread of the rounds, and their ratio; and how long the look before the first step takes, which
-only `true` has. On a CPU nothing else is switched, so the ratio there only shows what the measurement is worth.
+microbatches and the spread of the rounds, the ratio of the shortest ones, and how long the look before the first step
+takes, which only `true` has. On a CPU nothing else is switched, so the ratio only shows what the measurement is worth.
 """
 
 import json
@@ -26,7 +26,7 @@ from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.training import TrainingConfig
 
 MICROBATCHES = 4
-WARMUP, MEASURED = 2, 5
+WARMUP, MEASURED = 10, 40
 TIMEOUT_SECONDS = 600
 
 
@@ -60,8 +60,8 @@ def show(model: str, found: dict[str, list[dict[str, float]]]) -> None:
         low, high = (1e3 * edge for edge in (min(seconds), max(seconds)))
         print(f"{model:8} deterministic {setting:5} {1e3 * median(seconds):8.1f} ms a step ({low:.1f} to {high:.1f})")
     look = median(result["look"] for result in found["true"])
-    ratio = median(steps["true"]) / median(steps["false"])
-    print(f"{model:8} true / false {ratio:.3f}; the look before the first step {1e3 * look:.0f} ms")
+    ratio = min(steps["true"]) / min(steps["false"])  # on a busy machine the others tell of other processes
+    print(f"{model:8} true / false {ratio:.3f} of the shortest; the look before the first step {1e3 * look:.0f} ms")
 
 
 def in_a_process(arguments: list[str]) -> dict[str, float]:

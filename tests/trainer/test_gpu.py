@@ -28,7 +28,9 @@ def document(
     precision: str = "fp32", pipelines: int = 1, placement: str = "Device", tied: bool = False
 ) -> dict[str, Any]:
     made = manifest(4 // pipelines, pipelines, mode="EagerForward", standby=1, tied=tied, steps=6)
-    made["spec"]["training"]["precision"] = precision
+    made["spec"]["training"]["precision"] = precision.partition(" ")[0]
+    if precision == "bf16 parameters":
+        made["spec"]["training"]["parameterPrecision"] = "bf16"
     made["spec"]["redundancy"]["placement"] = placement
     return made
 
@@ -44,7 +46,7 @@ def test_trains_as_on_the_cpu(pipelines: int) -> None:
 
 
 @pytest.mark.parametrize("placement", ["Device", "Host"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16 parameters", "fp16"])
 @pytest.mark.parametrize(("pipelines", "tied"), [(1, False), (1, True), (2, False)])
 def test_a_loss_changes_no_bit(precision: str, placement: str, pipelines: int, tied: bool) -> None:
     job = document(precision, pipelines, placement, tied)
