@@ -196,8 +196,9 @@ def _skipped(turn: Turn, message: protocol.StepCommitted) -> None:
     in_a_row = next((n for n in range(1, len(skips) + 1) if step - n not in skips), len(skips))
     limit, scale = state.spec.training.max_consecutive_skips, message.metrics.get(protocol.LOSS_SCALE)
     overflow = message.loss is not None and scale is not None
+    shown = f"{scale:.0f}" if scale and scale >= 1 else f"{scale}"
     why = f"the {'loss' if message.loss is None else 'gradient'} of step {step} is not a finite number"
-    why += f" with losses scaled by {scale:g}" if overflow else ""
+    why += f" with losses scaled by {shown}" if overflow else ""
     turn.do(Emit("StepSkipped", f"{why}, so it leaves the model as it was ({in_a_row} in a row)", warning=not overflow))
     if in_a_row > limit:
         text = f"{why}; more than {count(limit, 'step')} in a row had to be skipped"
