@@ -125,7 +125,11 @@ def test_several_files_and_standard_input_are_checked(tmp_path: Any) -> None:
     [
         ({}, "the job ends if two neighbouring workers vanish"),
         ({"redundancy": {"mode": "None"}}, "the job ends if any worker vanishes"),
-        ({"topology": {"stages": 1}}, "the job ends if its worker vanishes"),
+        (
+            {"topology": {"stages": 1}},
+            "the job ends if it vanishes; with spec.standby.workers: 1 a second worker holds",
+        ),
+        ({"topology": {"stages": 1}, "standby": {"workers": 1}}, "its worker vanishes before a standby is filled"),
         ({"checkpoint": {"storage": {"uri": "s3://b/x"}}}, "the job goes back to its newest checkpoint if two"),
         ({"topology": {"stages": 2, "pipelines": 2}}, ""),
     ],

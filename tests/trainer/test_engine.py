@@ -124,6 +124,23 @@ def test_kill_at_every_instruction_of_pipelines_of_one_stage(pipelines: int) -> 
     assert {f.cell for f in killed} == {Cell(p, 0) for p in range(pipelines)}
 
 
+def test_a_standby_holds_all_that_the_only_worker_holds() -> None:
+    """One pipeline of one stage. Its worker is killed before every instruction of a step once the standby is filled."""
+    document = manifest(1, 1, standby=1, steps=8)
+    expected = undisturbed(1, 1, 8)
+
+    def judge(job: Job) -> list[str]:
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.digests == expected.digests
+        assert job.state.losses == expected.state.losses
+        return [e.reason for e in job.emitted]
+
+    killed = kill_at_each(document, lambda f: f.step == 5 and f.name != "ReplicaUpdate" and not f.after, judge)
+    assert {"Forward", "Backward", "SyncReplicas", "ReportReady", "OptimizerStep"} <= {f.name for f in killed}
+    assert all("Takeover" in reasons for reasons in killed.values())
+
+
 def with_a_loss(pipelines: int) -> dict[str, Any]:
     """A job of four microbatches for each pipeline of one stage."""
     document = manifest(1, pipelines)

@@ -252,6 +252,19 @@ def test_a_neighbour_pair_is_taken_over_by_the_other_pipeline(references: Refere
     assert_same(job, references[2, 2, False])
 
 
+def test_a_standby_goes_on_where_the_only_worker_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of one worker and one that stands by, which holds the state and is in step by then."""
+
+    def decide(job: Processes) -> None:
+        if job.state.synced and not job.acted and job.state.step >= 3:
+            job.signal(job.owner(0, 0))
+
+    (tmp_path / "undisturbed").mkdir()
+    job = run_slowly(manifest(1, 1), tmp_path, monkeypatch, decide, since=3, until=lambda job: bool(job.acted))
+    assert_same(job, run(manifest(1, 1), tmp_path / "undisturbed"))
+    assert [event.reason for event in job.emitted].count("Takeover") == 1
+
+
 @pytest.mark.parametrize("second", ["SendPartialSum", pytest.param("AddPartialSums", marks=pytest.mark.slow)])
 def test_siblings_of_one_stage_share_a_loss_and_lose_one_more_of_them(
     second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

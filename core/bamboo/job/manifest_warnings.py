@@ -36,9 +36,12 @@ def _one_pipeline(spec: JobSpec) -> str:
     remedy = "with spec.topology.pipelines: 2 the other pipeline still has what they hold"
     if spec.redundancy.mode is RedundancyMode.NONE:
         return f"one pipeline and spec.redundancy.mode None: {ends} if any worker vanishes; {remedy}"
+    replicas, others = spec.redundancy.replicas, wanted_workers(spec) - 1
+    if spec.topology.stages == 1 and not others:
+        keeps = "with spec.standby.workers: 1 a second worker holds its state"
+        return f"one worker and no other copy of its state: {ends} if it vanishes; {keeps}"
     if spec.topology.stages == 1:
         return f"one pipeline of one stage: {ends} if its worker vanishes before a standby is filled; {remedy}"
-    replicas, others = spec.redundancy.replicas, wanted_workers(spec) - 1
     holders = NUMBERS[min(replicas, others)]
     if replicas < min(others, MOST_REPLICAS):
         remedy += f", and with spec.redundancy.replicas: {replicas + 1} another worker"
