@@ -252,6 +252,7 @@ class Status:
     metrics: tuple[tuple[str, float | None], ...] = ()  # of the newest step, by name
     checkpoint: CheckpointSummary | None = None  # if the job keeps any
     evaluations: tuple[tuple[int, Mapping[str, float | None]], ...] = ()  # the newest: after which step, by metric
+    best_evaluation: int | None = None  # after which step
     skipped_steps: int = 0  # since the coordinator was made: steps that left the model as it was
     trained_samples: int = 0  # since the coordinator was made; of steps that were repeated, only once
     trained_without: int = 0  # those of the same steps whose loss did not go into them

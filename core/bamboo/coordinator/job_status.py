@@ -1,6 +1,7 @@
 """The coordinator's state as a person sees it."""
 
 from bamboo.coordinator import stragglers
+from bamboo.coordinator.evaluations import best
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState
@@ -46,6 +47,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         trained_samples=trained_samples(state),
         skipped_steps=state.skipped_steps,
         evaluations=tuple(state.evaluations.items()),
+        best_evaluation=best(wanted, state.evaluations) if (wanted := state.spec.training.evaluation) else None,
         trained_without=state.lost_microbatches * state.spec.training.micro_batch_size,
     )
 

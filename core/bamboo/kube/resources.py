@@ -107,10 +107,20 @@ class WorkerCounts(Part, frozen=True):
     on_demand: int = 0
 
 
+class EvaluationStatus(Part, frozen=True):
+    """The newest one, and that of the best state."""
+
+    step: int = 0
+    metrics: dict[str, float | None] = {}
+    best_step: int | None = None
+    best_metrics: dict[str, float | None] = {}
+
+
 class TrainingProgress(Part, frozen=True):
     step: int = 0
     steps: int = 0
     loss: float | None = None
+    evaluation: EvaluationStatus | None = None
     samples_per_second: float | None = None
     eta_seconds: float | None = None
     last_reported_time: Time | None = None

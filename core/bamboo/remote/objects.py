@@ -14,6 +14,7 @@ from bamboo.job.spec import storage_place
 from bamboo.kube.resources import (
     BambooJob,
     ContainerState,
+    EvaluationStatus,
     Event,
     JobCheckpoint,
     Node,
@@ -91,6 +92,7 @@ class RemoteJob:
     step: int
     steps: int
     loss: float | None
+    evaluation: EvaluationStatus | None
     samples_per_second: float | None
     eta_seconds: float | None
     reported: datetime | None
@@ -233,6 +235,7 @@ def job_of(body: Json) -> RemoteJob:
         step=training.step,
         steps=training.steps or spec.training.steps,
         loss=training.loss,
+        evaluation=training.evaluation,
         samples_per_second=training.samples_per_second,
         eta_seconds=training.eta_seconds,
         reported=training.last_reported_time,

@@ -9,6 +9,7 @@ from bamboo.remote.objects import CellIndex, RemoteJob
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
 from bamboo.text import count as count
 from bamboo.text import duration as duration
+from bamboo.text import metrics
 
 STALE_SECONDS = 60.0  # progress is written every 15 s
 
@@ -35,6 +36,19 @@ def progress(job: RemoteJob) -> str:
         if job.eta_seconds is not None:
             parts.append(f"ETA {duration(job.eta_seconds)}")
     return ", ".join(parts)
+
+
+def evaluation(job: RemoteJob) -> str:
+    """One line: what was measured last, and of the best state; "" if nothing was."""
+    found = job.evaluation
+    if found is None or not found.metrics:
+        return ""
+    said = f"evaluation after step {found.step}: {metrics(found.metrics)}"
+    if found.best_step is None:
+        return said
+    if found.best_step == found.step:
+        return f"{said} (the best so far)"
+    return f"{said}; the best after step {found.best_step}: {metrics(found.best_metrics)}"
 
 
 def counts(job: RemoteJob) -> str:

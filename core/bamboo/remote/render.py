@@ -117,6 +117,8 @@ def head(snapshot: JobSnapshot, now: datetime) -> list[RenderableType]:
     ]
     if told := phrases.protection(job):
         lines.append(Text(told, style="yellow" if phrases.protected(job) == "no" else ""))
+    if told := phrases.evaluation(job):
+        lines.append(Text(told))
     if told := phrases.checkpoint(job, now):
         lines.append(Text(told))
     if told := phrases.rollout(job):

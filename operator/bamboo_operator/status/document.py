@@ -176,14 +176,24 @@ def _training(status: Status | None, previous: Json, facts: StatusFacts) -> Json
     if _finite(status.eta_seconds):
         now["etaSeconds"] = max(0, round(status.eta_seconds or 0))
     if status.evaluations:
-        step, metrics = status.evaluations[-1]
-        known = {name: float(f"{value:.6g}") for name, value in metrics.items() if value is not None}
-        now["evaluation"] = {"step": step, "metrics": known}
+        now["evaluation"] = _evaluation(status)
     elif before and "evaluation" in before:
         now["evaluation"] = before["evaluation"]
     reported = (before or {}).get("lastReportedTime")
     same = {**now, "lastReportedTime": reported} == before
     return {**now, "lastReportedTime": reported if same and reported else facts.time}
+
+
+def _evaluation(status: Status) -> Json:
+    """The newest one, and the best."""
+    step, metrics = status.evaluations[-1]
+    told: Json = {"step": step, "metrics": _known(metrics)}
+    best = dict(status.evaluations).get(-1 if status.best_evaluation is None else status.best_evaluation)
+    return told if best is None else {**told, "bestStep": status.best_evaluation, "bestMetrics": _known(best)}
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(f"{value:.6g}") for name, value in metrics.items() if value is not None}
 
 
 def _finite(number: float | None) -> bool:
