@@ -25,6 +25,8 @@ TIME_USE_OF_SPAN = {
     "RedundantForward": TimeUse.REDUNDANT_FORWARD,
     "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
     "Rehearsal": TimeUse.REHEARSAL,
+    "SendPartialSum": TimeUse.REDUCTION,
+    "AddPartialSums": TimeUse.REDUCTION,
     "ScatterGradients": TimeUse.REDUCTION,
     "ReduceGradients": TimeUse.REDUCTION,
     "GatherGradients": TimeUse.REDUCTION,
