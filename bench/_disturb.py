@@ -14,6 +14,7 @@ from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.control.protocol import PlanApplied, SendPlan, TakenOver
 from bamboo.coordinator.events import Command, Event, PreemptionNotice, Send
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.transitions import is_protected
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0
@@ -78,7 +79,7 @@ class Taker:
             return False
         cells = state.plan.cells()
         owners = {state.plan.at(c).owner for c in cells}
-        covered = all(any((c, w) in state.synced for w in state.plan.at(c).replicas) for c in cells)
+        covered = all(is_protected(state.plan, state.synced, c) for c in cells)
         return covered and len(owners) == len(cells)
 
     def _step_seconds(self) -> float:
@@ -140,7 +141,7 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     assert d.known is not None
     assert d.planned is not None
     assert d.applied is not None
-    repeated = [x for x in done if x.worker == d.heir and x.cell == d.cell and x.name in WORK and x.end > d.planned]
+    repeated = [x for x in done if x.worker != d.victim and x.cell == d.cell and x.name in WORK and x.end > d.planned]
     first = min((x.step for x in repeated), default=d.step)
     before = {x.what for x in done if x.worker == d.victim and x.cell == d.cell and x.name in WORK and x.step >= first}
     lost = [x for x in repeated if x.what in before]
