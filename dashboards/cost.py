@@ -44,6 +44,13 @@ def _sums() -> list[object]:
             "percentunit",
             f"sum({_saved('$__range')}) / sum(increase(bamboo_job_on_demand_cost_total{{{J}}}[$__range]))",
         ),
+        number(
+            "Cost at the end",
+            "Of the jobs chosen that train now, from their first step to their last, if they go on as they do now.",
+            "none",
+            f"sum({BY_JOB} (bamboo_job_cost_so_far{{{J}}}) + {BY_JOB} (bamboo_job_cost_per_hour{{{J}}})"
+            f" * {BY_JOB} (bamboo_job_eta_seconds{{{J}}}) / 3600)",
+        ),
         number("Cost an hour, now", "Of all pods that have a node.", "none", f"sum(bamboo_job_cost_per_hour{{{J}}})"),
         number(
             "Cost of a million samples, in this time",

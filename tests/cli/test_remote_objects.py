@@ -193,7 +193,7 @@ def test_the_status_page_fits_80_columns_and_says_everything() -> None:
         "story  Degraded  team, epoch 2, 10m old",
         "step 100/1000, loss 2.5000, 130.1 samples/s, ETA 2:05",
         "1 of 1 pipeline, 5 of 5 workers ready (5 spot), 1 preemption, 2 takeovers",
-        "cost 0.1234 so far, 4.50 an hour",
+        "cost 0.1234 so far, 4.50 an hour, about 0.2797 at the end",
         "last takeover: w1 took over stage 2 of pipeline 0 from w9; the stage stood still",
         "for 19 ms",
         "2 find no node",

@@ -362,6 +362,13 @@ def test_the_cost_and_the_same_on_demand() -> None:
     found = looked(seen(spec=spec, facts=facts), WHEN).cost
     assert found is not None
     assert (found.total, found.per_hour, found.on_demand_per_hour) == (2.5, 3.0, 10.5)
+    left = said().eta_seconds
+    assert left == 3.5
+    assert found.at_end == pytest.approx(2.5 + 3.0 * left / 3600)
+    assert found.on_demand_at_end == pytest.approx(2.5 + 7.5 + 10.5 * left / 3600)
+    suspended = looked(replace(seen(spec=spec, facts=facts), status=None), WHEN).cost
+    assert suspended is not None
+    assert (suspended.total, suspended.at_end, suspended.on_demand_at_end) == (2.5, None, None)
     assert (found.spent, found.on_demand, found.on_demand_pool) == (3.0, 10.5, "fallback")
     assert [(p.name, p.workers, p.price) for p in found.pools] == [
         ("spot", 3, "1.00"), ("fallback", 0, "3.50"), ("free", 5, None),

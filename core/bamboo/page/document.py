@@ -135,11 +135,14 @@ class PageCost(Struct, frozen=True, kw_only=True, rename="camel"):
     """Amounts in the unit that the pools' prices are given in.
 
     total: paid so far. compared: since then spent was paid, and on_demand would have been if every worker had come
-    from on_demand_pool. sentence: what is missing, if anything.
+    from on_demand_pool. at_end, on_demand_at_end: the whole job, if it goes on as now, and with nodes of that pool.
+    sentence: what is missing, if anything.
     """
 
     total: float | None = None
     per_hour: float | None = None
+    at_end: float | None = None
+    on_demand_at_end: float | None = None
     pools: tuple[PoolCost, ...] = ()
     on_demand_pool: str | None = None
     on_demand_per_hour: float | None = None

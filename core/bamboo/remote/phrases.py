@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bamboo.coordinator.protection import OFF
+from bamboo.job.forecast import at_the_end
 from bamboo.kube.resources import TakeoverStatus
 from bamboo.remote.objects import CellIndex, RemoteJob
 from bamboo.terminal.checkpoint_line import CheckpointFacts, checkpoint_line
@@ -80,7 +81,10 @@ def checkpoint(job: RemoteJob, now: datetime) -> str:
 def cost(job: RemoteJob) -> str:
     """What it costs; empty if no price is known."""
     told = [f"{job.cost} so far"] if job.cost is not None else []
-    told += [f"{job.cost_per_hour} an hour"] if job.cost_per_hour is not None and job.ended is None else []
+    if job.cost_per_hour is not None and job.ended is None:
+        told.append(f"{job.cost_per_hour} an hour")
+        whole = at_the_end(float(job.cost or 0), float(job.cost_per_hour), job.eta_seconds)
+        told += [] if whole is None else [f"about {whole:.{4 if whole < 1 else 2}f} at the end"]
     if job.saved is not None:
         told.append(f"{job.saved.removeprefix('-')} {'more' if job.saved.startswith('-') else 'less'} than on demand")
     return ", ".join(told)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bamboo.coordinator.events import Status
+from bamboo.job.forecast import at_the_end
 from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec, storage_place
 from bamboo.page import document as d
@@ -66,7 +67,7 @@ def page_document(view: JobView, now: float) -> d.Document:
         found,
         counts=d.PageCounts(**written),
         checkpoint=checkpoint(view, found.checkpoint),
-        cost=cost(view),
+        cost=cost(view, found.progress.eta_seconds),
         conditions=conditions(view.written),
         unknown=tuple(unknown),
     )
@@ -172,8 +173,8 @@ def conditions(written: Mapping[str, Any]) -> tuple[d.PageCondition, ...]:
     )
 
 
-def cost(view: JobView) -> d.PageCost | None:
-    """None without pools: then there is nothing that could have a price."""
+def cost(view: JobView, seconds_left: float | None) -> d.PageCost | None:
+    """None without pools: then there is nothing that could have a price. seconds_left: until the last step."""
     pools = view.spec.node_pools if view.spec else ()
     if not pools:
         return None
@@ -187,6 +188,7 @@ def cost(view: JobView) -> d.PageCost | None:
     found = d.PageCost(
         total=float(total),
         per_hour=float(per_hour),
+        at_end=at_the_end(float(total), float(per_hour), seconds_left),
         pools=tuple(
             d.PoolCost(
                 name=pool.name,
@@ -197,10 +199,12 @@ def cost(view: JobView) -> d.PageCost | None:
             for pool in pools
         ),
     )
-    return _compared(found, view, pools, paid)
+    return _compared(found, view, pools, paid, seconds_left)
 
 
-def _compared(found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid: Mapping[str, int]) -> d.PageCost:
+def _compared(
+    found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid: Mapping[str, int], seconds_left: float | None
+) -> d.PageCost:
     reference, instead = on_demand_pool(pools), on_demand_per_hour(pools, paid)
     if reference is None or instead is None:
         return _replace(found, sentence=NO_ON_DEMAND)
@@ -210,6 +214,7 @@ def _compared(found: d.PageCost, view: JobView, pools: Sequence[NodePool], paid:
         return found
     return _replace(
         found,
+        on_demand_at_end=at_the_end((found.total or 0.0) + float(counted.saved), float(instead), seconds_left),
         compared_since=counted.since.timestamp(),
         spent=float(counted.spent),
         on_demand=float(counted.on_demand),

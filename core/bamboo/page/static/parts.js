@@ -166,6 +166,10 @@ function cost({ cost: paid }) {
   const facts = [];
   if (paid.total !== null) facts.push(["Paid so far", money(paid.total)]);
   if (paid.perHour !== null) facts.push(["Now, an hour", money(paid.perHour)]);
+  if (paid.atEnd !== null) {
+    const instead = paid.onDemandAtEnd === null ? "" : ` against ${money(paid.onDemandAtEnd)} on demand`;
+    facts.push(["With the last step, if it goes on like this", `about ${money(paid.atEnd)}${instead}`]);
+  }
   if (paid.onDemandPerHour !== null) facts.push([`The same workers at the price of pool ${paid.onDemandPool}, an hour`, money(paid.onDemandPerHour)]);
   if (paid.onDemand !== null && paid.onDemand > 0) {
     const saved = Math.round(100 * (1 - paid.spent / paid.onDemand));
