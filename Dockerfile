@@ -25,13 +25,14 @@ WORKDIR /src
 RUN python -m venv --without-pip /opt/bamboo
 COPY constraints.txt .
 # What the distributions depend on, one requirement a line, without the distributions themselves. --extras: also what
-# brings object stores, which are the core's extras.
+# brings object stores, which are extras of the core.
 RUN printf '%s\n' 'import sys, tomllib' \
     'extras = sys.argv[1] == "--extras"' \
     'for path in sys.argv[1 + extras:]:' \
     '    project = tomllib.load(open(path, "rb"))["project"]' \
-    '    more = project.get("optional-dependencies", {}).values() if extras and path.startswith("core") else ()' \
-    '    for line in sum(more, project["dependencies"]):' \
+    '    optional = project.get("optional-dependencies", {}) if extras and path.startswith("core") else {}' \
+    '    stores = [lines for name, lines in optional.items() if name in ("s3", "gs", "az")]' \
+    '    for line in sum(stores, project["dependencies"]):' \
     '        if not line.startswith("bamboo"):' \
     '            print(line)' >requirements.py
 

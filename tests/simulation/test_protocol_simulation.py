@@ -85,7 +85,7 @@ def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, b
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
     shared = [e for job in jobs for e in job.emitted if "its microbatches are shared" in e.message]
-    assert len(shared) > 3
+    assert shared
 
 
 @pytest.mark.parametrize(
