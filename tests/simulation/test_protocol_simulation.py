@@ -81,11 +81,11 @@ def test_random_faults_of_jobs_with_slow_workers_and_uneven_layers(first: int) -
 )
 def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, bool], first: int) -> None:
     """All share what is lost; half of the kills befall who runs a portion of it."""
-    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 20)]
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 30)]
     failed = [v for v in (job.run() for job in jobs) if v.problem]
     assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
     shared = [e for job in jobs for e in job.emitted if "its microbatches are shared" in e.message]
-    assert shared
+    assert len(shared) > 3
 
 
 @pytest.mark.parametrize(
