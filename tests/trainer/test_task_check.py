@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
-from bamboo.local import task_check
+from bamboo.local import task_check, trainer_process
 from bamboo.local.task_check import check_task
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
@@ -172,7 +172,7 @@ def test_submit_tries_the_task_unless_told_not_to(tmp_path: Path, monkeypatch: p
 
 
 def test_without_the_trainer_it_is_said_that_nothing_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_check, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(trainer_process, "find_spec", lambda name: None if name == "torch" else object())
     assert check_task(SPIRALS, ()) == task_check.Checked(
         told=("not checked: the task, since torch is not installed here",)
     )

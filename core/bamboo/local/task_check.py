@@ -4,19 +4,16 @@ This machine need not have the trainer, nor torch: who submits a job to a cluste
 checked, and that is said.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bamboo.local.pool import Pool, PoolError
-from bamboo.local.scratch import scratch_folder
+from bamboo.local.pool import PoolError
+from bamboo.local.trainer_process import ask_trainer, missing_packages
 from bamboo.text import count, size
 
 CHECK = "bamboo_trainer.check:check"
-NEEDED = ("bamboo_trainer", "torch")
 CHECK_SECONDS = 600.0  # a data set may be large
 SHOWN_STAGES = 8
 SHOWN_KINDS = 3
@@ -37,30 +34,17 @@ def module_folders(manifest: Path) -> tuple[Path, ...]:
 
 def check_task(manifest: dict[str, Any], folders: Sequence[Path]) -> Checked:
     """Loads the task, builds its layers without their values and counts what they need. folders: of its modules."""
-    missing = [module for module in NEEDED if find_spec(module) is None]
-    if missing:
-        return Checked(told=(f"not checked: the task, since {' and '.join(missing)} is not installed here",))
+    if missing := missing_packages():
+        return Checked(told=(f"not checked: the task, since {missing} is not installed here",))
     try:
-        answer = asyncio.run(_ask(manifest, folders))
+        answer = ask_trainer(
+            CHECK, {"manifest": manifest}, folders, seconds=CHECK_SECONDS, failed="the task could not be tried"
+        )
     except PoolError as error:
         return Checked(problem=str(error))
     if problem := answer.get("problem"):
         return Checked(problem=str(problem))
     return Checked(told=(_task(answer), _memory(answer)))
-
-
-async def _ask(manifest: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
-    with scratch_folder() as scratch:
-        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
-        await pool.open()
-        try:
-            answer: dict[str, Any] = await pool.call(CHECK, {"manifest": manifest}, CHECK_SECONDS)
-        except PoolError as error:
-            said = pool.tail(3)
-            raise PoolError(f"the task could not be tried: {error}" + (f" ({said})" if said else "")) from None
-        finally:
-            await pool.close()
-    return answer
 
 
 def _task(answer: dict[str, Any]) -> str:

@@ -1,17 +1,14 @@
 """Measures a job's layers on this machine, and makes a profile of them. The trainer does it, in its own process."""
 
-import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from bamboo.job.spec import JobSpec
-from bamboo.local.pool import Pool, PoolError
-from bamboo.local.scratch import scratch_folder
-from bamboo.local.task_check import NEEDED
+from bamboo.local.pool import PoolError
+from bamboo.local.trainer_process import ask_trainer, missing_packages
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.profiles.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
 
@@ -40,31 +37,18 @@ def measure_task(
     spec: JobSpec, manifest: dict[str, Any], folders: Sequence[Path], repeats: int, around: MachineOverrides
 ) -> ModelProfile:
     """folders: of the task's modules. repeats: microbatches whose median counts. Raises ProfileError."""
-    missing = [module for module in NEEDED if find_spec(module) is None]
-    if missing:
-        raise ProfileError(f"bamboo profile needs {' and '.join(missing)}, not installed here")
+    if missing := missing_packages():
+        raise ProfileError(f"bamboo profile needs {missing}, not installed here")
+    arguments = {"manifest": manifest, "repeats": repeats}
     try:
-        answer = asyncio.run(_ask(manifest, folders, repeats))
+        answer = ask_trainer(
+            PROFILE, arguments, folders, seconds=PROFILE_SECONDS, failed="the task could not be measured"
+        )
     except PoolError as error:
         raise ProfileError(str(error)) from None
     if problem := answer.get("problem"):
         raise ProfileError(str(problem))
     return profile_of(spec, answer, repeats, around)
-
-
-async def _ask(manifest: dict[str, Any], folders: Sequence[Path], repeats: int) -> dict[str, Any]:
-    with scratch_folder() as scratch:
-        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
-        await pool.open()
-        try:
-            arguments = {"manifest": manifest, "repeats": repeats}
-            answer: dict[str, Any] = await pool.call(PROFILE, arguments, PROFILE_SECONDS)
-        except PoolError as error:
-            said = pool.tail(3)
-            raise PoolError(f"the task could not be measured: {error}" + (f" ({said})" if said else "")) from None
-        finally:
-            await pool.close()
-    return answer
 
 
 def profile_of(spec: JobSpec, answer: dict[str, Any], repeats: int, around: MachineOverrides) -> ModelProfile:

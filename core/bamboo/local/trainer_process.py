@@ -1,21 +1,30 @@
 """What the trainer does for a command, in a process of its own, since it needs torch, and this one may not have it."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
+from bamboo.local.pool import Pool, PoolError
+from bamboo.local.scratch import scratch_folder
 from bamboo.names import EXIT_FAILED
 
 NEEDED = ("bamboo_trainer", "torch")
 END_SECONDS = 30.0  # in which the process removes what is half written
 
 
+def missing_packages() -> str:
+    """What the trainer needs and is not installed here, for people; empty if nothing is missing."""
+    return " and ".join(module for module in NEEDED if find_spec(module) is None)
+
+
 def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
     """`python -m MODULE`; the process's exit code. It prints what it does itself. what: it is for, in words."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        print(f"bamboo: {what} needs {' and '.join(missing)}, not installed here", file=sys.stderr)
+    if missing := missing_packages():
+        print(f"bamboo: {what} needs {missing}, not installed here", file=sys.stderr)
         return EXIT_FAILED
     process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
     try:
@@ -27,3 +36,29 @@ def run_trainer(module: str, arguments: Sequence[str], what: str) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def ask_trainer(
+    function: str, arguments: dict[str, Any], folders: Sequence[Path], *, seconds: float, failed: str
+) -> dict[str, Any]:
+    """What "module:function" of the trainer answers. folders: of the task's modules. seconds: that it may take.
+
+    Raises PoolError, which begins with what has failed and ends with what the process said last.
+    """
+    return asyncio.run(_ask(function, arguments, folders, seconds, failed))
+
+
+async def _ask(
+    function: str, arguments: dict[str, Any], folders: Sequence[Path], seconds: float, failed: str
+) -> dict[str, Any]:
+    with scratch_folder() as scratch:
+        pool = Pool(lambda worker, code: None, scratch / "log", folders=folders, scratch=scratch)
+        await pool.open()
+        try:
+            answer: dict[str, Any] = await pool.call(function, arguments, seconds)
+        except PoolError as error:
+            said = pool.tail(3)
+            raise PoolError(f"{failed}: {error}" + (f" ({said})" if said else "")) from None
+        finally:
+            await pool.close()
+    return answer
