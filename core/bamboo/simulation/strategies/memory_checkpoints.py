@@ -32,13 +32,13 @@ class MemoryCheckpoints:
     def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
-            after = self._formed(view.ready)
+            after = Places.filled(costs, self.stages, view.ready)
             return after, Reaction(rate=self._rate(after), stall=costs.restart(self.stages)) if after.cells else None
         gone = [place for place, name in enumerate(state.cells) if name in lost]
         if not gone:
             return self._grown(state, view)
         if not all(self._safe(state, place, lost) for place in gone):
-            after = self._formed(view.ready)
+            after = Places.filled(costs, self.stages, view.ready)
             stall = costs.detection + (costs.restart(self.stages) if after.cells else 0.0)
             return after, Reaction(rate=self._rate(after), stall=stall, redo=None)
         after = self._replaced(state, view)
@@ -61,10 +61,6 @@ class MemoryCheckpoints:
     def _rate(self, state: Places) -> float:
         return self.costs.rate(state.grid) / (1 + OVERHEAD)
 
-    def _formed(self, ready: tuple[str, ...]) -> Places:
-        grid = self.costs.grid(len(ready), self.stages)
-        return Places(grid=grid, cells=ready[: grid.cells])
-
     def _safe(self, state: Places, place: int, lost: set[str]) -> bool:
         """Whether the stage is held by somebody else, or its snapshot by the node of the next stage."""
         pipeline, stage = divmod(place, self.stages)
@@ -80,7 +76,7 @@ class MemoryCheckpoints:
         if missing <= len(spare):
             return replace(state, cells=tuple(name if name in there else spare.pop(0) for name in state.cells))
         kept = [name for name in state.cells if name in there]
-        return self._formed((*kept, *spare))
+        return Places.filled(self.costs, self.stages, (*kept, *spare))
 
     def _grown(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
         """A new pipeline gets its states in the background; then all regroup."""
@@ -92,5 +88,5 @@ class MemoryCheckpoints:
             wake = planned - view.now
             return replace(state, planned=planned), Reaction(rate=self._rate(state), wake=wake)
         others = [name for name in view.ready if name not in set(state.cells)]
-        after = self._formed((*state.cells, *others))
+        after = Places.filled(self.costs, self.stages, (*state.cells, *others))
         return after, Reaction(rate=self._rate(after), stall=self.costs.profile.times.regroup)

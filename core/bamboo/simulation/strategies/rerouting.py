@@ -25,6 +25,12 @@ class Places:
     cells: tuple[str, ...] = ()
     planned: float = 0.0
 
+    @classmethod
+    def filled(cls, costs: Costs, stages: int, ready: tuple[str, ...]) -> "Places":
+        """As many pipelines as these nodes fill; nobody if they fill none."""
+        grid = costs.grid(len(ready), stages)
+        return cls(grid=grid, cells=ready[: grid.cells])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerouting:
@@ -40,12 +46,12 @@ class Rerouting:
     def react(self, state: Places, view: View) -> tuple[Places, Reaction | None]:
         costs, lost = self.costs, set(view.lost)
         if not state.grid.pipelines:
-            after = self._formed(view)
+            after = Places.filled(costs, self.stages, view.ready)
             return after, Reaction(rate=self._rate(after), stall=costs.restart(self.stages)) if after.cells else None
         left = replace(state, cells=tuple("" if name in lost else name for name in state.cells))
         hit = left.cells != state.cells
         if not all(self._alive(left)):
-            after = self._formed(view)
+            after = Places.filled(costs, self.stages, view.ready)
             stall = costs.detection + (costs.restart(self.stages) if after.cells else 0.0)
             return after, Reaction(rate=self._rate(after), stall=stall, redo=None)
         stall, redo = (costs.detection, costs.batch / 2) if hit else (0.0, 0.0)
@@ -63,10 +69,6 @@ class Rerouting:
         if not hit and wake is None and left == state:
             return state, None
         return left, Reaction(rate=self._rate(left), stall=stall, redo=redo, wake=wake)
-
-    def _formed(self, view: View) -> Places:
-        grid = self.costs.grid(len(view.ready), self.stages)
-        return Places(grid=grid, cells=view.ready[: grid.cells])
 
     def _alive(self, state: Places) -> list[int]:
         """Of each stage."""
