@@ -1,0 +1,154 @@
+"""What a job's workers send each other in a step, within zones and between them, and what clouds bill for it. Pure.
+
+Most clouds bill traffic between the zones of a region, and none within a zone. The bytes are those of the data plane's
+frames (docs/design/data-plane.md) without their headers, counted from the sizes of a profile.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from bamboo.job.spec import RedundancyMode
+from bamboo.planning.gradient_groups import nodes_of, share_of
+from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
+from bamboo.planning.portions import ranges
+from bamboo.profiles.profile import ModelProfile
+
+GB: Final = 1e9
+# USD for a GB that crosses zones, billed to the one that sends it and again to the one that receives it: what EC2 takes
+# "in each direction". See docs/simulator.md for other clouds.
+ZONE_TRAFFIC_PRICE: Final = 0.01
+
+
+class TrafficKind(StrEnum):
+    """What the bytes are for. boundaries: activations and their gradients. redundant: gradients of boundaries that a
+    shadow gets as well, in EagerBackward; forwards in advance need nothing from others. reduction: of gradients over
+    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states: whole stages,
+    to new holders. checkpoints: to and from the store.
+    """
+
+    BOUNDARIES = "boundaries"
+    REDUNDANT = "redundant"
+    REDUCTION = "reduction"
+    REPLICAS = "replicas"
+    STATES = "states"
+    CHECKPOINTS = "checkpoints"
+
+
+class Transfer(NamedTuple):
+    """What one worker sends to another one; None: the store, which belongs to no zone."""
+
+    kind: TrafficKind
+    sender: WorkerId | None
+    receiver: WorkerId | None
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneTraffic:
+    """Bytes by their kind; kinds without any are left out."""
+
+    within: Mapping[TrafficKind, float] = field(default_factory=dict)
+    between: Mapping[TrafficKind, float] = field(default_factory=dict)
+
+    @property
+    def billed(self) -> float:
+        """Bytes that cross zones."""
+        return sum(self.between.values())
+
+    def __add__(self, other: "ZoneTraffic") -> "ZoneTraffic":
+        return ZoneTraffic(_sum(self.within, other.within), _sum(self.between, other.between))
+
+    def __mul__(self, times: float) -> "ZoneTraffic":
+        return ZoneTraffic(
+            *({kind: size * times for kind, size in part.items()} for part in (self.within, self.between))
+        )
+
+
+def step_traffic(
+    plan: Plan,
+    layout: Layout,
+    profile: ModelProfile,
+    zones: Mapping[WorkerId, str] | None = None,
+    checkpoint_steps: int | None = None,
+) -> ZoneTraffic:
+    """Of one undisturbed step under a plan. profile: for the job's microbatches (`for_microbatch`). zones: of workers,
+    if others than the plan says. checkpoint_steps: steps from one checkpoint to the next, of which each has its share.
+
+    Workers of which no zone is known count as being in one together. Not counted, since they are small or rare:
+    headers, tied parameters, running buffers, evaluation, and what is sent again after a loss.
+    """
+    places = {peer.worker: peer.zone for peer in plan.workers} if zones is None else zones
+    transfers = list(step_transfers(plan, layout, profile))
+    if checkpoint_steps is not None:
+        share = profile.state_bytes / checkpoint_steps
+        transfers.append(Transfer(TrafficKind.CHECKPOINTS, plan.at(Cell(0, 0)).owner, None, share))
+    return by_zone(transfers, places)
+
+
+def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile) -> Iterator[Transfer]:
+    """Of one undisturbed step, between different workers."""
+    parts = [profile.layers[first:end] for first, end in plan.stages]
+    boundaries = [layers[-1].boundary for layers in parts]
+    gradients = [sum(layer.gradients for layer in layers) for layers in parts]
+    found = (
+        transfer
+        for cell in plan.cells()
+        if cell.pipeline < layout.pipelines
+        for transfer in (
+            *_boundaries(plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage]),
+            *_reduction(plan, layout, cell, gradients[cell.stage]),
+            *(
+                Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, gradients[cell.stage])
+                for replica in plan.at(cell).replicas
+            ),
+        )
+    )
+    return (transfer for transfer in found if transfer.sender != transfer.receiver)
+
+
+def by_zone(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> ZoneTraffic:
+    """What crosses zones, and what does not, as what goes to the store and comes from it: no cloud bills that within
+    a region.
+    """
+    within, between = defaultdict[TrafficKind, float](float), defaultdict[TrafficKind, float](float)
+    for kind, sender, receiver, size in transfers:
+        crosses = sender is not None and receiver is not None and zones.get(sender, "") != zones.get(receiver, "")
+        (between if crosses else within)[kind] += size
+    return ZoneTraffic(dict(within), dict(between))
+
+
+def _sum(one: Mapping[TrafficKind, float], other: Mapping[TrafficKind, float]) -> dict[TrafficKind, float]:
+    return {kind: one.get(kind, 0.0) + other.get(kind, 0.0) for kind in {**one, **other}}
+
+
+def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
+    """Of so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
+    return billed / GB * 2 * price
+
+
+def _boundaries(plan: Plan, cell: Cell, size: float) -> Iterator[Transfer]:
+    """Between a cell and the one after it: outputs there, their gradients back. size: of a step's outputs."""
+    if cell.stage == len(plan.stages) - 1:
+        return
+    here, there = plan.at(cell), plan.at(Cell(cell.pipeline, cell.stage + 1)).owner
+    yield Transfer(TrafficKind.BOUNDARIES, here.owner, there, size)
+    yield Transfer(TrafficKind.BOUNDARIES, there, here.owner, size)
+    if plan.mode is RedundancyMode.EAGER_BACKWARD and here.shadow is not None:
+        yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
+
+
+def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
+    """What a pipeline sends to each other one: its sums of their chunk, and the total of its own chunk."""
+    owner, part = plan.at(cell).owner, layout.split[cell.pipeline]
+    bounds = layout.bounds
+    sums = len(nodes_of(share_of(part, bounds), len(bounds) - 1))
+    for other in range(layout.pipelines):
+        if other != cell.pipeline:
+            receiver = plan.at(Cell(other, cell.stage)).owner
+            yield Transfer(TrafficKind.REDUCTION, owner, receiver, gradients / layout.pipelines * (sums + 1))
+    for worker, (first, end) in ranges(layout, cell.pipeline, plan.at(cell).portions) if plan.at(cell).portions else ():
+        parts = nodes_of(share_of(range(first, end), bounds), len(bounds) - 1)
+        yield Transfer(TrafficKind.REDUCTION, worker, owner, gradients * len(parts))

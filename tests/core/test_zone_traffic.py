@@ -1,0 +1,75 @@
+"""What crosses zones in a step, and what it costs: by hand, for small grids."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from test_step_times import manifest, plan_of, profile, spec
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Assignment, Portion
+from bamboo.simulation.zone_traffic import TrafficKind, ZoneTraffic, step_traffic, traffic_usd
+
+BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
+
+
+def traffic(zones: Sequence[str], mode: str = "EagerForward", *, stages: int = 4, pipelines: int = 1) -> ZoneTraffic:
+    """One layer a stage, 8 microbatches; w0, w1, ... in these zones."""
+    plan = plan_of(spec(stages, pipelines, 8, mode), stages)
+    where = {f"w{i}": zone for i, zone in enumerate(zones)}
+    return step_traffic(plan, plan.target, profile(stages, boundary=BOUNDARY), where)
+
+
+def test_nothing_is_billed_in_one_zone() -> None:
+    found = traffic("aaaa")
+    assert found.billed == 0
+    assert found.within == {TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY, TrafficKind.REPLICAS: 4 * GRADIENTS}
+
+
+def test_neighbours_in_different_zones_send_everything_across() -> None:
+    found = traffic("abcd", "EagerBackward")
+    assert found.within == {}
+    assert found.between == {
+        TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY,
+        TrafficKind.REDUNDANT: 2
+        * 8
+        * BOUNDARY,  # of stages 1 and 2; stage 0's shadow is the last one, that sends it none
+        TrafficKind.REPLICAS: 4 * GRADIENTS,
+    }
+
+
+def test_pipelines_in_a_zone_each_reduce_across_and_nothing_else() -> None:
+    """With one sum for each pipeline: half of the gradients to the other one, and half of the result back to it."""
+    found = traffic("aaaabbbb", pipelines=2)
+    assert found.between == {TrafficKind.REDUCTION: 4 * 2 * GRADIENTS}
+    assert set(found.within) == {TrafficKind.BOUNDARIES, TrafficKind.REPLICAS}
+
+
+def test_the_parts_of_a_lost_pipeline_go_to_its_owner() -> None:
+    plan = plan_of(spec(1, 3, 12), 1)
+    shared = Assignment(
+        owner="w1", portions=(Portion(worker="w1", first=0, end=1), Portion(worker="w2", first=1, end=2))
+    )
+    changed = msgspec.structs.replace(plan, pipelines=((shared,), *plan.pipelines[1:]))
+    found = step_traffic(changed, changed.target, profile(1), {"w1": "a", "w2": "b"})
+    calm = step_traffic(changed, changed.target, profile(1), {"w1": "a", "w2": "a"})
+    parts = found.billed + sum(found.within.values())
+    assert parts == sum(calm.within.values())
+    assert found.between[TrafficKind.REDUCTION] > calm.between.get(TrafficKind.REDUCTION, 0)
+
+
+def test_checkpoints_have_their_share_of_each_step_and_are_not_billed() -> None:
+    plan = plan_of(parse_manifest(manifest(4, 1, 8)), 4)
+    found = step_traffic(plan, plan.target, profile(4), dict.fromkeys(plan.worker_ids(), "a"), checkpoint_steps=10)
+    assert found.within[TrafficKind.CHECKPOINTS] == 4 * 300 / 10
+    assert found.billed == 0
+
+
+def test_both_ends_pay_for_what_crosses() -> None:
+    assert traffic_usd(5e9, 0.01) == pytest.approx(0.10)
+
+
+def test_traffic_of_several_steps_adds_up() -> None:
+    step = traffic("aabb")
+    assert (step * 3).billed == 3 * step.billed
+    assert (step + step * 2).between == (step * 3).between

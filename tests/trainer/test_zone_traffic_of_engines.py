@@ -1,0 +1,86 @@
+"""What a simulated step sends between workers is what real engines send, by kind and by both ends.
+
+Boundary tensors byte by byte; gradients but for the padding of each parameter's place, which matters in small layers
+only.
+"""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import WorkerId
+from bamboo.profiles.files import read_profile
+from bamboo.profiles.profile import Layer, ModelProfile
+from bamboo.simulation.zone_traffic import TrafficKind, step_transfers
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.memory.estimate import measure
+from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.transport.frames import Frame, FrameKind
+from manifest_kit import bamboojob, gpt_task, training
+from memory_transport import MemoryTransport
+from training_job import Job
+
+STEP = 2  # everybody is in step by then
+Sent = Counter[tuple[TrafficKind, WorkerId, WorkerId]]
+KINDS = {
+    FrameKind.ACTIVATION: TrafficKind.BOUNDARIES,
+    FrameKind.GRADIENT: TrafficKind.BOUNDARIES,
+    FrameKind.CONTRIBUTION: TrafficKind.REDUCTION,
+    FrameKind.RESULT: TrafficKind.REDUCTION,
+    FrameKind.PARTIAL_SUM: TrafficKind.REDUCTION,
+    FrameKind.SYNC: TrafficKind.REPLICAS,
+}
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "mode", "replicas"),
+    [(3, 1, "EagerBackward", 1), (2, 3, "EagerForward", 1), (4, 1, "LazyForward", 2), (1, 3, "LazyForward", 1)],
+)
+def test_engines_send_what_the_simulator_counts(
+    stages: int, pipelines: int, mode: str, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = bamboojob(
+        task=gpt_task(context=8),
+        training=training(4, 12, 2),
+        topology={"stages": stages, "pipelines": pipelines},
+        redundancy={"mode": mode, "replicas": replicas},
+    )
+    job, sent = Job(document), Sent()
+    send = MemoryTransport.send
+
+    def counting(self: MemoryTransport, peer: WorkerId, frame: Frame) -> None:
+        plan, address = job.state.plan, frame.address
+        if plan is not None and address.step == STEP and address.kind in KINDS:
+            kind = KINDS[address.kind]
+            if address.kind is FrameKind.GRADIENT and peer != plan.at(address.cell).owner:
+                kind = TrafficKind.REDUNDANT
+            sent[kind, self.worker, peer] += sum(t.numel() * t.element_size() for t in frame.tensors)
+        send(self, peer, frame)
+
+    monkeypatch.setattr(MemoryTransport, "send", counting)
+    job.run()
+    assert job.state.plan is not None
+    counted = Sent()
+    for kind, sender, receiver, size in step_transfers(job.state.plan, job.state.plan.target, profiled(document)):
+        counted[kind, str(sender), str(receiver)] += round(size)
+    assert sent.keys() == counted.keys()
+    for way, size in sent.items():
+        padded = 1.0 if way[0] in (TrafficKind.BOUNDARIES, TrafficKind.REDUNDANT) else 1.06
+        assert counted[way] <= size <= padded * counted[way], way
+
+
+def profiled(document: dict[str, Any]) -> ModelProfile:
+    """Of the job's layers as the trainer measures them, with a microbatch of the job's."""
+    spec = parse_manifest(document)
+    task = settled(load_task(spec.task.entrypoint, spec.task.config), 0)
+    layers = tuple(
+        Layer(
+            forward=0.1, backward=0.1, parameters=size.held, optimizer=size.remembered, gradients=size.gradients,
+            boundary=size.outputs,
+        )
+        for size in measure(task, spec)
+    )  # fmt: skip
+    return msgspec.structs.replace(read_profile("vgg-v100"), layers=layers, samples=spec.training.micro_batch_size)
