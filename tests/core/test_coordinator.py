@@ -19,8 +19,8 @@ from bamboo.coordinator.events import (
     Tick,
 )
 from bamboo.coordinator.job_status import status
-from bamboo.coordinator.membership import surplus_requests
 from bamboo.coordinator.state import changed
+from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, Plan, plan_misfits
 from bamboo.planning.transitions import PlanningView, improve, is_protected

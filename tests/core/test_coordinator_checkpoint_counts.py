@@ -9,7 +9,7 @@ from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
-from bamboo.coordinator.checkpoints import WRITE_SECONDS
+from bamboo.coordinator.checkpointing.checkpoints import WRITE_SECONDS
 from bamboo.coordinator.events import CheckpointWrite, Interrupted, Outcome, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.state import EarlierProgress

@@ -4,7 +4,13 @@ import pytest
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, FIRST_PART_SECONDS, STOP_SECONDS, TIDY_SECONDS, WRITE_SECONDS
+from bamboo.coordinator.checkpointing.checkpoints import (
+    AGAIN_SECONDS,
+    FIRST_PART_SECONDS,
+    STOP_SECONDS,
+    TIDY_SECONDS,
+    WRITE_SECONDS,
+)
 from bamboo.coordinator.events import Interrupted, Outcome, PreemptionNotice, Tick
 from bamboo.coordinator.job_status import status
 from bamboo.planning.plan import Cell, CheckpointId

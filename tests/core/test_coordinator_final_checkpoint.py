@@ -5,7 +5,7 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
 from bamboo.coordinator.checkpoint_counts import AbandonReason
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, WRITE_SECONDS
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import CheckpointId
 from checkpoint_world import begin, finished, made, plan_of, reasons, root_of, save, sent, train, written

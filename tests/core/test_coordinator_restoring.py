@@ -4,10 +4,10 @@ import pytest
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS
+from bamboo.coordinator.checkpointing.restoring import RESTORE_SECONDS
 from bamboo.coordinator.events import Outcome, Tick
 from bamboo.coordinator.job_status import status
-from bamboo.coordinator.restoring import RESTORE_SECONDS
 from bamboo.planning.plan import ROOT, Cell
 from checkpoint_world import (
     ORIGIN,

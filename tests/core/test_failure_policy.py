@@ -9,7 +9,7 @@ import pytest
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received
 from bamboo.coordinator.events import Outcome, PreemptionNotice, WorkerLost
-from bamboo.coordinator.failures import most_losses
+from bamboo.coordinator.workers.failures import most_losses
 from bamboo.job.spec import FailureAction, FailurePolicy, FailureRule, RedundancyMode
 from bamboo.names import EXIT_FENCED
 from bamboo.planning.plan import Cell

@@ -6,7 +6,7 @@ from bamboo.checkpoint.layout import part_name
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received
-from bamboo.coordinator.checkpoints import first_number
+from bamboo.coordinator.checkpointing.checkpoints import first_number
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan
 from world import World
 

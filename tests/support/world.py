@@ -11,7 +11,7 @@ from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.control.platform import Platform
 from bamboo.coordinator import coordinator
 from bamboo.coordinator.events import AddWorkers, Emit, Finish, RequestsWithdrawn, Send, Tick, WorkerLost
-from bamboo.coordinator.membership import surplus_requests
+from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Cell, CheckpointId, Plan, plan_problems
 from manifest_kit import bamboojob, training

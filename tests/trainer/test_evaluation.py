@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
-from bamboo.coordinator.evaluations import best, since_best
+from bamboo.coordinator.checkpointing.evaluations import best, since_best
 from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import EvaluationSpec, Goal

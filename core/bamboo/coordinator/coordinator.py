@@ -8,8 +8,10 @@ from typing import Any
 
 from bamboo.control import protocol
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
-from bamboo.coordinator import final_checkpoint, resplit, stragglers
-from bamboo.coordinator.checkpoints import first_number, look_after, stop, stop_if_kept
+from bamboo.coordinator import stragglers
+from bamboo.coordinator.checkpointing import final_checkpoint
+from bamboo.coordinator.checkpointing.checkpoints import first_number, look_after, stop, stop_if_kept
+from bamboo.coordinator.checkpointing.restoring import check_deadline as check_restore_deadline
 from bamboo.coordinator.events import (
     Command,
     Emit,
@@ -25,7 +27,12 @@ from bamboo.coordinator.events import (
     Tick,
     WorkerLost,
 )
-from bamboo.coordinator.membership import (
+from bamboo.coordinator.planner import replan
+from bamboo.coordinator.splits import resplit
+from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
+from bamboo.coordinator.stuck_workers import check_stuck
+from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
+from bamboo.coordinator.workers.membership import (
     channel_closed,
     check_deadlines,
     declare_lost,
@@ -34,12 +41,7 @@ from bamboo.coordinator.membership import (
     notice_withdrawn,
     request_workers,
 )
-from bamboo.coordinator.planner import replan
-from bamboo.coordinator.platforms import refuse_misfits
-from bamboo.coordinator.restoring import check_deadline as check_restore_deadline
-from bamboo.coordinator.state import BEGINNING, CheckpointState, CoordinatorState, EarlierProgress, Turn
-from bamboo.coordinator.stuck_workers import check_stuck
-from bamboo.coordinator.worker_reports import ask_to_save, finish_if_done, received
+from bamboo.coordinator.workers.platforms import refuse_misfits
 from bamboo.job.edits import apply_edit, refusal_message, refused_fields
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS

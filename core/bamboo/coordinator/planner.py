@@ -6,11 +6,12 @@ from dataclasses import replace
 import msgspec
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, copies, resplit, restoring
+from bamboo.coordinator.checkpointing import checkpoints, copies, restoring
 from bamboo.coordinator.events import Emit, Outcome, RemoveWorker, Send
-from bamboo.coordinator.platforms import fitting, is_mixed, refuse_misfits
-from bamboo.coordinator.reconnection import recovered
+from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import CoordinatorState, Recovery, Turn, WorkerRecord, without_moves
+from bamboo.coordinator.workers.platforms import fitting, is_mixed, refuse_misfits
+from bamboo.coordinator.workers.reconnection import recovered
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges

@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.coordinator.events import Emit
-from bamboo.coordinator.membership import keep_worker, replace_worker
 from bamboo.coordinator.planner import planning_view
-from bamboo.coordinator.rebalancing import FAMILIAR_STEPS, acted, is_settling, lasts, look_after, may_act
-from bamboo.coordinator.state import CoordinatorState, Straggler, StragglerState, Turn
-from bamboo.coordinator.worker_speeds import (
+from bamboo.coordinator.splits.rebalancing import FAMILIAR_STEPS, acted, is_settling, lasts, look_after, may_act
+from bamboo.coordinator.splits.worker_speeds import (
     by_counted_costs,
     estimate,
     measurements,
@@ -25,6 +23,8 @@ from bamboo.coordinator.worker_speeds import (
     owned_times,
     seconds_of,
 )
+from bamboo.coordinator.state import CoordinatorState, Straggler, StragglerState, Turn
+from bamboo.coordinator.workers.membership import keep_worker, replace_worker
 from bamboo.job.spec import StragglerPolicy, wanted_workers
 from bamboo.planning.plan import WorkerId
 from bamboo.planning.speeds import Speeds, speeds

@@ -7,9 +7,9 @@ Unless it is given up, all others wait for it until the job's progress deadline.
 from dataclasses import replace
 
 from bamboo.coordinator.events import Emit
-from bamboo.coordinator.membership import declare_lost
 from bamboo.coordinator.planner import planning_view
 from bamboo.coordinator.state import CoordinatorState, Turn
+from bamboo.coordinator.workers.membership import declare_lost
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.planning.transitions import takeover
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from bamboo.control import protocol
-from bamboo.coordinator import checkpoints, copies, evaluations, final_checkpoint, resplit, restoring
+from bamboo.coordinator.checkpointing import checkpoints, copies, evaluations, final_checkpoint, restoring
 from bamboo.coordinator.events import Emit, Finish, Outcome, Send, Takeover
-from bamboo.coordinator.membership import declare_lost, notice, peer_down, peer_up
-from bamboo.coordinator.platforms import refuse_other_data
+from bamboo.coordinator.splits import resplit
 from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
+from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
+from bamboo.coordinator.workers.platforms import refuse_other_data
 from bamboo.planning.grid import layer_ranges
 from bamboo.planning.plan import Cell, Layout, WorkerId
 from bamboo.text import count, metrics, one_line

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bamboo.control import protocol
 from bamboo.control.channel_events import Received, WorkerJoined
 from bamboo.coordinator import coordinator
-from bamboo.coordinator.checkpoints import AHEAD_STEPS, next_one
+from bamboo.coordinator.checkpointing.checkpoints import AHEAD_STEPS, next_one
 from bamboo.coordinator.events import (
     AddWorkers,
     Command,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, WorkerState
-from bamboo.coordinator.membership import surplus_requests
+from bamboo.coordinator.workers.membership import surplus_requests
 from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.kube.errors import ApiError

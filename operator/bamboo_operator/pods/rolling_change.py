@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
-from bamboo.coordinator.failures import by_itself
 from bamboo.coordinator.protection import OFF, protection
 from bamboo.coordinator.state import CoordinatorState
+from bamboo.coordinator.workers.failures import by_itself
 from bamboo.job.edits import worker_digest
 from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.planning.plan import WorkerId

@@ -11,7 +11,7 @@ from typing import Final
 
 from bamboo.control import protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_WRITERS, change
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_WRITERS, change
 from bamboo.coordinator.events import Emit, Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import CheckpointId, WorkerId

@@ -10,10 +10,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from bamboo.coordinator.checkpoints import AHEAD_STEPS
+from bamboo.coordinator.checkpointing.checkpoints import AHEAD_STEPS
 from bamboo.coordinator.events import Emit
+from bamboo.coordinator.splits.worker_speeds import owned_times
 from bamboo.coordinator.state import CoordinatorState, StragglerState, Turn
-from bamboo.coordinator.worker_speeds import owned_times
 from bamboo.planning.plan import Cell
 from bamboo.planning.resplit import balanced, grid_of, keeps_its_seats
 from bamboo.planning.speeds import WorkEstimate

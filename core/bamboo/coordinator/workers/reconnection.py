@@ -3,7 +3,7 @@
 import math
 
 from bamboo.control import protocol
-from bamboo.coordinator import restoring
+from bamboo.coordinator.checkpointing import restoring
 from bamboo.coordinator.events import Emit, RemoveWorker, Send
 from bamboo.coordinator.state import Turn
 from bamboo.names import ALONE_SECONDS, ISOLATED_SECONDS, RECOVERY_SECONDS

@@ -11,8 +11,8 @@ from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
-from bamboo.coordinator import copies, evaluations
 from bamboo.coordinator.checkpoint_counts import AbandonReason
+from bamboo.coordinator.checkpointing import copies, evaluations
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId

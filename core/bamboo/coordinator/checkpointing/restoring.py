@@ -3,9 +3,9 @@
 from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator import copies
 from bamboo.coordinator.checkpoint_counts import AbandonReason, RestoreCause, RestoreProblem
-from bamboo.coordinator.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
+from bamboo.coordinator.checkpointing import copies
+from bamboo.coordinator.checkpointing.checkpoints import AGAIN_SECONDS, MOST_KEPT, change
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import BEGINNING, CoordinatorState, Turn
 from bamboo.job.spec import Resume, wanted_workers

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from bamboo.control import protocol
-from bamboo.coordinator import copies, rebalancing
+from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Send
+from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId

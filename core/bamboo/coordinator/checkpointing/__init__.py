@@ -1,0 +1,1 @@
+"""What becomes of a job's states: checkpoints, copies of them in host memory, and going on from one."""

@@ -1,0 +1,1 @@
+"""Which workers belong to the job, which are refused, and what follows when one ends."""
