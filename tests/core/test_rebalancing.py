@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bamboo.planning.backoff import GROWTH, LASTING, MOST_LEVELS, Backoff
-from bamboo.planning.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
+from bamboo.planning.splits.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
 from slow_world import Slowed, trained
 
 HALVES, THIRDS = ((0, 4), (4, 8)), ((0, 3), (3, 8))

@@ -13,7 +13,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, CheckpointId, Peer, plan_misfits, plan_problems
-from bamboo.planning.resplit import (
+from bamboo.planning.splits.resplit import (
     Beginning,
     Grid,
     desired_grid,
@@ -23,7 +23,7 @@ from bamboo.planning.resplit import (
     resplit_plan,
     sources_of,
 )
-from bamboo.planning.speeds import WorkEstimate
+from bamboo.planning.splits.speeds import WorkEstimate
 from manifest_kit import bamboojob, training
 from world import World
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import (
     SOURCES,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.planning.grid import split_layers
-from bamboo.planning.speeds import Measurement, speeds
-from bamboo.planning.uneven_split import step_seconds, uneven_split
+from bamboo.planning.splits.speeds import Measurement, speeds
+from bamboo.planning.splits.uneven_split import step_seconds, uneven_split
 
 COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
 SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))

@@ -16,7 +16,7 @@ from bamboo.job.spec import RedundancyMode
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
-from bamboo.planning.resplit import Grid, desired_grid, grid_of, in_places
+from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
 
 ASKING_SECONDS = 1.0

@@ -15,11 +15,11 @@ from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWork
 from bamboo.job.spec import JobSpec
 from bamboo.planning.backoff import Backoff
 from bamboo.planning.plan import Cell, CheckpointId, Peer, Plan, WorkerId
-from bamboo.planning.resplit import Grid
-from bamboo.planning.speeds import Layers, WorkEstimate
+from bamboo.planning.splits.resplit import Grid
+from bamboo.planning.splits.speeds import Layers, WorkEstimate
+from bamboo.planning.splits.tried_splits import Trial, TriedSplit
+from bamboo.planning.splits.uneven_split import Ranges
 from bamboo.planning.transitions import PlanningView
-from bamboo.planning.tried_splits import Trial, TriedSplit
-from bamboo.planning.uneven_split import Ranges
 
 KEPT_LOSSES = 2000
 T = TypeVar("T")

@@ -27,7 +27,7 @@ from bamboo.coordinator.state import CoordinatorState, Straggler, StragglerState
 from bamboo.coordinator.workers.membership import keep_worker, replace_worker
 from bamboo.job.spec import StragglerPolicy, wanted_workers
 from bamboo.planning.plan import WorkerId
-from bamboo.planning.speeds import Speeds, speeds
+from bamboo.planning.splits.speeds import Speeds, speeds
 
 LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
 SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,

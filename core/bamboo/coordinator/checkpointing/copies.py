@@ -12,7 +12,7 @@ from bamboo.control import protocol
 from bamboo.coordinator.events import Send
 from bamboo.coordinator.state import CoordinatorState, Turn
 from bamboo.planning.plan import CheckpointId, Peer, WorkerId
-from bamboo.planning.resplit import Sources, holders_of
+from bamboo.planning.splits.resplit import Sources, holders_of
 
 MOST_COPIED: Final = 4  # checkpoints of which it is known who has copies
 

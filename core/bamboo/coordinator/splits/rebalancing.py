@@ -15,10 +15,18 @@ from bamboo.coordinator.events import Emit
 from bamboo.coordinator.splits.worker_speeds import owned_times
 from bamboo.coordinator.state import CoordinatorState, StragglerState, Turn
 from bamboo.planning.plan import Cell
-from bamboo.planning.resplit import balanced, grid_of, keeps_its_seats
-from bamboo.planning.speeds import WorkEstimate
-from bamboo.planning.tried_splits import Paces, Trial, TriedSplit, are_alike, are_less_known, comparable, remembering
-from bamboo.planning.uneven_split import Ranges, step_seconds
+from bamboo.planning.splits.resplit import balanced, grid_of, keeps_its_seats
+from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo.planning.splits.tried_splits import (
+    Paces,
+    Trial,
+    TriedSplit,
+    are_alike,
+    are_less_known,
+    comparable,
+    remembering,
+)
+from bamboo.planning.splits.uneven_split import Ranges, step_seconds
 
 FAMILIAR_STEPS: Final = 3  # committed under a plan before anything is judged
 SETTLING_STEPS: Final = 40  # committed under a plan, in which who could be compared before can be again

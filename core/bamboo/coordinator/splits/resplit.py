@@ -17,8 +17,8 @@ from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
-from bamboo.planning.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
-from bamboo.planning.speeds import WorkEstimate
+from bamboo.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
+from bamboo.planning.splits.speeds import WorkEstimate
 
 AHEAD_STEPS: Final = 2  # before its step a cut is asked for, so that the root knows in time
 AGAIN_SECONDS: Final = 5.0  # after which the root is asked again

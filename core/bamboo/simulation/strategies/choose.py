@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.strategies.costs import NOTHING, Costs

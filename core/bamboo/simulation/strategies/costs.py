@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bamboo.planning.grid import split_layers
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.profile import Layer, ModelProfile
 
 SNAPSHOT_BYTES = 3e9  # a second, from a V100 to pageable host memory

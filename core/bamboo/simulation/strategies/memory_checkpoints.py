@@ -10,7 +10,7 @@ everywhere, the job goes back to its checkpoint in the store.
 import math
 from dataclasses import dataclass, replace
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
 from bamboo.simulation.strategies.rerouting import Places

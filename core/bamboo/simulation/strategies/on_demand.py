@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policy import Reaction, View
 

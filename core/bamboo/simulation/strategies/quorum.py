@@ -8,7 +8,7 @@ job goes back to its checkpoint.
 
 from dataclasses import dataclass
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
 from bamboo.simulation.strategies.saving import pays

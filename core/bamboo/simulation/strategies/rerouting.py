@@ -10,7 +10,7 @@ nobody left, the job goes back to its checkpoint.
 import math
 from dataclasses import dataclass, replace
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, ZERO_BUBBLE, Costs
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
 

@@ -8,7 +8,7 @@ nothing is lost by it, and only if that pays before the next loss is to be expec
 
 from dataclasses import dataclass, replace
 
-from bamboo.planning.resplit import Grid
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
 from bamboo.simulation.strategies.saving import pays

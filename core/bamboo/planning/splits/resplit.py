@@ -13,8 +13,8 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.elastic import desired_pipelines
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Assignment, Cell, CheckpointId, Peer, Plan, WorkerId
-from bamboo.planning.speeds import WorkEstimate
-from bamboo.planning.uneven_split import MOST_WEIGHED_LAYERS, Ranges, uneven_split
+from bamboo.planning.splits.speeds import WorkEstimate
+from bamboo.planning.splits.uneven_split import MOST_WEIGHED_LAYERS, Ranges, uneven_split
 from bamboo.text import count
 
 Sources = tuple[tuple[WorkerId, ...], ...]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bamboo.planning.uneven_split import Ranges
+from bamboo.planning.splits.uneven_split import Ranges
 
 Pace = float | None  # how slow a worker is; 1 is usual; None if nobody can be compared with it
 Paces = tuple[tuple[Pace, ...], ...]  # of each cell's worker, [pipeline][stage]
