@@ -19,9 +19,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bamboo.control.descriptors import DescriptorShares, raise_limit
-from bamboo.control.listener import BoundedListener, ConnectionBounds
-from bamboo.control.unauthenticated import UnauthenticatedConnections, network_of
+from bamboo.serving.descriptors import DescriptorShares, raise_limit
+from bamboo.serving.listener import BoundedListener, ConnectionBounds
+from bamboo.serving.unauthenticated import UnauthenticatedConnections, network_of
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.process import RESERVED, WATCHES
 from certificates import issue, trusting

@@ -14,10 +14,10 @@ import aiohttp
 import pytest
 
 from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
-from bamboo.control.listener import ConnectionBounds
 from bamboo.control.protocol import Heartbeat, Hello, Message, Refused, Stop
-from bamboo.control.rate_limit import TokenBucket
 from bamboo.control.server import REFUSED_HEADER, Channels, Unauthorized
+from bamboo.serving.listener import ConnectionBounds
+from bamboo.serving.rate_limit import TokenBucket
 from bamboo_operator.auth.pod_tokens import (
     REVIEWS_AT_ONCE,
     REVIEWS_WAITING,

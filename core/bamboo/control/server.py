@@ -15,11 +15,11 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from bamboo.control.channel_events import ChannelClosed, ChannelEvent, Received, WorkerJoined
 from bamboo.control.codec import MAX_MESSAGE_BYTES, decode_from_worker, encode
-from bamboo.control.listener import LISTENER, BoundedListener, ConnectionBounds
 from bamboo.control.protocol import Hello, Message, Refused
-from bamboo.control.rate_limit import TokenBucket
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import WorkerId
+from bamboo.serving.listener import LISTENER, BoundedListener, ConnectionBounds
+from bamboo.serving.rate_limit import TokenBucket
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.control.channel_events import Received
-from bamboo.control.descriptors import raise_limit
 from bamboo.control.history_feed import HistoryFeed
 from bamboo.control.protocol import StepCommitted
 from bamboo.control.server import ControlServer, token_check
@@ -51,6 +50,7 @@ from bamboo.local.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning.plan import WorkerId
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule
+from bamboo.serving.descriptors import raise_limit
 from bamboo.storage.errors import StorageError
 from bamboo.terminal.view import RunView, StopJob, TakeWorker, UserRequest
 

@@ -2,7 +2,7 @@
 
 aiohttp's own sites accept whoever comes, wait a minute for a TLS handshake, and longer for a request. Here both have to
 be there within a few seconds, an idle connection is closed, and those who have not proved who they are have a share of
-the connections (`bamboo.control.unauthenticated`) that leaves the rest to those who have.
+the connections (`bamboo.serving.unauthenticated`) that leaves the rest to those who have.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from bamboo.control.unauthenticated import UnauthenticatedConnections
+from bamboo.serving.unauthenticated import UnauthenticatedConnections
 
 logger = logging.getLogger(__name__)
 
