@@ -26,7 +26,7 @@ from bamboo.control.channel_events import Received
 from bamboo.control.protocol import WorkerReady
 from bamboo.coordinator.events import AddWorkers, Command, Event, WorkerLost
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.task_profile import PROFILE, MachineOverrides, profile_of
+from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.planning.plan import Cell
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.job_run import JobRun, simulate_job

@@ -20,7 +20,7 @@ from bamboo.control.server import Unauthorized, Unavailable
 from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo.coordinator.events import CheckpointSummary, SlowWorker, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
-from bamboo.local.metrics_view import MetricsError, MetricsView, fill
+from bamboo.local.views.metrics_view import MetricsError, MetricsView, fill
 from bamboo.metrics import job_catalog, worker_catalog
 from bamboo.metrics.every_metric import EVERY_METRIC
 from bamboo.metrics.exposition import Exporter, Metric, MetricKind, MetricsPage, MetricsPageCollector

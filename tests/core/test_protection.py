@@ -8,7 +8,7 @@ from test_metrics import values
 
 from bamboo.coordinator.events import WorkerState
 from bamboo.coordinator.protection import protection
-from bamboo.local.metrics_view import fill
+from bamboo.local.views.metrics_view import fill
 from bamboo.metrics import job_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage
 from bamboo.page.builder import Labels, state

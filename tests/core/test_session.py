@@ -9,7 +9,7 @@ import yaml
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import RedundancyMode
 from bamboo.local.session import undisturbed_job
-from bamboo.local.summary import compare
+from bamboo.local.views.summary import compare
 from manifest_kit import WHOLE
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from bamboo.control.memory import Memory
 from bamboo.coordinator.events import CheckpointWrite, Emit, Finish, Outcome, SlowWorker, Status, Takeover, WorkerState
-from bamboo.local.summary import compare, summarize, to_json, to_text
 from bamboo.local.trace_files import merge_traces
+from bamboo.local.views.summary import compare, summarize, to_json, to_text
 from bamboo.planning.plan import Cell
 from bamboo.terminal.keys import HELP, Keys, letter, worker_of
 from bamboo.terminal.picture import Footer, render, sparkline

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bamboo.local.worker_log import LogFollower
+from bamboo.local.views.worker_log import LogFollower
 from bamboo_trainer.telemetry.logs import Printed
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
@@ -100,7 +100,7 @@ def test_what_a_task_prints_in_a_pod_stays_as_it_is() -> None:
 def test_a_log_is_followed_a_piece_at_a_time_and_a_line_without_end_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bamboo.local.worker_log.CHUNK", 10)
+    monkeypatch.setattr("bamboo.local.views.worker_log.CHUNK", 10)
     shown: list[str] = []
     file = tmp_path / "workers.log"
     follower = LogFollower(file, shown.append)

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app as command_line
 from bamboo.coordinator.events import Emit, Finish, Outcome
 from bamboo.kube.errors import ApiError
-from bamboo.local.page_view import PageView
-from bamboo.local.summary import summarize
+from bamboo.local.views.page_view import PageView
+from bamboo.local.views.summary import summarize
 from bamboo.names import PAGE_AUDIENCE
 from bamboo.page import document as d
 from bamboo.page import server

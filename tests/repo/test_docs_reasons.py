@@ -78,7 +78,7 @@ OTHERS = {
     ("core/bamboo/job/fields.py", "_refuse"),
     ("operator/bamboo_operator/manifests/template.py", "refuse"),
     ("core/bamboo/local/session.py", "finish"),
-    ("core/bamboo/local/page_view.py", "finish"),
+    ("core/bamboo/local/views/page_view.py", "finish"),
 }
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
-from bamboo.local.task_profile import MachineOverrides, profile_of
+from bamboo.local.trainer_calls.task_profile import MachineOverrides, profile_of
 from bamboo.profiles.files import read_profile
 from bamboo_trainer.profiling import loopback, profile
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
-from bamboo.local import task_check, trainer_process
-from bamboo.local.task_check import check_task
+from bamboo.local.trainer_calls import task_check, trainer_process
+from bamboo.local.trainer_calls.task_check import check_task
 from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.memory.estimate import measure

@@ -199,7 +199,7 @@ def export(
 
     Example: bamboo export s3://bucket/llama --output llama.safetensors
     """
-    from bamboo.local.trainer_process import run_trainer
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
 
     arguments = ["--format", form.value, "--output", str(output), *(["--force"] if force else [])]
     arguments += [*(["--step", str(step)] if step is not None else []), *(["--quiet"] if quiet else [])]

@@ -127,7 +127,7 @@ def run(
         on_cluster(str(job), options.ClusterOptions(**asdict(cluster), quiet=local.quiet), load=load, watch=True)
     from bamboo.local.runner import RunOptions
     from bamboo.local.session import ReportOptions, train
-    from bamboo.local.task_check import module_folders
+    from bamboo.local.trainer_calls.task_check import module_folders
     from bamboo.preemption import scheduling as preemption  # here, so that --help and mistakes are answered at once
 
     logging.basicConfig(level=logging.ERROR, format="bamboo: %(message)s")
@@ -168,7 +168,7 @@ def validate(
     With --load also whether the task can be imported and built on this machine, how many layers and parameters it has,
     and about how much memory its workers need.
     """
-    from bamboo.local.task_check import check_task, module_folders
+    from bamboo.local.trainer_calls.task_check import check_task, module_folders
 
     wrong = False
     for job in jobs:

@@ -98,6 +98,6 @@ def show(
 
 
 def _run(arguments: list[str]) -> None:
-    from bamboo.local.trainer_process import run_trainer
+    from bamboo.local.trainer_calls.trainer_process import run_trainer
 
     raise typer.Exit(run_trainer(MODULE, arguments, "this command"))

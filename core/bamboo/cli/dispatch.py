@@ -67,7 +67,7 @@ def on_cluster(
 def _look_over(file: str, manifest: "Manifest", *, load: bool, quiet: bool) -> None:
     """What may surprise is said; a task that does not load ends the command."""
     from bamboo.job.manifest_warnings import warnings
-    from bamboo.local.task_check import check_task, module_folders
+    from bamboo.local.trainer_calls.task_check import check_task, module_folders
 
     def say(line: str) -> None:
         if not quiet:

@@ -79,8 +79,8 @@ def profile_job(
     from bamboo.job.manifest import ManifestError, parse_source
     from bamboo.job.pod_fields import unknown_in_template
     from bamboo.job.yaml_file import read_manifest_source
-    from bamboo.local.task_check import module_folders
-    from bamboo.local.task_profile import MachineOverrides, measure_task
+    from bamboo.local.trainer_calls.task_check import module_folders
+    from bamboo.local.trainer_calls.task_profile import MachineOverrides, measure_task
     from bamboo.profiles.profile import ProfileError, to_json
 
     rates = ("flow", "machine", "storage_write", "storage_read")

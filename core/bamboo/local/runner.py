@@ -44,9 +44,9 @@ from bamboo.local.pool import Pool, PoolError, exit_detail
 from bamboo.local.preemptor import NobodyToTake, Preemptor, Strike
 from bamboo.local.scratch import scratch_folder
 from bamboo.local.stop_signals import stop_signals
-from bamboo.local.summary import Summary, summarize
 from bamboo.local.trace_files import merge_traces
-from bamboo.local.worker_log import LogFollower
+from bamboo.local.views.summary import Summary, summarize
+from bamboo.local.views.worker_log import LogFollower
 from bamboo.names import EXIT_FENCED, EXIT_OK, HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.planning.plan import WorkerId
 from bamboo.preemption.scheduling import NOTICE_SECONDS, Schedule

@@ -16,12 +16,12 @@ from rich.console import Console
 from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, RedundancyMode
-from bamboo.local.metrics_view import MetricsError, MetricsView
-from bamboo.local.page_view import PageView
 from bamboo.local.pool import PoolError
 from bamboo.local.runner import RunOptions, run_job
 from bamboo.local.stop_signals import STOP_SIGNALS
-from bamboo.local.summary import Summary, compare, to_json, to_text
+from bamboo.local.views.metrics_view import MetricsError, MetricsView
+from bamboo.local.views.page_view import PageView
+from bamboo.local.views.summary import Summary, compare, to_json, to_text
 from bamboo.names import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from bamboo.page.server import PageError
 from bamboo.page.standalone import NAME as PAGE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bamboo.local.pool import PoolError
-from bamboo.local.trainer_process import ask_trainer, missing_packages
+from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.text import count, size
 
 CHECK = "bamboo_trainer.check:check"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bamboo.job.spec import JobSpec
 from bamboo.local.pool import PoolError
-from bamboo.local.trainer_process import ask_trainer, missing_packages
+from bamboo.local.trainer_calls.trainer_process import ask_trainer, missing_packages
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
 from bamboo.profiles.profile import Layer, Machine, ModelProfile, Network, ProfileError, Source, Storage, Times
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from bamboo.coordinator.events import Emit, Status
 from bamboo.job.spec import JobSpec
-from bamboo.local.summary import Summary
+from bamboo.local.views.summary import Summary
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
 from bamboo.page.history import Clock, JobHistory, StepFigures
