@@ -17,7 +17,7 @@ def main() -> None:
 def kubectl() -> None:
     """`kubectl bamboo ...`, which runs kubectl-bamboo."""
     try:
-        from bamboo.cli import kubectl_plugin
+        from bamboo.cli.cluster import kubectl_plugin
 
         kubectl_plugin.main()
     except KeyboardInterrupt:
@@ -26,7 +26,7 @@ def kubectl() -> None:
 
 def kubectl_complete() -> None:
     """What kubectl runs to complete `kubectl bamboo ...`."""
-    from bamboo.cli import kubectl_plugin
+    from bamboo.cli.cluster import kubectl_plugin
 
     kubectl_plugin.complete()
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bamboo.cli import kubectl_plugin
+from bamboo.cli.cluster import kubectl_plugin
 from bamboo.cli.commands import app
 from bamboo.cli.options import seconds
 from bamboo.job.pod_fields import NEWEST_MINOR
@@ -371,6 +371,6 @@ def test_the_plugin_has_the_clusters_commands_only() -> None:
 
 def test_nothing_heavy_is_imported_for_help() -> None:
     heavy = "[m for m in ('aiohttp', 'asyncio', 'torch') if m in sys.modules]"
-    code = f"import sys, bamboo.cli.commands, bamboo.cli.kubectl_plugin; print({heavy})"
+    code = f"import sys, bamboo.cli.commands, bamboo.cli.cluster.kubectl_plugin; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

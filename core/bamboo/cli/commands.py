@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 
-from bamboo.cli import checkpoint_commands, options, profile_command, simulate_command
-from bamboo.cli.cluster_commands import app as cluster_commands
+from bamboo.cli import checkpoint_commands, options
+from bamboo.cli.cluster.cluster_commands import app as cluster_commands
+from bamboo.cli.cluster.rollout_commands import rollouts
 from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
-from bamboo.cli.node_trace_commands import node_traces
-from bamboo.cli.rollout_commands import rollouts
 from bamboo.cli.run_options import LocalRunOptions
+from bamboo.cli.simulation import profile_command, simulate_command
+from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
 from bamboo.job.pod_fields import unknown_in_template

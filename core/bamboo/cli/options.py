@@ -24,7 +24,7 @@ def seconds(text: str) -> float:
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of jobs on the cluster, and files' names from the shell itself; nothing if it takes too long."""
-    from bamboo.cli.completion import job_names
+    from bamboo.cli.cluster.completion import job_names
 
     return job_names(incomplete, *(ctx.params.get(name) for name in ("namespace", "context", "kubeconfig")))
 

@@ -251,7 +251,7 @@ def _not_beside(ctx: typer.Context, foreign: tuple[str, ...], beside: str) -> No
 
 
 def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
-    from bamboo.cli.simulate_strategies import Comparison, compare, runs
+    from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
 
     if job is not None:
         usage("--strategy: expected no job; --workload or --profile says what is trained")
@@ -270,7 +270,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
 
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
-    from bamboo.cli.simulate_job import JobSimulation, simulate
+    from bamboo.cli.simulation.simulate_job import JobSimulation, simulate
     from bamboo.simulation.figures import SimulationError, spread
     from bamboo.terminal.simulation_table import over_time_document
 

@@ -11,8 +11,8 @@ import sys
 import typer
 
 from bamboo.cli import commands
-from bamboo.cli.cluster_commands import app as cluster_commands
-from bamboo.cli.rollout_commands import rollouts
+from bamboo.cli.cluster.cluster_commands import app as cluster_commands
+from bamboo.cli.cluster.rollout_commands import rollouts
 
 CALLED, PROGRAM = "kubectl bamboo", "kubectl-bamboo"
 DEFAULT_FILES = ":0"  # what kubectl calls a directive: the candidates, or files if there are none
