@@ -29,7 +29,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.local.trainer_calls.task_profile import PROFILE, MachineOverrides, profile_of
 from bamboo.planning.plan import Cell
 from bamboo.profiles.profile import ModelProfile
-from bamboo.simulation.job_run import JobRun, simulate_job
+from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 
 AGENT = "bamboo_trainer.worker.process:main"

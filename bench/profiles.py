@@ -31,7 +31,7 @@ from bamboo.profiles.profile import (
     Times,
     to_json,
 )
-from bamboo.simulation.research_workloads import (
+from bamboo.simulation.research.research_workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,
     ON_DEMAND_USD,

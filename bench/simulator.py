@@ -15,8 +15,8 @@ import typer
 from _common import machine, say, show, write_json
 from bamboo.simulation.figures import spread
 from bamboo.simulation.pool import ResearchRun, simulate_run
-from bamboo.simulation.research import ResearchOptions
-from bamboo.simulation.research_workloads import workload_of
+from bamboo.simulation.research.cost_model import ResearchOptions
+from bamboo.simulation.research.research_workloads import workload_of
 
 PUBLISHED_SECONDS = 0.12
 

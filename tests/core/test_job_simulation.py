@@ -14,10 +14,10 @@ from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import Machine, Network, to_json
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job_record import JobResult
-from bamboo.simulation.job_run import JobRun, simulate_job
+from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.simulation.job.worker_memory import device_bytes, memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
-from bamboo.simulation.worker_memory import device_bytes, memory_warning
 from bamboo.traces.generate import Generation
 from bamboo.traces.trace import Change, NodeChange, PriceChange, Trace, make_trace
 

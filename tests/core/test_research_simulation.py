@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from bamboo.cli.commands import app
 from bamboo.simulation.figures import Figures, SimulationError, spread
 from bamboo.simulation.pool import ResearchRun, simulate_all, simulate_run
-from bamboo.simulation.research import KnownBug, ResearchOptions, simulate
-from bamboo.simulation.research_events import Moment, ResearchHours
-from bamboo.simulation.research_workloads import WORKLOADS, Workload, workload_of
+from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions, simulate
+from bamboo.simulation.research.research_events import Moment, ResearchHours
+from bamboo.simulation.research.research_workloads import WORKLOADS, Workload, workload_of
 
 BERT = workload_of("bert")
 MINUTE = 60_000

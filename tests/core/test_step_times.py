@@ -14,8 +14,8 @@ from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
 from bamboo.profiles.profile import Layer, ModelProfile, Network
-from bamboo.simulation.pipelines import Group, StepLoss, execute
-from bamboo.simulation.step_times import LostWorkers, StepModel
+from bamboo.simulation.job.pipelines import Group, StepLoss, execute
+from bamboo.simulation.job.step_times import LostWorkers, StepModel
 
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 

@@ -33,14 +33,14 @@ from bamboo.simulation.strategies.choose import (
 )
 from bamboo.simulation.strategies.costs import SNAPSHOT_BYTES, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
-from bamboo.simulation.strategies.memory_checkpoints import OVERHEAD, MemoryCheckpoints
+from bamboo.simulation.strategies.policies.memory_checkpoints import OVERHEAD, MemoryCheckpoints
+from bamboo.simulation.strategies.policies.quorum import Quorum
+from bamboo.simulation.strategies.policies.redundancy import HEAL_STEPS, Redundancy
+from bamboo.simulation.strategies.policies.rerouting import Rerouting
+from bamboo.simulation.strategies.policies.restarting import Restarting
+from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy, Saving
-from bamboo.simulation.strategies.quorum import Quorum
-from bamboo.simulation.strategies.redundancy import HEAL_STEPS, Redundancy
-from bamboo.simulation.strategies.rerouting import Rerouting
-from bamboo.simulation.strategies.restarting import Restarting
 from bamboo.simulation.strategies.saving import pays, young_daly
-from bamboo.simulation.strategies.templates import Templates
 from bamboo.simulation.strategies.timeline import NodesChange, Timeline, timeline
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Change, NodeChange, PriceChange, make_trace

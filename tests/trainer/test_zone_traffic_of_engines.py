@@ -14,7 +14,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import WorkerId
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import Layer, ModelProfile
-from bamboo.simulation.zone_traffic import TrafficKind, step_transfers
+from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
 from bamboo_trainer.tasks.sharing import settled

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job_record import JobResult, Series, mean_over_time
+from bamboo.simulation.job.job_record import JobResult, Series, mean_over_time
 
 INK, SOFT, LINE, GROUND = "#18201b", "#535e56", "#d8ded7", "#f3f5f1"  # of the job page, light scheme
 COLOURS: Final = ("#1d7f48", "#1a6aae", "#d08a1d", "#84338f", "#c2554d", "#7a5a2e", "#6fa8d6", "#8b958d")

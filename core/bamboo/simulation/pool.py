@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bamboo.simulation.figures import Figures, SimulationError
-from bamboo.simulation.job_record import JobResult
-from bamboo.simulation.job_run import JobRun, model_of, simulate_job
-from bamboo.simulation.research import ResearchOptions, simulate
-from bamboo.simulation.research_events import Moment, ResearchHours
-from bamboo.simulation.research_workloads import Workload
-from bamboo.simulation.step_times import StepModel
+from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
+from bamboo.simulation.job.step_times import StepModel
+from bamboo.simulation.research.cost_model import ResearchOptions, simulate
+from bamboo.simulation.research.research_events import Moment, ResearchHours
+from bamboo.simulation.research.research_workloads import Workload
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import Change, Trace
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from bamboo.simulation.figures import Spread
-from bamboo.simulation.job_record import Series, mean_over_time
+from bamboo.simulation.job.job_record import Series, mean_over_time
 
 HEADS = {
     "preemptions": "PREEMPTIONS", "takeovers": "TAKEOVERS", "restores": "RESTORES", "interval": "INTERVAL H",

@@ -14,8 +14,8 @@ from bamboo.cli.dispatch import usage
 from bamboo.terminal.option_groups import grouped
 
 if TYPE_CHECKING:
-    from bamboo.simulation.research import ResearchOptions
-    from bamboo.simulation.research_workloads import Workload
+    from bamboo.simulation.research.cost_model import ResearchOptions
+    from bamboo.simulation.research.research_workloads import Workload
     from bamboo.terminal.simulation_table import Case
 
 app = typer.Typer(rich_markup_mode=None)
@@ -184,7 +184,7 @@ def simulate(
     if job is not None:
         usage("--model research: expected no job, since it has workloads of its own")
     from bamboo.simulation.figures import SimulationError
-    from bamboo.simulation.research_workloads import workload_of
+    from bamboo.simulation.research.research_workloads import workload_of
     from bamboo.traces.trace import NodeTraceError
 
     try:
@@ -320,7 +320,7 @@ def _check_numbers(options: SimulateOptions) -> None:
 
 def _wanted(workload: "Workload", options: SimulateOptions, duration: float | None) -> "ResearchOptions":
     """duration: hours, of a trace. A run ends after its steps or its time, whichever is first."""
-    from bamboo.simulation.research import KnownBug, ResearchOptions
+    from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions
 
     known = [bug.value for bug in KnownBug]
     for name in options.without_bug or []:

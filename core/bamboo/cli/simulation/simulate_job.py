@@ -15,10 +15,10 @@ from bamboo.job.yaml_file import read_manifest_source
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError, for_microbatch
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job_record import JobResult
-from bamboo.simulation.job_run import JobRun, simulate_job
+from bamboo.simulation.job.job_record import JobResult
+from bamboo.simulation.job.job_run import JobRun, simulate_job
+from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
-from bamboo.simulation.worker_memory import memory_warning
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, make_trace

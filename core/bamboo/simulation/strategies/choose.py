@@ -14,15 +14,15 @@ from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
-from bamboo.simulation.strategies.memory_checkpoints import MemoryCheckpoints
-from bamboo.simulation.strategies.on_demand import OnDemand
+from bamboo.simulation.strategies.policies.memory_checkpoints import MemoryCheckpoints
+from bamboo.simulation.strategies.policies.on_demand import OnDemand
+from bamboo.simulation.strategies.policies.quorum import Quorum
+from bamboo.simulation.strategies.policies.redundancy import MOST_STAGES, Redundancy
+from bamboo.simulation.strategies.policies.rerouting import Rerouting
+from bamboo.simulation.strategies.policies.restarting import Restarting
+from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy
-from bamboo.simulation.strategies.quorum import Quorum
-from bamboo.simulation.strategies.redundancy import MOST_STAGES, Redundancy
-from bamboo.simulation.strategies.rerouting import Rerouting
-from bamboo.simulation.strategies.restarting import Restarting
 from bamboo.simulation.strategies.saving import young_daly
-from bamboo.simulation.strategies.templates import Templates
 from bamboo.simulation.strategies.timeline import steady, timeline
 from bamboo.traces.trace import Trace, price_series
 

@@ -31,11 +31,11 @@ from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Peer, WorkerId
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job_record import JobRecord, JobResult
-from bamboo.simulation.job_training import SimulatedTraining
-from bamboo.simulation.node_supply import NodeSupply, SimulatedNode
-from bamboo.simulation.step_times import StepModel
-from bamboo.simulation.virtual_clock import VirtualClock
+from bamboo.simulation.job.job_record import JobRecord, JobResult
+from bamboo.simulation.job.job_training import SimulatedTraining
+from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
+from bamboo.simulation.job.step_times import StepModel
+from bamboo.simulation.job.virtual_clock import VirtualClock
 from bamboo.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens

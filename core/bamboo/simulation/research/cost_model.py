@@ -14,8 +14,8 @@ from enum import IntEnum, StrEnum
 from itertools import pairwise
 
 from bamboo.simulation.figures import Figures, SimulationError
-from bamboo.simulation.research_events import Moment, ResearchHours
-from bamboo.simulation.research_workloads import (
+from bamboo.simulation.research.research_events import Moment, ResearchHours
+from bamboo.simulation.research.research_workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,
     SLOWDOWN,

@@ -13,10 +13,10 @@ from bamboo.control import protocol
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share, share
-from bamboo.simulation.held_states import HeldStates
-from bamboo.simulation.job_record import JobRecord
-from bamboo.simulation.step_times import LostWorkers, StepModel
-from bamboo.simulation.virtual_clock import Timer, VirtualClock
+from bamboo.simulation.job.held_states import HeldStates
+from bamboo.simulation.job.job_record import JobRecord
+from bamboo.simulation.job.step_times import LostWorkers, StepModel
+from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
 
 COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
 Tell = Callable[[WorkerId, protocol.Message], None]

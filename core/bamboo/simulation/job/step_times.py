@@ -13,7 +13,7 @@ from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.profiles.profile import Layer, ModelProfile
-from bamboo.simulation.pipelines import Group, GroupTimes, Place, StepLoss, execute
+from bamboo.simulation.job.pipelines import Group, GroupTimes, Place, StepLoss, execute
 
 # Of the engine's bubble budget: the share of a bubble that is used, and how much longer than usual a piece may take.
 SAFETY, MARGIN = 0.95, 1.1

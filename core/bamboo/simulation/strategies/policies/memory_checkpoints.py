@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
+from bamboo.simulation.strategies.policies.rerouting import Places
 from bamboo.simulation.strategies.policy import Reaction, Saving, View
-from bamboo.simulation.strategies.rerouting import Places
 
 OVERHEAD = 0.02  # of a step, for snapshots and logs; assumed
 
