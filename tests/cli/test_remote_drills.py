@@ -6,7 +6,7 @@ import pytest
 
 from bamboo.kube.errors import ApiError, RemoteError, UsageError
 from bamboo.remote import drill, victims
-from bamboo.remote.objects import RemoteWorker, job_of, workers_of
+from bamboo.remote.job_view.objects import RemoteWorker, job_of, workers_of
 from bamboo.remote.session import Session
 from bamboo.remote.victims import VictimChoice
 from bamboo_operator.cluster.signals import SignalKind, node_signal

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from bamboo.kube.errors import RemoteError, UsageError
 from bamboo.names import worker_name
-from bamboo.remote import phrases, render
-from bamboo.remote.job_reader import UnseenEvents
-from bamboo.remote.objects import events_of, is_worker_of, job_of, workers_of
-from bamboo.remote.render import JobSnapshot
+from bamboo.remote.job_view import phrases, render
+from bamboo.remote.job_view.job_reader import UnseenEvents
+from bamboo.remote.job_view.objects import events_of, is_worker_of, job_of, workers_of
+from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import target
 from bamboo.text import printable
 from remote_kit import NOW, SPEC, Json, condition, ended, event, job, node, plan, pod, stamp
@@ -124,7 +124,7 @@ def test_reasons_that_nothing_can_recover_are_the_coordinators() -> None:
     from pathlib import Path
 
     import bamboo
-    from bamboo.remote.objects import UNRECOVERABLE
+    from bamboo.remote.job_view.objects import UNRECOVERABLE
 
     source = "".join(p.read_text() for p in Path(bamboo.__file__).parent.rglob("*.py"))
     told = re.findall(r'(?:Outcome\.UNRECOVERABLE|\blost\(turn|_begin_to_look\(turn), "(\w+)"', source)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bamboo.remote import phrases
-from bamboo.remote.objects import job_of
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.objects import job_of
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.savings import CostComparison

@@ -15,9 +15,9 @@ from bamboo.job.spec import JobSpec
 from bamboo.job.yaml_file import read_manifest_source
 from bamboo.kube.errors import ApiError, RemoteError, UsageError
 from bamboo.names import EXIT_OK
-from bamboo.remote import phrases
-from bamboo.remote.job_reader import JobReader
-from bamboo.remote.objects import RemoteJob, job_of
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteJob, job_of
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.watch import WaitTimedOut, until, until_over
 

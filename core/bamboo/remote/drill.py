@@ -9,10 +9,11 @@ from typing import Any
 
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.names import EXIT_OK, LABEL_JOB_NAME
-from bamboo.remote import phrases, victims
-from bamboo.remote.job_reader import JobReader
-from bamboo.remote.objects import RemoteJob, RemoteWorker
-from bamboo.remote.render import JobSnapshot
+from bamboo.remote import victims
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteJob, RemoteWorker
+from bamboo.remote.job_view.render import JobSnapshot
 from bamboo.remote.session import Session, Target, confirm
 from bamboo.remote.victims import VictimChoice
 from bamboo.remote.watch import JobDeleted, WaitTimedOut

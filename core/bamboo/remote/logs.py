@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from bamboo.kube.errors import ApiError, ClusterUnreachable, RemoteError
 from bamboo.names import EXIT_OK, TRAINER_CONTAINER
-from bamboo.remote.job_reader import JobReader
-from bamboo.remote.objects import RemoteWorker
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteWorker
 from bamboo.remote.session import Session, Target
 from bamboo.remote.victims import named
 from bamboo.text import printable

@@ -14,8 +14,8 @@ from bamboo.kube.errors import RemoteError
 from bamboo.kube.request_parts import Object
 from bamboo.kube.resources import Metadata, read
 from bamboo.names import ANNOTATION_RESTARTED, API_VERSION, EXIT_FAILED, EXIT_OK, KIND
-from bamboo.remote.job_reader import JobReader
-from bamboo.remote.objects import RemoteJob
+from bamboo.remote.job_view.job_reader import JobReader
+from bamboo.remote.job_view.objects import RemoteJob
 from bamboo.remote.session import Session, Target
 from bamboo.remote.watch import WaitTimedOut
 

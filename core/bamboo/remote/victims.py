@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bamboo.kube.errors import RemoteError, UsageError
-from bamboo.remote import phrases
-from bamboo.remote.objects import RemoteJob, RemoteWorker
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.objects import RemoteJob, RemoteWorker
 
 Json = Mapping[str, Any]
 

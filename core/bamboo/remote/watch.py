@@ -14,10 +14,10 @@ from rich.text import Text
 
 from bamboo.kube.errors import ApiError, RemoteError
 from bamboo.names import EXIT_FAILED, EXIT_OK
-from bamboo.remote import phrases
-from bamboo.remote.job_reader import JobReader, UnseenEvents
-from bamboo.remote.objects import RemoteJob
-from bamboo.remote.render import JobSnapshot, events, live
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.job_reader import JobReader, UnseenEvents
+from bamboo.remote.job_view.objects import RemoteJob
+from bamboo.remote.job_view.render import JobSnapshot, events, live
 from bamboo.remote.session import Session, on_a_terminal
 from bamboo.terminal.live_view import Keyboard
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bamboo.remote import phrases
-from bamboo.remote.objects import JobCondition, JobEvent, RemoteJob, RemoteWorker
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.objects import JobCondition, JobEvent, RemoteJob, RemoteWorker
 
 STATE_STYLES = {
     "Running": "green", "Complete": "green", "Saving": "green", "Degraded": "yellow", "Restoring": "yellow",
