@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import split_layers
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 

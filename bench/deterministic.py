@@ -22,7 +22,7 @@ from bamboo.job.spec import LossScaleSpec
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.placement import choose_device, use, wait_for
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig
 
 MICROBATCHES = 4

@@ -22,8 +22,8 @@ from bamboo.planning.grid import layer_ranges
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure, worker_memory
 from bamboo_trainer.reference import train as train_plainly
-from bamboo_trainer.tasks.costs import layer_costs
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig
 
 MODELS: dict[str, dict[str, Any]] = {

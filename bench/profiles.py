@@ -6,7 +6,7 @@
 What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
 step on on-demand machines, whose grid had no redundancy and no preemptions, is taken to be an ideal 1F1B pipeline of
 balanced stages, which gives the seconds of a microbatch on all layers; and these are dealt to the layers in proportion
-to the operations that `bamboo_trainer.tasks.costs` counts. A third is the forward. Whatever the published step spent on
+to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Whatever the published step spent on
 its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
 """
 
@@ -41,8 +41,8 @@ from bamboo.simulation.research.research_workloads import (
 )
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.tasks.costs import layer_costs
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection.sharing import settled
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-2": ("gpt2", {"size": "xl", "data": {"length": 1024}}),

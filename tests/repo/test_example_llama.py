@@ -23,7 +23,7 @@ from bamboo_trainer import reference
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig

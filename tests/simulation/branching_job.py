@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig
 from training_job import Fault, Job
 

@@ -40,9 +40,9 @@ from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.costs import layer_costs
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 from memory_transport import MemoryNetwork
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.batch_reader import MOST_AHEAD, BatchReader
+from bamboo_trainer.tasks.reading.batch_reader import MOST_AHEAD, BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 

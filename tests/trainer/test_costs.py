@@ -18,8 +18,8 @@ from bamboo_trainer import reference
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.costs import layer_costs, profile
-from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE
+from bamboo_trainer.tasks.inspection.costs import layer_costs, profile
+from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, run_layer
 from manifest_kit import minimal

@@ -23,7 +23,7 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.stage.checksums import CHUNK, checksum
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task

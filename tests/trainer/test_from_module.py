@@ -16,7 +16,7 @@ from bamboo_trainer.reference import train
 from bamboo_trainer.split.first_values import without_values
 from bamboo_trainer.split.structures import CannotSplit
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer

@@ -16,7 +16,7 @@ from bamboo.planning.plan import Cell
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.reference import train
 from bamboo_trainer.task import Task, TrainingFacts, Weighted
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer

@@ -18,8 +18,8 @@ import torch
 
 from bamboo_trainer.data import Prefetched
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks import reader_process
-from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.reading import reader_process
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, small_task
 
@@ -219,8 +219,8 @@ import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 import test_readers as kit
-from bamboo_trainer.tasks import reader_process
-from bamboo_trainer.tasks.batch_reader import BatchReader
+from bamboo_trainer.tasks.reading import reader_process
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.data import Prefetched
 data = kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
 link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))

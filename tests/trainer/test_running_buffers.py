@@ -19,8 +19,8 @@ from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
 from bamboo_trainer.task import Task, contribute, track_buffers
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.running_buffers import evaluating
-from bamboo_trainer.tasks.sharing import settled
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig

@@ -14,7 +14,7 @@ from bamboo.planning.plan import Cell
 from bamboo_trainer.check import check
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.sharing import merged, settled
+from bamboo_trainer.tasks.inspection.sharing import merged, settled
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig

@@ -15,7 +15,7 @@ from bamboo_trainer.models import mlp
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import is_gradient
 from bamboo_trainer.tasks import user_code
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from stage_kit import CONFIG, SPLITS, at, begin, chain, microbatch, one_step, small_gpt, small_task, state_of
 

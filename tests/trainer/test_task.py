@@ -11,7 +11,7 @@ from bamboo_trainer import reference
 from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.tasks.costs import layer_costs
+from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.training import shown_to_build
 from manifest_kit import bamboojob, training

@@ -17,7 +17,7 @@ from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.job.zone_traffic import TrafficKind, step_transfers
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.memory.estimate import measure
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport

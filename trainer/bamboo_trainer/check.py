@@ -8,9 +8,9 @@ from bamboo.planning.grid import layer_ranges
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.memory.estimate import measure, worker_memory
-from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import profile
+from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.training import shown_to_build, with_steps
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bamboo.job.spec import MOST_LAYERS
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.task import Task, TrainingFacts
-from bamboo_trainer.tasks.costs import stated_costs
+from bamboo_trainer.tasks.inspection.costs import stated_costs
 from bamboo_trainer.tasks.task_errors import TaskError, blamed, complaint, told
 from bamboo_trainer.tasks.user_code import check_metrics, dataset_length, layer_factory
 

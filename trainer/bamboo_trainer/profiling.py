@@ -24,9 +24,9 @@ from bamboo_trainer.memory.placement import choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.batch_reader import BatchReader
-from bamboo_trainer.tasks.costs import layer_costs
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.training import TrainingConfig, shown_to_build, with_steps
 
 WARMUP: Final = 2  # microbatches before those that count

@@ -78,11 +78,11 @@ class Task:
     schedules: other numbers of the optimizer's parameter groups that change from step to step, such as "momentum",
       "weight_decay" or "betas" (a tuple): pure functions of the step, with multipliers as for the rate.
     tied: groups of parameters that are one: names as "<layer index>.<parameter name>". What layers share as objects is
-      tied without being named here (`bamboo_trainer.tasks.sharing`).
+      tied without being named here (`bamboo_trainer.tasks.inspection.sharing`).
     checkpointed: numbers of the layers that keep only their inputs for the backward, and are run once more in it: less
       memory for activations, more computing, the same bits.
     costs: what each layer costs, in any unit, if that is known better than it can be counted
-      (`bamboo_trainer.tasks.costs`); the split into stages balances it.
+      (`bamboo_trainer.tasks.inspection.costs`); the split into stages balances it.
     evaluation: what is measured of the model from time to time, if the job asks for it (`training.evaluation`).
     tokens_per_sample: for `training.until` in tokens.
     loggers: by name, a function that makes each; given the job's history by the worker that keeps it

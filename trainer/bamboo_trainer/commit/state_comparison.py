@@ -10,7 +10,7 @@ from bamboo.planning.plan import Cell, WorkerId
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
-from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.transport.frames import Address, FrameKind
 from bamboo_trainer.transport.payloads import Check
 

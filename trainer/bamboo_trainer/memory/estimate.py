@@ -22,7 +22,7 @@ from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
-from bamboo_trainer.tasks.costs import layer_without_values
+from bamboo_trainer.tasks.inspection.costs import layer_without_values
 from bamboo_trainer.tasks.mixed_precision import autocast, kept_in_fp32
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tied_groups

@@ -15,7 +15,7 @@ from bamboo_trainer.split.layers import Call, Route, Shapes, SplitLayer
 from bamboo_trainer.split.recording import Recording, record, shapes_of
 from bamboo_trainer.split.structures import CannotSplit, Form, put_together, take_apart
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.no_values import values_wanted
+from bamboo_trainer.tasks.inspection.no_values import values_wanted
 from bamboo_trainer.tasks.task_errors import told
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]

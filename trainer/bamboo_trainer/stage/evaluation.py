@@ -8,10 +8,10 @@ from torch import nn
 
 from bamboo_trainer.data.order import pure_seed
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.evaluation import evaluated_samples, measured
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.mixed_precision import REDUCED
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.running_buffers import evaluating
 from bamboo_trainer.tasks.user_code import load_batch, run_layer, seed_forward
 from bamboo_trainer.training import TrainingConfig

@@ -10,10 +10,10 @@ from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, saved
 from bamboo_trainer.stage.parameters import FlatParameters
 from bamboo_trainer.stage.work import Forwarding
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.capture import Capture
-from bamboo_trainer.tasks.determinism import Call, DeterminismCheck, compare_batches
+from bamboo_trainer.tasks.inspection.determinism import Call, DeterminismCheck, compare_batches
 from bamboo_trainer.tasks.mixed_precision import REDUCED, forget_casts
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.ties import HAVE_IT, stranger
 from bamboo_trainer.tasks.user_code import forward_seed, no_new_parameters, task_loss, unchanged_buffers

@@ -29,9 +29,9 @@ from bamboo_trainer.stage.optimizer_state import OptimizerState
 from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.batch_reader import BatchReader
 from bamboo_trainer.tasks.capture import Capture, capturing
 from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import in_task
 from bamboo_trainer.tasks.ties import tie, tied_groups

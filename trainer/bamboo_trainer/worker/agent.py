@@ -61,10 +61,10 @@ from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.batch_reader import BatchReader
-from bamboo_trainer.tasks.costs import profile
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.sharing import settled
+from bamboo_trainer.tasks.inspection.costs import profile
+from bamboo_trainer.tasks.inspection.sharing import settled
+from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import where
 from bamboo_trainer.tasks.user_code import dataset_length, tokens_of
 from bamboo_trainer.telemetry.current_instruction import CurrentInstruction

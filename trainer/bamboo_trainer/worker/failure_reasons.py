@@ -3,7 +3,7 @@
 import logging
 
 from bamboo.names import EXIT_FAILED
-from bamboo_trainer.tasks.determinism import NotDeterministic
+from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.task_errors import TaskError, TaskOutOfMemory, is_tasks, ran_out_of_memory, told
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks.reader_process import Batch
-from bamboo_trainer.tasks.readers import Readers
+from bamboo_trainer.tasks.reading.reader_process import Batch
+from bamboo_trainer.tasks.reading.readers import Readers
 from bamboo_trainer.tasks.user_code import dataset_length, load_batch
 
 MOST_AHEAD = 4  # batches, for each that a stage wants; those that a change of plan has made useless go first

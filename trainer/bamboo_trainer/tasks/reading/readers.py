@@ -13,8 +13,8 @@ from typing import Final
 
 from bamboo_trainer.data.prefetched import Prefetched
 from bamboo_trainer.task import Task
-from bamboo_trainer.tasks import reader_process
-from bamboo_trainer.tasks.reader_process import START_SECONDS, Batch, ReaderProcess, ReaderTemplate
+from bamboo_trainer.tasks.reading import reader_process
+from bamboo_trainer.tasks.reading.reader_process import START_SECONDS, Batch, ReaderProcess, ReaderTemplate
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import load_batch
 

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bamboo.job.spec import JobSpec
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.child import lines_of_child
-from bamboo_trainer.tasks.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
+from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
 

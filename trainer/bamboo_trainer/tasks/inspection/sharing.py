@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
-from bamboo_trainer.tasks.no_values import NoValues
+from bamboo_trainer.tasks.inspection.no_values import NoValues
 from bamboo_trainer.tasks.running_buffers import running_modules, shared_buffer
 from bamboo_trainer.tasks.task_errors import TaskError, told
 from bamboo_trainer.tasks.ties import forbid_training
