@@ -30,7 +30,7 @@ from bamboo.checkpoint.manifest import CheckpointManifest, DataPosition
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.checkpoint.versions import versions
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 
 T = TypeVar("T")
 KINDS = ("parameter:{}.weight", "state:{}.weight:exp_avg", "state:{}.weight:exp_avg_sq")

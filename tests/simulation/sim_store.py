@@ -15,7 +15,7 @@ from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import CheckpointId
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_stage import Violation, state_of

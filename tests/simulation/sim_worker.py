@@ -16,7 +16,7 @@ from bamboo.planning.plan import Cell, CheckpointId, Plan
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
 from sim_clock import Clock

@@ -36,9 +36,9 @@ from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components, Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
 from bamboo_trainer.tasks.inspection.costs import layer_costs

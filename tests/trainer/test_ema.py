@@ -18,8 +18,8 @@ from bamboo.planning.plan import Cell
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.sources import Checkpoint
-from bamboo_trainer.stage.optimizer_state import AVERAGE
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.user_code import build_layer
 from manifest_kit import bamboojob, problems, training

@@ -185,7 +185,7 @@ from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.export import ExportForm, export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.checkpoint.sources import Checkpoint
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from checkpoint_kit import make_manifest
 store = CheckpointStore(sys.argv[1])
 parts = []

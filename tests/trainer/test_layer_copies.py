@@ -11,7 +11,7 @@ from bamboo.planning.plan import CheckpointId, Peer, Plan
 from bamboo_trainer.engine.layer_copies import LayerCopies
 from bamboo_trainer.engine.layer_exchange import LayerExchange
 from bamboo_trainer.memory.cgroup import HostMemory
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from bamboo_trainer.transport.payloads import HeldLayer, LayersWanted, read
 

@@ -16,9 +16,9 @@ from bamboo.control.digests import add_digests
 from bamboo.control.protocol import MOST_METRICS
 from bamboo.job.spec import LossScaleSpec
 from bamboo.planning.plan import Cell
-from bamboo_trainer.stage.layer_state import LayerState
-from bamboo_trainer.stage.loss_scale import LARGEST, LossScale
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.loss_scale import LARGEST, LossScale
 from bamboo_trainer.task import Parts, Task, Weighted, add_loss
 from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from bamboo_trainer.checkpoint.layer_file import decode, encode
-from bamboo_trainer.stage import late_copies
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state import late_copies
 from bamboo_trainer.tasks.task_errors import TaskError
 from counting_optimizers import Averaging, Listing, OfWhole
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task

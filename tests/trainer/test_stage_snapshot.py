@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bamboo_trainer import reference
-from bamboo_trainer.stage import snapshot
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state import snapshot
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.frames import FrameKind

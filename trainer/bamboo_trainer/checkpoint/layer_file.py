@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bamboo.checkpoint.errors import CheckpointDamaged
 from bamboo.storage.files import Buffer
-from bamboo_trainer.stage.group_numbers import Scalar
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.group_numbers import Scalar
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.wire import DTYPES, byte_view
 
 FORMAT: Final = 1

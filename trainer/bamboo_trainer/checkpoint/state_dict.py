@@ -9,8 +9,8 @@ from bamboo.checkpoint.manifest import CheckpointManifest
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo_trainer.checkpoint.errors import ExportError
 from bamboo_trainer.checkpoint.layer_file import LENGTH_BYTES, LayerHeader, TensorEntry, header_size, read_header
-from bamboo_trainer.stage.layer_state import layer_of
-from bamboo_trainer.stage.optimizer_state import AVERAGE
+from bamboo_trainer.stage.state.layer_state import layer_of
+from bamboo_trainer.stage.state.optimizer_state import AVERAGE
 
 _FIRST_BYTES: Final = 64 << 10  # that hold the whole header of most layers
 

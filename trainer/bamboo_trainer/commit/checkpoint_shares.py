@@ -11,9 +11,9 @@ from bamboo.planning.plan import CheckpointId, WorkerId
 from bamboo.planning.shares import share
 from bamboo_trainer.commit.commit_log import CommitLog
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.late_copies import Copying
-from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.stage.state.late_copies import Copying
+from bamboo_trainer.stage.state.layer_state import LayerState
 
 Keep = Callable[[CheckpointId, Mapping[int, LayerState], float], None]
 Hold = Callable[[CheckpointId, Mapping[int, LayerState]], None]

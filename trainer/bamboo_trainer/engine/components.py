@@ -28,9 +28,9 @@ from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
-from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import Build, StageStates
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Frame, FrameKind

@@ -23,8 +23,8 @@ from bamboo_trainer.engine.layer_exchange import KINDS, LayerExchange
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.memory.placement import release_cached
-from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame
 from bamboo_trainer.transport.payloads import RefusedFrame, read

@@ -13,7 +13,7 @@ from bamboo.control.protocol import CopiesHeld, Message, StateHeld, WorkerWarnin
 from bamboo.planning.plan import CheckpointId, Plan
 from bamboo.text import size as text_of
 from bamboo_trainer.memory.cgroup import HostMemory
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 
 logger = logging.getLogger(__name__)
 

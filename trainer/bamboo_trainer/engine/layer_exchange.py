@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from bamboo.planning.plan import CheckpointId, Plan, WorkerId
 from bamboo_trainer.engine.layer_copies import LayerCopies
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.base import Transport
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, saved_for_backward
-from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.stage.work import Forwarding
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture

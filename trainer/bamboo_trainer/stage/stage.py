@@ -16,17 +16,17 @@ from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.placement import contexts_on_host, wait_for
 from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
 from bamboo_trainer.memory.saved_tensors import ContextSize, is_cast, new_bytes
-from bamboo_trainer.stage import layer_state, snapshot
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.gradient_sum import GradientSum
-from bamboo_trainer.stage.late_copies import LateCopies
-from bamboo_trainer.stage.layer_state import LayerState
-from bamboo_trainer.stage.optimizer_state import OptimizerState
-from bamboo_trainer.stage.parameters import FlatParameters, TiedSegment, tied_segments
+from bamboo_trainer.stage.state import layer_state, snapshot
+from bamboo_trainer.stage.state.late_copies import LateCopies
+from bamboo_trainer.stage.state.layer_state import LayerState
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Forwarding, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture, capturing

@@ -39,8 +39,8 @@ from bamboo.planning.plan import CheckpointId
 from bamboo.storage.errors import StorageError
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.checkpoint.versions import versions
-from bamboo_trainer.stage.layer_state import LayerState
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.state.layer_state import LayerState
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from bamboo_trainer.stage.layer_state import LayerState
+from bamboo_trainer.stage.state.layer_state import LayerState
 
 PIECE_BYTES: Final = 16 << 20  # a few milliseconds
 

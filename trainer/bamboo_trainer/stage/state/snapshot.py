@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bamboo.control.digests import add_digests
-from bamboo_trainer.stage.optimizer_state import OptimizerState
-from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.transport.wire import DTYPES, unsendable

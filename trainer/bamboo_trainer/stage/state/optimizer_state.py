@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bamboo.job.spec import LossScaleSpec
 from bamboo_trainer.memory.placement import to_host
-from bamboo_trainer.stage.group_numbers import MARK, GroupNumbers, Scalar
-from bamboo_trainer.stage.loss_scale import LossScale
-from bamboo_trainer.stage.parameters import FlatParameters
+from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
+from bamboo_trainer.stage.state.loss_scale import LossScale
+from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import TaskError
 

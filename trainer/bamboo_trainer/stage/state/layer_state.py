@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bamboo_trainer.stage.group_numbers import Scalar
-from bamboo_trainer.stage.optimizer_state import OptimizerState
-from bamboo_trainer.stage.parameters import FlatParameters
-from bamboo_trainer.stage.snapshot import SNAPSHOT_FORMAT
+from bamboo_trainer.stage.state.group_numbers import Scalar
+from bamboo_trainer.stage.state.optimizer_state import OptimizerState
+from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.stage.state.snapshot import SNAPSHOT_FORMAT
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.user_code import named_layer
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from bamboo_trainer.stage.parameters import Slot
+from bamboo_trainer.stage.state.parameters import Slot
 from bamboo_trainer.tasks.task_errors import TaskError
 
 Scalar = int | float | bool | None
