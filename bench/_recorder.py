@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker import process
+from bamboo_trainer.worker.launch import process
 
 
 class Done(NamedTuple):

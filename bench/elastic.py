@@ -168,7 +168,7 @@ async def change(place: Lab, what: str, task: TaskName, stages: int) -> dict[str
     spec["topology"]["pipelines"] = 2 if what == "shrink" else 1
     if what == "restore":
         spec["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}
-    job = Job(place, document, main="bamboo_trainer.worker.process:main")
+    job = Job(place, document, main="bamboo_trainer.worker.launch.process:main")
     roll = Roll(job)
     scenes: dict[str, GridChange] = {
         "heal": GridChange(job, always, lambda j: kill(j, owner(j, 1), machines=stages + 1), always),
@@ -247,7 +247,7 @@ async def losses(
 ) -> dict[str, float]:
     document = manifest(task, stages, 8, MANY, mode="EagerForward")
     document["spec"]["checkpoint"] = {"storage": {"uri": place.new_folder().as_uri()}, "everySteps": 20}
-    job = Job(place, document, main="bamboo_trainer.worker.process:main")
+    job = Job(place, document, main="bamboo_trainer.worker.launch.process:main")
     job.machines = stages
     wanted = Losses(job, period, count)
     job.look = wanted.look

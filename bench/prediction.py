@@ -32,7 +32,7 @@ from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.traces.trace import Change, NodeChange, Trace, make_trace
 
-AGENT = "bamboo_trainer.worker.process:main"
+AGENT = "bamboo_trainer.worker.launch.process:main"
 SLOWER = 4  # times the layers of `_common.manifest`, so that what a busy machine adds weighs less
 FIRST = 2  # from whose commit on it counts: the first steps try what is deterministic, and call everything once
 CALM_STEPS = 6  # before the first loss

@@ -41,7 +41,7 @@ async def _run(workers: int, steps: int, json: Path | None) -> None:
 
 
 async def _measure(place: Lab, workers: int, steps: int) -> dict[str, float]:
-    job = Job(place, _manifest(workers, steps), main="bamboo_trainer.worker.process:main")
+    job = Job(place, _manifest(workers, steps), main="bamboo_trainer.worker.launch.process:main")
     seen: dict[type, list[float]] = {WorkerJoined: [], WorkerReady: [], StepCommitted: []}
 
     def look(now: float, event: Any, commands: Any) -> None:

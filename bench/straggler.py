@@ -100,7 +100,7 @@ async def slowdown(place: Lab, what: str, stages: int, factor: float) -> dict[st
     document["spec"]["task"]["config"] = {**config, "slow": {"mark": str(mark), "factor": factor}}
     policy = "Report" if what == "nothing" else "Mitigate"
     document["spec"]["elastic"] = {"stabilizationSeconds": 1, "stragglerPolicy": policy}
-    job = Job(place, document, main="bamboo_trainer.worker.process:main")
+    job = Job(place, document, main="bamboo_trainer.worker.launch.process:main")
     job.machines = stages + (what == "replaced")
     wanted = Slowdown(job, what, mark)
     job.look = wanted.look

@@ -15,8 +15,8 @@ from bamboo.planning.plan import Cell
 from bamboo.preemption.mid_step import MidStepPreemption, MidStepPreemptions
 from bamboo.preemption.scheduling import Preemption, parse, steps_of
 from bamboo_trainer.telemetry.trace import Silent
-from bamboo_trainer.worker.launcher import Launcher
-from bamboo_trainer.worker.strike_gate import StrikeGate
+from bamboo_trainer.worker.launch.launcher import Launcher
+from bamboo_trainer.worker.launch.strike_gate import StrikeGate
 from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something

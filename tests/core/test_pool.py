@@ -203,7 +203,7 @@ async def test_a_launcher_that_cannot_start_says_why(tmp_path: Path, monkeypatch
 
 
 def test_the_launcher_survives_nonsense_and_ends_with_its_input() -> None:
-    command = [sys.executable, "-m", "bamboo_trainer.worker.launcher", "--bare"]
+    command = [sys.executable, "-m", "bamboo_trainer.worker.launch.launcher", "--bare"]
     lines = b'nonsense\n{"op": "dance"}\n{"op": "start"}\n'
     done = subprocess.run(command, input=lines, capture_output=True, timeout=SECONDS, check=True)
     events = [json.loads(line) for line in done.stdout.splitlines()]

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from bamboo.planning.plan import Cell
-from bamboo_trainer.worker import process
+from bamboo_trainer.worker.launch import process
 
 ENVIRONMENT = "BAMBOO_TEST_FAULTS"  # {"marks": folder, "faults": [[name, pipeline, stage, step, microbatch, signal]]}
 

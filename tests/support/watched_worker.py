@@ -4,7 +4,7 @@ import os
 
 from bamboo_trainer.worker.agent import WorkerSettings
 from bamboo_trainer.worker.cloud_notices import Cloud, Wanted
-from bamboo_trainer.worker.process import main as run_worker
+from bamboo_trainer.worker.launch.process import main as run_worker
 
 ENVIRONMENT = "BAMBOO_TEST_METADATA"
 

@@ -12,9 +12,9 @@ from bamboo.history.records import EventRecord, GapRecord, StepRecord
 from bamboo.planning.plan import Assignment, Layout, Peer, Plan
 from bamboo.storage.errors import StoreUnavailable
 from bamboo_trainer.transport.payloads import CheckpointMark, Commit
-from bamboo_trainer.worker import history_buffer
-from bamboo_trainer.worker.history import HistoryKeeper
-from bamboo_trainer.worker.history_buffer import HistoryBuffer, Rates
+from bamboo_trainer.worker.history import history_buffer
+from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
+from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 
 PATIENCE = 120.0
 
@@ -249,12 +249,12 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
         real(self, *arguments)
 
     monkeypatch.setattr(HistoryFiles, "write", write)
-    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", 0.0)
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.HELD_SECONDS", 0.0)
     for _ in range(3):
         job.train_and_write(2)  # it waits no longer than it may
     away[0] = False
     job.train(1)
-    monkeypatch.setattr("bamboo_trainer.worker.history.HELD_SECONDS", PATIENCE)
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.HELD_SECONDS", PATIENCE)
     job.written()
     assert job.raw() == first(7)
     assert [m for m in job.told if isinstance(m, WorkerWarning)] == [
@@ -278,7 +278,7 @@ def test_what_is_kept_for_a_store_that_stays_away_is_bounded_and_the_gap_is_told
 
 
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):
-    monkeypatch.setattr("bamboo_trainer.worker.history.MOST_RECORDS", 4)
+    monkeypatch.setattr("bamboo_trainer.worker.history.history_keeper.MOST_RECORDS", 4)
     job.train_and_write(10)
     job.train_and_write(3)
     assert job.raw() == first(13)

@@ -2,7 +2,7 @@
 
 import gc
 
-from bamboo_trainer.worker.imports import lasting_imports
+from bamboo_trainer.worker.launch.imports import lasting_imports
 
 
 def test_what_is_imported_is_never_looked_through_for_garbage() -> None:

@@ -16,8 +16,8 @@ from bamboo.job.manifest_warnings import warnings
 from bamboo_trainer.loggers import mlflow, tensorboard, wandb
 from bamboo_trainer.loggers.from_manifest import loggers_of
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.worker import logging_threads
-from bamboo_trainer.worker.logging_threads import LoggingThreads, facts_of
+from bamboo_trainer.worker.history import logging_threads
+from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from manifest_kit import bamboojob, training
 from stage_kit import small_task
 

@@ -22,7 +22,7 @@ from bamboo.names import (
     GRACE_SECONDS,
 )
 from bamboo_trainer.worker.cloud_notices import wanted
-from bamboo_trainer.worker.imports import lasting_imports
+from bamboo_trainer.worker.launch.imports import lasting_imports
 
 HELP = f"""usage: python -m bamboo_trainer
 
@@ -62,7 +62,7 @@ def main() -> int:
         import torch._dynamo  # noqa: F401  # the first optimizer imports it in any case, in the middle of the first step
 
         from bamboo_trainer.worker.agent import WorkerSettings
-        from bamboo_trainer.worker.process import main as run
+        from bamboo_trainer.worker.launch.process import main as run
 
     settings = WorkerSettings(
         host=os.environ.get(ENV_HOST) or "127.0.0.1",

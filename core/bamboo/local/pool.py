@@ -15,7 +15,7 @@ from bamboo.planning.plan import WorkerId
 
 logger = logging.getLogger(__name__)
 
-LAUNCHER = "bamboo_trainer.worker.launcher"
+LAUNCHER = "bamboo_trainer.worker.launch.launcher"
 READY_SECONDS = 120.0  # importing torch from a cold disk
 CLOSE_SECONDS = 5.0  # in which the launcher ends the workers and itself
 LINE_BYTES = 64 << 20

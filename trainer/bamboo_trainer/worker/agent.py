@@ -74,10 +74,10 @@ from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from bamboo_trainer.worker.cloud_notices import LEAST_SECONDS, CloudNotice, Wanted
 from bamboo_trainer.worker.control import Control
 from bamboo_trainer.worker.failure_reasons import exit_code, failure_message, failure_reason
-from bamboo_trainer.worker.history import HistoryKeeper
-from bamboo_trainer.worker.history_buffer import Rates
+from bamboo_trainer.worker.history.history_buffer import Rates
+from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
+from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
-from bamboo_trainer.worker.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.platform import this_platform
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from bamboo.planning.plan import Cell
 from bamboo_trainer.telemetry.trace import Silent, TraceFile
 from bamboo_trainer.worker.agent import ClosingObserver
-from bamboo_trainer.worker.process import main as run_worker
+from bamboo_trainer.worker.launch.process import main as run_worker
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The fork server: imports torch once and forks workers from there, so that a new worker starts in milliseconds.
 
-    python -P -m bamboo_trainer.worker.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
+    python -P -m bamboo_trainer.worker.launch.launcher [--import MODULE]... [--folder FOLDER]... [--scratch FOLDER]
 
 One thread, one loop. JSON lines on stdin:
 
@@ -33,18 +33,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from bamboo_trainer.worker.imports import lasting_imports
+from bamboo_trainer.worker.launch.imports import lasting_imports
 
 MODULES = (
     "torch",
     "torch._dynamo",  # the first optimizer imports it: a second of work, and 60 MB, in each worker otherwise
     "aiohttp",
     "safetensors.torch",
-    "bamboo_trainer.worker.process",
-    "bamboo_trainer.worker.strike_gate",
+    "bamboo_trainer.worker.launch.process",
+    "bamboo_trainer.worker.launch.strike_gate",
 )
-WORKER_MAIN = "bamboo_trainer.worker.process:main"
-GATED_MAIN = "bamboo_trainer.worker.strike_gate:main"
+WORKER_MAIN = "bamboo_trainer.worker.launch.process:main"
+GATED_MAIN = "bamboo_trainer.worker.launch.strike_gate:main"
 PR_SET_PDEATHSIG = 1
 CHUNK = 1 << 16
 

@@ -15,8 +15,8 @@ from bamboo.history.records import HistoryError, Record
 from bamboo.planning.plan import Plan
 from bamboo.storage.errors import StorageError
 from bamboo_trainer.transport.payloads import Commit, HistoryMark, Unwritten
-from bamboo_trainer.worker.history_buffer import HistoryBuffer, Rates
-from bamboo_trainer.worker.logging_threads import LoggingThreads
+from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
+from bamboo_trainer.worker.history.logging_threads import LoggingThreads
 
 logger = logging.getLogger(__name__)
 

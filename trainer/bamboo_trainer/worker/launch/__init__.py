@@ -1,0 +1,1 @@
+"""A worker's process, and the fork server that starts it."""
