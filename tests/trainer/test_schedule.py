@@ -8,7 +8,7 @@ from bamboo.planning.grid import make_layout
 from bamboo.planning.plan import Cell
 from bamboo.planning.schedule import Backward, Forward, one_f_one_b
 from bamboo.simulation.job.pipelines import awaited
-from bamboo_trainer.engine.schedule import needs
+from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.transport.frames import FrameKind
 
 stages = st.integers(1, 9)

@@ -20,11 +20,11 @@ from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
-from bamboo_trainer.engine.executor import Executor
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
-from bamboo_trainer.engine.redundant_work import RedundantWork
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.executor import Executor
+from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState

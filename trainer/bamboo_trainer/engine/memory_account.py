@@ -7,9 +7,9 @@ from torch import Tensor
 
 from bamboo.control.memory import Memory
 from bamboo.planning.schedule import Backward
-from bamboo_trainer.engine.cell_step import CellStep, Shadow
-from bamboo_trainer.engine.executor import Executor
-from bamboo_trainer.engine.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
+from bamboo_trainer.engine.steps.executor import Executor
+from bamboo_trainer.engine.steps.redundant_work import RedundantWork
 from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage_states import StageStates

@@ -12,13 +12,13 @@ from bamboo.planning.schedule import AddPartialSums, Backward, Forward, Instruct
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
-from bamboo_trainer.engine.cell_step import CellStep, Evaluating, TakeoverProgress
-from bamboo_trainer.engine.instructions import Instructions
 from bamboo_trainer.engine.observer import Observer
-from bamboo_trainer.engine.portion_steps import PortionSteps
-from bamboo_trainer.engine.redundant_work import RedundantWork
-from bamboo_trainer.engine.schedule import needs
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.cell_step import CellStep, Evaluating, TakeoverProgress
+from bamboo_trainer.engine.steps.instructions import Instructions
+from bamboo_trainer.engine.steps.portion_steps import PortionSteps
+from bamboo_trainer.engine.steps.redundant_work import RedundantWork
+from bamboo_trainer.engine.steps.schedule import needs
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage

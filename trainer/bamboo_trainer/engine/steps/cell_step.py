@@ -18,7 +18,7 @@ from bamboo.planning.schedule import (
     portion_program,
     program,
 )
-from bamboo_trainer.engine.frame_fit import check_fit
+from bamboo_trainer.engine.steps.frame_fit import check_fit
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.work import Forwarding, Work

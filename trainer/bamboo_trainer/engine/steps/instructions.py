@@ -25,9 +25,9 @@ from bamboo.planning.schedule import (
 )
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.step_report import step_report
-from bamboo_trainer.engine.cell_step import CellStep
-from bamboo_trainer.engine.frame_fit import chunk
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.cell_step import CellStep
+from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from bamboo.planning.plan import Cell, Layout
 from bamboo.planning.portions import Range, ranges
-from bamboo_trainer.engine.cell_step import CellStep
+from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
 

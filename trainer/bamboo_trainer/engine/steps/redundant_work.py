@@ -11,10 +11,10 @@ from collections.abc import Callable
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell
 from bamboo.planning.schedule import Backward, Forward, one_f_one_b
-from bamboo_trainer.engine.bubble_budget import BubbleBudget
-from bamboo_trainer.engine.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
+from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
+from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
