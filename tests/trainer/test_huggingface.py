@@ -16,7 +16,7 @@ from bamboo_trainer.checkpoint.__main__ import main as export
 from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.models.huggingface_weights import PublishedWeights
+from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.reference import train
 from bamboo_trainer.task import Task, Weighted
 from bamboo_trainer.tasks.task_errors import TaskError

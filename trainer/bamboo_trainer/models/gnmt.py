@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bamboo_trainer.models import settings
-from bamboo_trainer.models.settings import MadeUpPairs
+from bamboo_trainer.models.parts import settings
+from bamboo_trainer.models.parts.settings import MadeUpPairs
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 FILL: Final = 0  # a word that does not count

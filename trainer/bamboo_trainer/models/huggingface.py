@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.from_module import example_of, task_of
-from bamboo_trainer.models.huggingface_weights import PublishedWeights
-from bamboo_trainer.models.sequences import Objective, accuracy, open_sequences, token_loss, with_length
-from bamboo_trainer.models.settings import decaying, evaluation
+from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
+from bamboo_trainer.models.parts.sequences import Objective, accuracy, open_sequences, token_loss, with_length
+from bamboo_trainer.models.parts.settings import decaying, evaluation
 from bamboo_trainer.models.typed_config import typed_values
 from bamboo_trainer.split.module import SplitModule
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts

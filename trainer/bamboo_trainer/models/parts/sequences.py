@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bamboo_trainer.data import Documents, TensorDataset, dataset_from, pure_seed
-from bamboo_trainer.models import settings
+from bamboo_trainer.models.parts import settings
 from bamboo_trainer.task import Dataset, Parts, Task, TrainingFacts, Weighted
 
 Objective = Literal["causal", "masked"]
