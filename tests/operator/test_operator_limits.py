@@ -10,8 +10,8 @@ from bamboo.job.spec import JobSpec
 from bamboo_operator.cluster.watch_health import WatchHealth
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.worker_pod import JobMeta
-from bamboo_operator.pods.join_timeout import REPLACE_SECONDS, REPORT_SECONDS, join_problem, seconds_unjoined
-from bamboo_operator.pods.start_backoff import FIRST_SECONDS, LAST_SECONDS, StartBackoff
+from bamboo_operator.pods.starting.join_timeout import REPLACE_SECONDS, REPORT_SECONDS, join_problem, seconds_unjoined
+from bamboo_operator.pods.starting.start_backoff import FIRST_SECONDS, LAST_SECONDS, StartBackoff
 from bamboo_operator.status.plan_record import lost_workers_in
 from operator_kit import job
 

@@ -12,7 +12,7 @@ from bamboo.control.platform import Platform
 from bamboo.job.spec import JobSpec
 from bamboo.names import LABEL_WORKER_REVISION, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell
-from bamboo_operator.pods.rollout import RolloutState
+from bamboo_operator.pods.rollouts.rollout import RolloutState
 from operator_kit import META, SETTINGS
 from operator_kit import job as spec_of
 from pod_controller_kit import Job, Place

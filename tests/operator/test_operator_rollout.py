@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo_operator.pods.rollout import (
+from bamboo_operator.pods.rollouts.rollout import (
     NO_ROOM_SECONDS,
     NOTHING,
     Act,

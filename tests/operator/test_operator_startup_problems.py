@@ -4,7 +4,7 @@ import pytest
 
 from bamboo.job.placement_spec import NodePool
 from bamboo_operator.pods.scale_down import surplus_worker
-from bamboo_operator.pods.startup_problems import StartupProblem, startup_problems
+from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
 from operator_kit import at, pod
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}

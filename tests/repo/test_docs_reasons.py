@@ -45,7 +45,7 @@ TELLERS: dict[str, tuple[int, str]] = {
 # Tables whose keys or values are reasons, by file
 TABLES = {
     "operator/bamboo_operator/cluster/cloud_marks.py": {"DISRUPTIONS": "keys"},
-    "operator/bamboo_operator/pods/startup_problems.py": {"_WAITING": "values"},
+    "operator/bamboo_operator/pods/starting/startup_problems.py": {"_WAITING": "values"},
 }
 # Functions whose results are reasons
 ANSWERS = {

@@ -12,7 +12,7 @@ from bamboo_operator.jobs import coordinator_runner as runner_module
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
 from bamboo_operator.pods import controller as controller_module
 from bamboo_operator.pods import disruption_budget as budget_module
-from bamboo_operator.pods import rolling_change as rolling_module
+from bamboo_operator.pods.rollouts import rolling_change as rolling_module
 from operator_kit import SETTINGS, job
 from pod_controller_kit import Job, Place
 

@@ -21,8 +21,8 @@ from bamboo_operator.cluster.node_marks import NodeMark
 from bamboo_operator.jobs.coordinator_runner import TICK_SECONDS, CoordinatorRunner, TrainingRun
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings, worker_pool
 from bamboo_operator.pods.controller import PodController
-from bamboo_operator.pods.rolling_change import RollingChange
-from bamboo_operator.pods.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rollouts.rolling_change import RollingChange
+from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from fake_api import FakeApi
 from operator_kit import META, SETTINGS
 

@@ -16,7 +16,7 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.kube.api_calls import ApiCallCounts
 from bamboo_operator.kube.objects import parsed_time
-from bamboo_operator.pods.rollout import RolloutState
+from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.job_view import JobView
 

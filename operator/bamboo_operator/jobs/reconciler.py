@@ -29,8 +29,8 @@ from bamboo_operator.kube.objects import JobKey, parsed_time, utc_now
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, selector
 from bamboo_operator.pods.controller import PodController
 from bamboo_operator.pods.removal import PodRemoval
-from bamboo_operator.pods.rolling_change import RollingChange
-from bamboo_operator.pods.worker_templates import WorkerTemplates
+from bamboo_operator.pods.rollouts.rolling_change import RollingChange
+from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplates
 from bamboo_operator.status.event_queue import EventQueue, post_events
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.plan_record import lost_workers_in

@@ -20,19 +20,19 @@ from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
-from bamboo_operator.pods import join_timeout
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
 from bamboo_operator.pods.pools import choose_pool, fallback_pool
 from bamboo_operator.pods.recheck import RecheckSchedule
 from bamboo_operator.pods.requests import PodRequests
-from bamboo_operator.pods.rolling_change import RollingChange, Sight
-from bamboo_operator.pods.rollout import Act, RolloutRecord, RolloutStep
+from bamboo_operator.pods.rollouts.rolling_change import RollingChange, Sight
+from bamboo_operator.pods.rollouts.rollout import Act, RolloutRecord, RolloutStep
+from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplate
 from bamboo_operator.pods.scale_down import WorkersByPool, scale_down
-from bamboo_operator.pods.scheduling_gates import GateReleases
-from bamboo_operator.pods.start_backoff import StartBackoff
-from bamboo_operator.pods.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
-from bamboo_operator.pods.worker_templates import WorkerTemplate
+from bamboo_operator.pods.starting import join_timeout
+from bamboo_operator.pods.starting.scheduling_gates import GateReleases
+from bamboo_operator.pods.starting.start_backoff import StartBackoff
+from bamboo_operator.pods.starting.startup_problems import GATED, StartupProblem, cannot_start, startup_problems
 
 LEAVE_SECONDS = 10.0  # for a worker that was told to stop, before its pod is deleted
 KEPT_CRASHES = 10  # pods of workers that ended by themselves, for their logs

@@ -9,7 +9,7 @@ from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives
 from bamboo_operator.kube.objects import JobKey, utc_now
 from bamboo_operator.manifests.worker_pod import worker_number, worker_pool
-from bamboo_operator.pods.scheduling_gates import gates_of
+from bamboo_operator.pods.starting.scheduling_gates import gates_of
 
 PodsByName = dict[WorkerId, dict[str, Any]]
 

@@ -9,7 +9,7 @@ from bamboo.coordinator.events import Outcome, Status, WorkerState
 from bamboo.coordinator.protection import protection
 from bamboo.job.spec import RedundancyMode
 from bamboo_operator.pods.pools import is_fallback
-from bamboo_operator.pods.rollout import RolloutState
+from bamboo_operator.pods.rollouts.rollout import RolloutState
 from bamboo_operator.status.facts import StatusFacts
 
 LONGEST_MESSAGE = 32768

@@ -9,8 +9,8 @@ from typing import Any
 from bamboo.coordinator.events import Finish
 from bamboo.job.spec import JobSpec
 from bamboo_operator.kube.objects import api_time
-from bamboo_operator.pods.rollout import RolloutRecord
-from bamboo_operator.pods.startup_problems import StartupProblem
+from bamboo_operator.pods.rollouts.rollout import RolloutRecord
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
 from bamboo_operator.status.savings import CostComparison
 
 

@@ -16,7 +16,7 @@ from bamboo.job.spec import JobSpec, wanted_workers
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
-from bamboo_operator.pods.rollout import (
+from bamboo_operator.pods.rollouts.rollout import (
     NOTHING,
     Act,
     RolloutRecord,
@@ -29,8 +29,8 @@ from bamboo_operator.pods.rollout import (
     observed,
     released,
 )
-from bamboo_operator.pods.startup_problems import startup_problems
-from bamboo_operator.pods.worker_templates import WorkerTemplate, WorkerTemplates
+from bamboo_operator.pods.rollouts.worker_templates import WorkerTemplate, WorkerTemplates
+from bamboo_operator.pods.starting.startup_problems import startup_problems
 
 Pods = Mapping[WorkerId, dict[str, Any]]
 READY = (WorkerState.STANDBY, WorkerState.SYNCING, WorkerState.TRAINING)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from bamboo_operator.cluster.signals import lives
-from bamboo_operator.pods.scheduling_gates import gates_of
+from bamboo_operator.pods.starting.scheduling_gates import gates_of
 
 Json = Mapping[str, Any]
 

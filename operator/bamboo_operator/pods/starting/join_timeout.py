@@ -6,7 +6,7 @@ from typing import Any
 
 from bamboo.names import TRAINER_CONTAINER
 from bamboo.planning.plan import WorkerId
-from bamboo_operator.pods.startup_problems import StartupProblem
+from bamboo_operator.pods.starting.startup_problems import StartupProblem
 
 REPORT_SECONDS, REPLACE_SECONDS = 60.0, 600.0
 
