@@ -6,8 +6,8 @@
 What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
 step on on-demand machines, whose grid had no redundancy and no preemptions, is taken to be an ideal 1F1B pipeline of
 balanced stages, which gives the seconds of a microbatch on all layers; and these are dealt to the layers in proportion
-to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Whatever the published step spent on
-its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
+to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Whatever the published
+step spent on its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Preemptions in the middle of a step: whom, and when its time has come. No clock, no I/O.
 
 In the steps that are concerned every worker asks before each forward and backward (`Pool`,
-`bamboo_trainer.worker.launch.strike_gate`), so a worker can be taken away after exactly as many of them as was planned, on a
-machine of any speed.
+`bamboo_trainer.worker.launch.strike_gate`), so a worker can be taken away after exactly as many of them as was planned,
+on a machine of any speed.
 """
 
 from dataclasses import dataclass
