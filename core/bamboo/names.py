@@ -1,6 +1,7 @@
 """Every name that two parts must agree on: labels, environment, exit codes, ports. Standard library only."""
 
 import hashlib
+from enum import StrEnum
 
 GROUP = "bamboo.dev"
 VERSION = "v1alpha1"
@@ -66,6 +67,14 @@ ANNOTATION_RESTARTED = f"{GROUP}/restarted-at"  # in `worker.template`: when a u
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 
 NAME_LENGTH = 63  # of a DNS label
+
+
+class DocumentUnit(StrEnum):
+    """What of a text file is one document, for `bamboo data tokenize`. A paragraph ends with a line that is blank."""
+
+    FILE = "file"
+    PARAGRAPH = "paragraph"
+    LINE = "line"
 
 
 def worker_name(job: str, number: int) -> str:

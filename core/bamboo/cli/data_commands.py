@@ -1,10 +1,11 @@
 """The commands on data sets: their flags and what they say in --help. The trainer does the work."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from bamboo.names import DocumentUnit
 
 data = typer.Typer(
     help="Make and look at files of tokens.",
@@ -12,14 +13,6 @@ data = typer.Typer(
     rich_markup_mode=None,
 )
 MODULE = "bamboo_trainer.data"
-
-
-class DocumentUnit(StrEnum):
-    """As the trainer's tokenizing has it."""
-
-    FILE = "file"
-    PARAGRAPH = "paragraph"
-    LINE = "line"
 
 
 @data.command()

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, DocumentUnit
 from bamboo.storage.errors import StorageError
 from bamboo.text import count, size
 from bamboo_trainer.data.sources import open_sources
@@ -14,7 +14,6 @@ from bamboo_trainer.data.tokenizing import (
     BYTES,
     PATTERNS,
     ByteEncoder,
-    DocumentUnit,
     Encoder,
     Texts,
     TokenizerEncoder,

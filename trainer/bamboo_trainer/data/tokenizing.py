@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
+from bamboo.names import DocumentUnit
 from bamboo_trainer.data.token_file import SUFFIX, TokenWriter, new_file, new_folder
 
 BYTES: Final = "bytes"
@@ -20,14 +20,6 @@ CHARACTERS_AT_ONCE: Final = 4 << 20  # or so many characters
 LONGEST_LINE: Final = 256 << 20  # bytes; also of a paragraph
 
 Progress = Callable[[int, int], None]  # bytes read, of how many
-
-
-class DocumentUnit(StrEnum):
-    """What of a text file is one document. A paragraph ends with a line that is blank."""
-
-    FILE = "file"
-    PARAGRAPH = "paragraph"
-    LINE = "line"
 
 
 class Encoder(Protocol):
