@@ -11,8 +11,9 @@ from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
 from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.stage_times import IGNORED, KEPT, PERIOD, StageTimer
+from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.work import Forwarding, Work
+from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.training import TrainingConfig
 from manifest_kit import bamboojob, training

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from bamboo_trainer.memory.saved_tensors import ContextSize, context_size, saved_for_backward
+from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.state.parameters import FlatParameters
-from bamboo_trainer.stage.work import Forwarding
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.capture import Capture
 from bamboo_trainer.tasks.inspection.determinism import Call, DeterminismCheck, compare_batches

@@ -5,7 +5,6 @@ replay get the same bits.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,34 +12,29 @@ import torch
 from torch import Tensor
 
 from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
-from bamboo_trainer.memory.placement import contexts_on_host, wait_for
-from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
-from bamboo_trainer.memory.saved_tensors import ContextSize, is_cast, new_bytes
+from bamboo_trainer.memory.placement import wait_for
+from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
+from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.state import layer_state, snapshot
 from bamboo_trainer.stage.state.late_copies import LateCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment, tied_segments
-from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Forwarding, Work, is_gradient
+from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.capture import Capture, capturing
-from bamboo_trainer.tasks.mixed_precision import autocast_and_keep, forget_casts, keep_casts
+from bamboo_trainer.tasks.mixed_precision import forget_casts, keep_casts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.task_errors import in_task
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
     build_layer,
-    call_layer,
-    forward_seed,
-    run_layer,
-    seed_forward,
 )
 from bamboo_trainer.training import TrainingConfig, loss_unit
 from bamboo_trainer.transport.payloads import Contributed
@@ -81,7 +75,8 @@ class Stage:
             self._parameters, self._optimizer, config.ema, config.loss_scale, tuple(self._layers)
         )
         self._weight_unit = loss_unit(task, config)
-        self._checkpointed = checkpointed_layers(task)
+        load = partial(_load, self._reader, stage, self._device)
+        self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load)
         snapshot.check(self._parameters, self._optimizer_state)
         self._running = RunningBuffers(self._layers)
         self._constants = Constants(self._layers, self._running.places())
@@ -123,7 +118,9 @@ class Stage:
         """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
         if not self._config.deterministic:
             return
-        self._first_look.before(self._reader, (self._stage, step, microbatch), inputs, self._device, self._call)
+        self._first_look.before(
+            self._reader, (self._stage, step, microbatch), inputs, self._device, self._forwards.call
+        )
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         run = partial(self._run, step, microbatch, inputs)
@@ -140,34 +137,11 @@ class Stage:
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """A forward that is run layer by layer with `advance` and ended with `complete`: the same bits as `forward`."""
-        assert (inputs is None) == (self._stage == 0)
-        targets = None
-        if inputs is None:
-            leaves, read = self._load(step, microbatch)
-            targets = read if self.last else None
-        else:
-            there = (p.detach().to(self._device) for p in inputs)
-            leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
-        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
+        return self._forwards.start(step, microbatch, inputs, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
         """Run one more layer; after the last one of the model, the loss."""
-        index, f = forwarding.layer, forwarding
-        seed, capture = forward_seed(self._config.seed, f.step, f.microbatch, index), Capture()
-        once = partial(self._call, index, seed, capture=capture)
-        call = recomputing(once) if index in self._checkpointed else once
-        with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
-            f.parts = run_layer(self._layers[index], index, f.parts, call)
-            f.ran_layer(capture)
-            if f.done and self.last:
-                targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
-                f.measure(self._task, targets)
-
-    def _call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
-        """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
-        seed_forward(self._device, seed)
-        with autocast_and_keep(self._device, self._config.precision), capturing(capture):
-            return call_layer(self._layers[index], given)
+        self._forwards.advance(forwarding)
 
     def complete(self, work: Work, forwarding: Forwarding) -> Parts:
         """Keep for the backward what a finished forward left; the detached outputs, or () on the last stage.
@@ -184,10 +158,6 @@ class Stage:
             return ()
         outputs = (p.detach() for p in forwarding.parts)
         return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
-
-    def _stays(self, tensor: Tensor) -> bool:
-        """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
-        return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
 
     def wait(self) -> None:
         """Until what was started on the device is done."""
@@ -210,10 +180,6 @@ class Stage:
     def expect(self, step: int, microbatch: int) -> None:
         """The forward of that microbatch comes soon: its data are read in the background."""
         self._reader.expect(self._stage, step, microbatch)
-
-    def _load(self, step: int, microbatch: int) -> tuple[Parts, Parts]:
-        inputs, targets = self._reader.batch(self._stage, step, microbatch)
-        return tuple(p.to(self._device) for p in inputs), tuple(p.to(self._device) for p in targets)
 
     def rehearse(self, step: int, microbatch: int, inputs: Parts | None) -> None:
         """A forward and a backward for nothing but to have them run once."""
@@ -423,3 +389,8 @@ class Stage:
             for index, layer in self._layers.items()
             for name, tensor in layer.state_dict().items()
         }
+
+
+def _load(reader: BatchReader, stage: int, device: torch.device, step: int, microbatch: int) -> tuple[Parts, Parts]:
+    inputs, targets = reader.batch(stage, step, microbatch)
+    return tuple(p.to(device) for p in inputs), tuple(p.to(device) for p in targets)

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from bamboo_trainer.stage.contributions import Recorded
+from bamboo_trainer.stage.forwarding import Forwarding, Metrics
 from bamboo_trainer.stage.gradient_sum import GradientSum
-from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.capture import Capture, Contributed
+from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.user_code import task_loss, task_metrics
 
 Ends = list[tuple[Tensor, Tensor]]  # tensors with their gradients
-Metrics = dict[str, Sum]
 
 # What a stage tells the one before it of an output that the loss does not depend on: a gradient is of floats.
 NO_GRADIENT: Final = torch.empty(0, dtype=torch.bool)
@@ -50,7 +48,7 @@ class Work:
     contributions: dict[int, Recorded] = field(default_factory=dict)  # to running buffers
     evaluated: dict[int, dict[str, Sum]] = field(default_factory=dict)  # of a last stage: by batch and metric
 
-    def complete(self, forwarding: "Forwarding", *, last: bool) -> None:
+    def complete(self, forwarding: Forwarding, *, last: bool) -> None:
         """Keep for the backward, and of the step's result, what a forward left. last: its one output is the loss.
 
         Raises TaskError if the loss is a mean, and that of another microbatch of this step a sum.
@@ -94,38 +92,3 @@ class Work:
         """Of its loss, as a tensor that is sent with gradients; none if that is a mean."""
         weight = self.weights.get(microbatch)
         return () if weight is None else (torch.tensor(weight, dtype=torch.float64),)
-
-
-@dataclass(slots=True, eq=False)
-class Forwarding:
-    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
-
-    step: int
-    microbatch: int
-    leaves: Parts
-    parts: Parts
-    layer: int  # the next one
-    end: int
-    targets: Parts | None = None  # if they were read with the inputs
-    on_host: bool = False  # what the backward will need waits in host memory
-    contributed: Contributed = field(default_factory=list)  # to running buffers
-    added: list[tuple[str, Tensor]] = field(default_factory=list)  # losses of layers
-    weight: float | None = None  # of the loss, if it is a sum
-    metrics: Metrics = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        return self.layer == self.end
-
-    def ran_layer(self, capture: Capture) -> None:
-        """With its outputs in `parts`; capture: what else its forward has left."""
-        capture.close()
-        self.contributed += capture.contributed
-        self.added += capture.losses
-        self.layer += 1
-
-    def measure(self, task: Task, targets: Parts) -> None:
-        """After the last layer of the model: the loss, and metrics. Raises TaskError."""
-        self.metrics = task_metrics(task, self.parts, targets)
-        total, self.weight = task_loss(task, self.parts, targets)
-        self.parts = (total,)

@@ -20,8 +20,9 @@ from bamboo.planning.schedule import (
 )
 from bamboo_trainer.engine.steps.frame_fit import check_fit
 from bamboo_trainer.stage.contributions import Recorded
+from bamboo_trainer.stage.forwarding import Forwarding
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.work import Forwarding, Work
+from bamboo_trainer.stage.work import Work
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.frames import Address, Frame
 from bamboo_trainer.transport.payloads import RefusedFrame

@@ -1,0 +1,116 @@
+"""A forward of one microbatch on its way through a stage's layers, and what runs it layer by layer."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bamboo_trainer.memory.placement import contexts_on_host
+from bamboo_trainer.memory.recomputation import checkpointed_layers, recomputing
+from bamboo_trainer.memory.saved_tensors import is_cast
+from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.capture import Capture, Contributed, capturing
+from bamboo_trainer.tasks.losses import Sum
+from bamboo_trainer.tasks.mixed_precision import autocast_and_keep
+from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, seed_forward, task_loss, task_metrics
+from bamboo_trainer.training import TrainingConfig
+
+Metrics = dict[str, Sum]
+
+
+@dataclass(slots=True, eq=False)
+class Forwarding:
+    """A forward on its way through the layers; `parts` are the outputs so far, at the end the stage's or the loss."""
+
+    step: int
+    microbatch: int
+    leaves: Parts
+    parts: Parts
+    layer: int  # the next one
+    end: int
+    targets: Parts | None = None  # if they were read with the inputs
+    on_host: bool = False  # what the backward will need waits in host memory
+    contributed: Contributed = field(default_factory=list)  # to running buffers
+    added: list[tuple[str, Tensor]] = field(default_factory=list)  # losses of layers
+    weight: float | None = None  # of the loss, if it is a sum
+    metrics: Metrics = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.layer == self.end
+
+    def ran_layer(self, capture: Capture) -> None:
+        """With its outputs in `parts`; capture: what else its forward has left."""
+        capture.close()
+        self.contributed += capture.contributed
+        self.added += capture.losses
+        self.layer += 1
+
+    def measure(self, task: Task, targets: Parts) -> None:
+        """After the last layer of the model: the loss, and metrics. Raises TaskError."""
+        self.metrics = task_metrics(task, self.parts, targets)
+        total, self.weight = task_loss(task, self.parts, targets)
+        self.parts = (total,)
+
+
+class ForwardRunner:
+    """Of the layers of a stage, which are given to it by number.
+
+    load: the inputs and targets of a step's microbatch, on the device. The bits of a forward depend on nothing but the
+    parameters, the seed, step, microbatch and inputs.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainingConfig,
+        layers: Mapping[int, nn.Module],
+        parameters: FlatParameters,
+        device: torch.device,
+        load: Callable[[int, int], tuple[Parts, Parts]],
+    ) -> None:
+        self._task, self._config, self._load = task, config, load
+        self._layers, self._parameters, self._device = layers, parameters, device
+        self._first, self._end = min(layers), max(layers) + 1
+        self._last = self._end == len(task.layers)
+        self._checkpointed = checkpointed_layers(task)
+
+    def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
+        """One that has yet to run all layers. on_host: what its backward will need waits in host memory."""
+        assert (inputs is None) == (self._first == 0)
+        targets = None
+        if inputs is None:
+            leaves, read = self._load(step, microbatch)
+            targets = read if self._last else None
+        else:
+            there = (p.detach().to(self._device) for p in inputs)
+            leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
+        return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
+
+    def advance(self, forwarding: Forwarding) -> None:
+        """Run one more layer; after the last one of the model, the loss."""
+        index, f = forwarding.layer, forwarding
+        seed, capture = forward_seed(self._config.seed, f.step, f.microbatch, index), Capture()
+        once = partial(self.call, index, seed, capture=capture)
+        call = recomputing(once) if index in self._checkpointed else once
+        with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
+            f.parts = run_layer(self._layers[index], index, f.parts, call)
+            f.ran_layer(capture)
+            if f.done and self._last:
+                targets = self._load(f.step, f.microbatch)[1] if f.targets is None else f.targets
+                f.measure(self._task, targets)
+
+    def call(self, index: int, seed: int, given: Any, capture: Capture) -> Any:
+        """A layer's forward, with all that its bits depend on. capture: of what it contributes to running buffers."""
+        seed_forward(self._device, seed)
+        with autocast_and_keep(self._device, self._config.precision), capturing(capture):
+            return call_layer(self._layers[index], given)
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
+        return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
