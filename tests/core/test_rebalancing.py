@@ -44,9 +44,10 @@ def test_a_split_that_is_no_worse_stays_since_going_back_would_not_pay() -> None
     """A step does not take what it was expected to, but going back would not make it shorter."""
     world = trained(2, 1, 0, fewest=2)
     world.slowness[world.owner(0)] = 2.0
-    seconds = world.step_seconds()
+    seconds, world.away = world.step_seconds(), 1000
     world.train(600, seconds=seconds)
-    assert world.reasons() == ["StragglerFound", "Rebalancing", "RebalancingDidNotPay"]
+    others = {"StragglerReplacementRequested", "StragglerKept"}
+    assert [r for r in world.reasons() if r not in others] == ["StragglerFound", "Rebalancing", "RebalancingDidNotPay"]
     assert world.state.plan is not None
     assert world.state.plan.stages == THIRDS
 

@@ -1,10 +1,14 @@
 """What becomes of a job's pods: those that a gate holds back, and those that are wanted and cannot be made yet."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bamboo.control.channel_events import Received
+from bamboo.control.protocol import PeerUp, WorkerReady
+from bamboo.coordinator.state import changed
 from bamboo.kube.errors import ApiError
 from operator_kit import job
 from pod_controller_kit import Job, Place
@@ -148,3 +152,28 @@ async def test_an_api_server_that_is_busy_refuses_nothing(begin: Callable[..., J
         await started.reconciles()
         assert started.problems() == {}
         assert started.controller.adding == 2
+
+
+# one more, to take the place of a slow one
+
+
+async def test_who_is_asked_for_in_place_of_a_slow_worker_is_not_surplus(begin: Callable[..., Job]) -> None:
+    place = Place()
+    training = begin(place)
+    await training.reconciles()
+    training.train()
+
+    def asked(at: float | None) -> None:
+        state = training.runner.state
+        training.runner.state = changed(state, {"stragglers": replace(state.stragglers, asked_at=at)})
+        training.runner._handle(Received("tiny-w0", PeerUp(peer="tiny-w1")))
+
+    asked(training.now)
+    await training.reconciles()
+    assert sorted(place.pods) == ["tiny-w0", "tiny-w1", "tiny-w2"]
+    training.hear("tiny-w2", WorkerReady())
+    await training.reconciles(60)
+    assert "GivingBack" not in training.told()
+    asked(None)
+    await training.reconciles()
+    assert "tiny-w2 is released: 2 workers are wanted" in [emit.message for emit in training.runner.events]

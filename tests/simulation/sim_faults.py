@@ -201,12 +201,20 @@ def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:
         steps=rng.randint(36, 48), sizes=tuple(rng.choice((1, 2)) for _ in range(layers)),
     )  # fmt: skip
     faults = [_slow(rng, fault, early=i == 0) if i % 2 == 0 else fault for i, fault in enumerate(job.faults[1:])]
-    return replace(
+    made = replace(
         job, arithmetic=a, faults=tuple(faults), standby=rng.choice((0, 0, 1, 1, 2)), elastic=None,
         slowness=min(job.slowness, 0.5),
         work=tuple(rng.choice((1.0, 1.0, 1.0, 3.0)) for _ in range(layers)),
         capacity=job.capacity + rng.choice((0, 2)),
     )  # fmt: skip
+    return _with_one_layer_each(made) if rng.random() < 0.25 else made
+
+
+def _with_one_layer_each(job: Scenario) -> Scenario:
+    """No split can help then, and nobody stands by."""
+    stages = job.arithmetic.stages
+    a = replace(job.arithmetic, sizes=job.arithmetic.sizes[:stages], ties=())
+    return replace(job, arithmetic=a, work=job.work[:stages], standby=0, capacity=job.capacity + 2)
 
 
 def _slow(rng: random.Random, fault: Fault, early: bool) -> Fault:

@@ -97,7 +97,7 @@ class Slowed(World):
     def reasons(self) -> list[str]:
         mine = (
             "StragglerFound", "StragglerRecovered", "StragglerReplaced", "Rebalancing", "Rebalanced",
-            "RebalancingDidNotPay",
+            "RebalancingDidNotPay", "StragglerReplacementRequested", "StragglerKept",
         )  # fmt: skip
         return [e.reason for e in self.told if e.reason in mine]
 

@@ -198,7 +198,8 @@ class StragglerState:
     trial: the newest split for the sake of speed, until it is known whether it pays; unpaid: it did not, and the one
     before it is to be taken again. tried: what steps took with the splits that were measured.
     replaced: what workers took that were replaced, by their layers. backoff, acted_step: of replacements and splits for
-    the sake of speed. replacements: of these. pause: of the last split, in seconds.
+    the sake of speed. replacements: of these. asked_at: since when one worker more than the job has is asked for, to
+    take the place of a slow one. pause: of the last split, in seconds.
     """
 
     slow: Mapping[WorkerId, Straggler] = field(default_factory=dict)
@@ -212,6 +213,7 @@ class StragglerState:
     backoff: Backoff = field(default_factory=Backoff)
     acted_step: int = 0
     replacements: int = 0
+    asked_at: float | None = None
     looked_at: float = 0.0
     pause: float | None = None
 

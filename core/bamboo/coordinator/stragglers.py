@@ -3,9 +3,9 @@
 Each worker says what it takes for a microbatch of its layers (`worker_speeds`); waits are not in that. A straggler
 takes longer by a factor than others would, for `elastic.stabilizationSeconds` and some steps, and holds the job up by
 that. If another worker stands by, it takes its place, as if the slow one had a notice. Else the layers are split anew
-(`rebalancing`), if that pays; so they are if layers take longer than was counted. Whatever does not last makes the next
-time farther away: a job all of whose workers are slow in turn is not moved about without end. See
-docs/design/stragglers.md.
+(`rebalancing`), if that pays; so they are if layers take longer than was counted. Where no split helps, one worker more
+is asked for, which then takes the place of the slow one. Whatever does not last makes the next time farther away: a job
+all of whose workers are slow in turn is not moved about without end. See docs/design/stragglers.md.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,17 @@ from typing import Final
 
 from bamboo.coordinator.events import Emit
 from bamboo.coordinator.planner import planning_view
-from bamboo.coordinator.splits.rebalancing import FAMILIAR_STEPS, acted, is_settling, lasts, look_after, may_act
+from bamboo.coordinator.splits.rebalancing import (
+    FAMILIAR_STEPS,
+    WORTH,
+    acted,
+    is_free,
+    is_settling,
+    lasts,
+    look_after,
+    may_act,
+    pays,
+)
 from bamboo.coordinator.splits.worker_speeds import (
     by_counted_costs,
     estimate,
@@ -26,8 +36,9 @@ from bamboo.coordinator.splits.worker_speeds import (
 from bamboo.coordinator.state import CoordinatorState, Straggler, StragglerState, Turn
 from bamboo.coordinator.workers.membership import keep_worker, replace_worker
 from bamboo.job.spec import StragglerPolicy, wanted_workers
-from bamboo.planning.plan import WorkerId
+from bamboo.planning.plan import Cell, WorkerId
 from bamboo.planning.splits.speeds import Speeds, speeds
+from bamboo.planning.splits.uneven_split import step_seconds
 
 LOOK_SECONDS: Final = 1.0  # from one look to the next, at least
 SLOWER: Final = 1.3  # than others, from which factor on it is a straggler,
@@ -35,6 +46,7 @@ STILL_SLOWER: Final = 1.15  # and down to which it stays one
 SLOWER_BY_COSTS: Final = 2.0  # than the counted costs of its layers say, if there is nobody with the same work
 STILL_SLOWER_BY_COSTS: Final = 1.5
 ALIKE: Final = 1.2  # figures that differ by less are not told anew
+ASKING_SECONDS: Final = 600.0  # for a worker that is to take the place of a slow one, until it has joined
 NOTICEABLE: Final = 0.1  # of a step: who holds it up by less is left alone; half of it, once it is a straggler
 
 
@@ -58,6 +70,8 @@ def look(turn: Turn) -> None:
     _tell(turn, known.slow)
     if state.spec.elastic.straggler_policy is StragglerPolicy.MITIGATE:
         _mitigate(turn)
+    elif known.asked_at is not None:
+        turn.set(stragglers=replace(turn.state.stragglers, asked_at=None))
 
 
 def keep_those_without_replacement(turn: Turn) -> None:
@@ -157,7 +171,7 @@ def _mitigate(turn: Turn) -> None:
     if worker is not None and _has_replacement(turn):
         known = state.stragglers
         turn.set(stragglers=replace(known, backoff=known.backoff.wanted(turn.now)))
-        if may_act(state, turn.now):
+        if may_act(state, turn.now) or (known.asked_at is not None and is_free(state)):
             _replace(turn, worker)
             return
     seen_slow = state.stragglers.slow
@@ -166,6 +180,48 @@ def _mitigate(turn: Turn) -> None:
         suspected=any(not seen.found for seen in seen_slow.values()),
         slow=[told(one, seen) for one, seen in seen_slow.items() if seen.found],
     )
+    _ask_for_one_more(turn, worker)
+
+
+def _ask_for_one_more(turn: Turn, worker: WorkerId | None) -> None:
+    """Where no split of the layers helps: a worker beyond those that the job has. Not for ever, as none may come."""
+    state, known = turn.state, turn.state.stragglers
+    if known.asked_at is not None:
+        late = turn.now - known.asked_at > ASKING_SECONDS and state.requested > 0
+        if worker is None or late:
+            turn.set(stragglers=replace(known, asked_at=None))
+        if worker is not None and late:
+            why = f"no worker has come within {ASKING_SECONDS:g} s to take its place"
+            turn.do(Emit("StragglerKept", f"{worker} stays: {why}", True))
+        return
+    split = known.uneven or known.better or known.trial or known.unpaid
+    if worker is None or split or state.requested or _has_enough(state) or not known.slow[worker].compared:
+        return
+    gain = _held_up_by(state, known.slow[worker])
+    if gain < WORTH * (state.usual_step or 0.0) or not pays(state, gain):
+        return
+    turn.set(stragglers=replace(known, backoff=known.backoff.wanted(turn.now)))
+    if may_act(turn.state, turn.now):
+        turn.set(stragglers=replace(acted(turn), asked_at=turn.now))
+        text = f"one more worker is asked for, to take the place of {worker}: {told(worker, known.slow[worker])}"
+        turn.do(Emit("StragglerReplacementRequested", text))
+
+
+def _held_up_by(state: CoordinatorState, slow: Straggler) -> float:
+    """By how many seconds a step would be shorter with a worker of usual speed in its place. Stages that are as long
+    as its own, since layers were split by speed, leave nothing to be gained. 0 while not all is measured.
+    """
+    plan, times = state.current_plan, owned_times(state)
+    if len(times) < len(plan.cells()):
+        return 0.0
+    now = {cell: seconds_of(found) for cell, found in times.items()}
+    shares = [len(part) for part in plan.target.split]
+
+    def taken(seconds: Mapping[Cell, float]) -> float:
+        rows = [[seconds[Cell(d, s)] for s in range(len(plan.stages))] for d in range(len(shares))]
+        return step_seconds(rows, shares)
+
+    return taken(now) - taken({**now, slow.cell: slow.usual})
 
 
 def _worst(state: CoordinatorState) -> WorkerId | None:
@@ -178,8 +234,13 @@ def _has_replacement(turn: Turn) -> bool:
     """Does a worker stand by that is not needed elsewhere?"""
     state, plan = turn.state, turn.state.current_plan
     owners = [plan.at(cell).owner for cell in plan.cells()]
-    enough = state.stragglers.replacements >= wanted_workers(state.spec)
-    return not enough and len(set(owners)) == len(owners) and bool(planning_view(state, turn.now).spare())
+    alone = len(set(owners)) == len(owners)
+    return not _has_enough(state) and alone and bool(planning_view(state, turn.now).spare())
+
+
+def _has_enough(state: CoordinatorState) -> bool:
+    """Have as many workers been replaced as the job has?"""
+    return state.stragglers.replacements >= wanted_workers(state.spec)
 
 
 def _replace(turn: Turn, worker: WorkerId) -> None:
@@ -187,6 +248,7 @@ def _replace(turn: Turn, worker: WorkerId) -> None:
     known, plan = turn.state.stragglers, turn.state.current_plan
     seen = known.slow[worker]
     replaced = {**known.replaced, (worker, plan.stages[seen.cell.stage]): seen.seconds}
-    turn.set(stragglers=replace(acted(turn), replaced=replaced, replacements=known.replacements + 1))
+    done = acted(turn) if known.asked_at is None else known  # to ask for it was the measure
+    turn.set(stragglers=replace(done, replaced=replaced, replacements=known.replacements + 1, asked_at=None))
     replace_worker(turn, worker)
     turn.do(Emit("StragglerReplaced", f"a worker that stands by takes the place of {worker}: {told(worker, seen)}"))

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from bamboo.coordinator.events import Emit, WorkerState
-from bamboo.coordinator.workers.membership import surplus_requests
+from bamboo.coordinator.workers.membership import surplus_requests, workers_to_have
 from bamboo.job.placement_spec import NodePool
-from bamboo.job.spec import JobSpec, wanted_workers
+from bamboo.job.spec import JobSpec
 from bamboo.kube.errors import ApiError
 from bamboo.kube.request_parts import pod_path
 from bamboo.names import worker_name
@@ -362,7 +362,7 @@ class PodController:
             joined={worker for worker, _ in status.workers},
             standby=by_state[WorkerState.STANDBY],
             leaving=by_state[WorkerState.LEAVING],
-            wanted=wanted_workers(self._spec),
+            wanted=workers_to_have(self._requests.state),
             keep_standby=self._spec.standby.workers,
             training=status.phase == "Running",
             adding=self.adding,

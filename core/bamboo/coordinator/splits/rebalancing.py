@@ -39,7 +39,7 @@ SHORTEST_STEPS: Final = 20  # from one measure to the next, or stabilizationSeco
 
 def may_act(state: CoordinatorState, now: float) -> bool:
     """Is nothing going on, and was the last measure long enough ago?"""
-    return _is_free(state) and state.stragglers.backoff.is_over(_shortest_wait(state), now)
+    return is_free(state) and state.stragglers.backoff.is_over(_shortest_wait(state), now)
 
 
 def acted(turn: Turn) -> StragglerState:
@@ -75,7 +75,7 @@ def look_after(turn: Turn, *, suspected: bool, slow: Sequence[str]) -> None:
     since = known.uneven or (turn.now, state.step)
     lasting = lasts(state, since, turn.now) and not suspected
     ripe = lasting and may_act(state, turn.now)
-    back = known.unpaid and _is_free(state)
+    back = known.unpaid and is_free(state)
     backoff = known.backoff.wanted(turn.now) if lasting else known.backoff
     turn.set(stragglers=replace(known, uneven=since, better=split if ripe or back else None, backoff=backoff))
 
@@ -91,7 +91,8 @@ def is_settling(state: CoordinatorState) -> bool:
     return state.step < state.planned_step + SETTLING_STEPS
 
 
-def _is_free(state: CoordinatorState) -> bool:
+def is_free(state: CoordinatorState) -> bool:
+    """Is nothing going on, and is the job not about to end?"""
     plan = state.current_plan
     ending = state.step + 2 * AHEAD_STEPS >= state.spec.training.steps
     leaving = any(r.notice_until is not None and not r.released for r in state.workers.values())
@@ -161,7 +162,7 @@ def _proposal(state: CoordinatorState, slow: Sequence[str]) -> Trial | None:
     if not found:
         return None
     after, stages, measured = min(found)
-    if (before - after) * _horizon(state) < PAYS * _pause(state):
+    if not pays(state, before - after):
         return None
     how = "split as they were before" if measured else "split anew"
     why = "; ".join(slow) or "layers take other times than their counted costs say"
@@ -220,6 +221,11 @@ def _computing(state: CoordinatorState, work: WorkEstimate, stages: Ranges) -> f
 
 def _slowness(state: CoordinatorState, work: WorkEstimate, pipeline: int, stage: int) -> float:
     return work.slowness.get(state.current_plan.at(Cell(pipeline, stage)).owner, 1.0)
+
+
+def pays(state: CoordinatorState, gain: float) -> bool:
+    """Is the pause of a measure worth it, if steps are shorter by so many seconds?"""
+    return gain * _horizon(state) >= PAYS * _pause(state)
 
 
 def _horizon(state: CoordinatorState) -> int:

@@ -309,7 +309,12 @@ def surplus_requests(state: CoordinatorState) -> int:
     return min(state.requested, max(0, -_missing(state)))
 
 
+def workers_to_have(state: CoordinatorState) -> int:
+    """As many as the job asks for, and one more while that is to take the place of a slow one."""
+    return wanted_workers(state.spec) + (state.stragglers.asked_at is not None)
+
+
 def _missing(state: CoordinatorState) -> int:
     """Workers to ask for; below 0 if there are more than are wanted, or will be."""
     staying = sum(1 for w in state.workers.values() if w.notice_until is None)
-    return wanted_workers(state.spec) - staying - state.requested
+    return workers_to_have(state) - staying - state.requested

@@ -11,8 +11,9 @@ from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.coordinator.protection import OFF, protection
 from bamboo.coordinator.state import CoordinatorState
 from bamboo.coordinator.workers.failures import by_itself
+from bamboo.coordinator.workers.membership import workers_to_have
 from bamboo.job.edits import worker_digest
-from bamboo.job.spec import JobSpec, wanted_workers
+from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.cluster.signals import lives, worker_exit
 from bamboo_operator.kube.objects import api_time, parsed_time, utc_now
@@ -156,7 +157,7 @@ class RollingChange:
             revision=newest.revision,
             section=worker_digest(job.worker),
             workers=workers,
-            wanted=wanted_workers(job),
+            wanted=workers_to_have(sight.state),
             begun=sight.state.plan is not None,
             training=status.phase == "Running",
             held=_held(status, job),
