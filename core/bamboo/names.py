@@ -60,6 +60,7 @@ LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_WORKER_INDEX = f"{GROUP}/worker-index"
 LABEL_CAPACITY_TYPE = f"{GROUP}/capacity-type"
 LABEL_NODE_POOL = f"{GROUP}/node-pool"
+LABEL_ZONE_GROUP = f"{GROUP}/zone-group"  # workers that are to be in the same zone; with spread ZonePerPipeline
 LABEL_WORKER_REVISION = f"{GROUP}/worker-revision"  # a digest of what the operator made the pod of
 LABEL_WORKER_SPEC = f"{GROUP}/worker-spec"  # a digest of the job's `worker` section at that time
 LABEL_ACTIVE = f"{GROUP}/active"  # of the operator's pod that works, where there are several

@@ -31,9 +31,7 @@ def test_neighbours_in_different_zones_send_everything_across() -> None:
     assert found.within == {}
     assert found.between == {
         TrafficKind.BOUNDARIES: 2 * 3 * 8 * BOUNDARY,
-        TrafficKind.REDUNDANT: 2
-        * 8
-        * BOUNDARY,  # of stages 1 and 2; stage 0's shadow is the last one, that sends it none
+        TrafficKind.REDUNDANT: 3 * 8 * BOUNDARY,
         TrafficKind.REPLICAS: 4 * GRADIENTS,
     }
 

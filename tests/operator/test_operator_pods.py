@@ -14,6 +14,7 @@ from jsonschema import ValidationError
 
 from bamboo.job.edits import worker_digest
 from bamboo.names import worker_name
+from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import (
     HOST_NETWORK,
     selector,
@@ -46,6 +47,8 @@ def restricted(pod):
 SPECS = [
     {},
     {"queue": {"name": "q"}, "spread": {"policy": "None"}},
+    {"spread": {"policy": "SingleZone"}},
+    {"spread": {"policy": "ZonePerPipeline"}, "topology": {"stages": 2, "pipelines": 3}},
     {"spread": {"topologyKey": "rack"}, "nodePools": [{"name": "p", "preset": "GKE"}]},
 ]
 WORKERS = [{}, {"image": "mine:2", "resources": GPU}, {"template": TEMPLATE}, {"resources": GPU, "template": TEMPLATE}]
@@ -317,6 +320,34 @@ def test_a_queue_and_a_spread():
     assert not {"topologySpreadConstraints", "affinity"} & pod["spec"].keys()
     constraint = render({"spread": {"topologyKey": "rack"}})["spec"]["topologySpreadConstraints"][0]
     assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("rack", "ScheduleAnyway")
+
+
+def test_a_job_in_one_zone_asks_for_the_zone_of_its_other_pods():
+    spec = render({"spread": {"policy": "SingleZone", "topologyKey": "rack"}})["spec"]
+    assert "topologySpreadConstraints" not in spec
+    of_job = {"matchLabels": {"bamboo.dev/job-uid": META.uid}}
+    required = [{"labelSelector": of_job, "topologyKey": "rack"}]
+    assert spec["affinity"]["podAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    nodes = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["podAffinityTerm"]["topologyKey"] for term in nodes] == ["kubernetes.io/hostname"]
+
+
+def test_pods_are_made_in_as_many_groups_as_there_are_pipelines():
+    """Each group keeps to a zone, away from the others'; and it gets the next pod if one of its own is gone."""
+    wanted = job(spread={"policy": "ZonePerPipeline"}, topology={"stages": 2, "pipelines": 2})
+    pods = {}
+    for number in range(4):
+        pods[number] = worker_pod(wanted, META, number, None, SETTINGS, zone_group(wanted, pods.values()))
+    assert [pod["metadata"]["labels"]["bamboo.dev/zone-group"] for pod in pods.values()] == ["0", "1", "0", "1"]
+    affinity = pods[1]["spec"]["affinity"]
+    (mine,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert mine["labelSelector"]["matchLabels"]["bamboo.dev/zone-group"] == "1"
+    others = affinity["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][-1]["podAffinityTerm"]
+    assert others["labelSelector"]["matchExpressions"][0]["values"] == ["1"]
+    assert others["topologyKey"] == mine["topologyKey"] == "topology.kubernetes.io/zone"
+    assert zone_group(wanted, [pods[0], pods[1], pods[2]]) == 1
+    digests = {pod["metadata"]["labels"]["bamboo.dev/worker-revision"] for pod in pods.values()}
+    assert len(digests) == 1, "a rollout would replace them for their group"
 
 
 # Names

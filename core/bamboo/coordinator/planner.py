@@ -92,6 +92,7 @@ def planning_view(state: CoordinatorState, now: float) -> PlanningView:
         redundancy=state.spec.redundancy,
         pipelines=_pipelines(state, now),
         generation=state.generation,
+        spread=state.spec.spread.policy,
     )
 
 
@@ -189,7 +190,10 @@ def _start(turn: Turn) -> None:
     epoch = state.plan.epoch + 1 if state.plan else 1
     if state.plan and len(state.plan.stages) == grid.stages:
         ready = in_places(state.plan, ready, grid.stages * grid.pipelines)
-    plan = initial_plan(ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found)
+    plan = initial_plan(
+        ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
+        spread=spec.spread.policy,
+    )  # fmt: skip
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
     plan = msgspec.structs.replace(plan, sources=sources)
     restoring.begun(turn)

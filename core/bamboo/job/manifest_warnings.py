@@ -1,5 +1,6 @@
 """What is allowed in a manifest and may surprise: a sentence for each. Pure."""
 
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode, wanted_workers
 from bamboo.text import count
 
@@ -8,7 +9,17 @@ NUMBERS = ("one", "two", "three", "four")  # of workers that hold a stage, by th
 
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """Each names the fields that it is about."""
-    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec))))
+    return tuple(filter(None, (_one_pipeline(spec), _replicas(spec), _loggers(spec), _one_zone(spec))))
+
+
+def _one_zone(spec: JobSpec) -> str:
+    """The loss of a zone takes everybody."""
+    policy = spec.spread.policy
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE and spec.topology.pipelines == 1:
+        return "spec.spread.policy ZonePerPipeline with one pipeline: the whole job is in one zone, as with SingleZone"
+    if policy is SpreadPolicy.SINGLE_ZONE and spec.checkpoint is None:
+        return "spec.spread.policy SingleZone without spec.checkpoint: the job ends if all nodes of its zone are lost"
+    return ""
 
 
 def _loggers(spec: JobSpec) -> str:

@@ -23,10 +23,20 @@ class Preset(StrEnum):
 
 
 class SpreadPolicy(StrEnum):
-    """Interleave: neighbours in the ring sit in different topology domains."""
+    """Where workers are, and who follows whom. Interleave: pods over all zones, neighbours in the ring in different
+    ones. ZonePerPipeline: each pipeline in one zone, different ones if possible. SingleZone: the whole job in one zone.
+    None: pods wherever the scheduler likes, and among these neighbours as with Interleave.
+    """
 
     INTERLEAVE = "Interleave"
+    ZONE_PER_PIPELINE = "ZonePerPipeline"
+    SINGLE_ZONE = "SingleZone"
     NONE = "None"
+
+    @property
+    def packs(self) -> bool:
+        """Are a pipeline's workers to be in the same zone, so that little crosses zones, instead of in many?"""
+        return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec, TopologySpec, TrainingSpec
 from bamboo.planning.gradient_groups import group_bounds, pipeline_bounds
 from bamboo.planning.plan import Assignment, CheckpointId, Layout, Peer, Plan, WorkerId
@@ -98,10 +99,11 @@ def initial_plan(
     *,
     epoch: int = 1,
     restore: CheckpointId | None = None,
+    spread: SpreadPolicy = SpreadPolicy.INTERLEAVE,
 ) -> Plan:
     """The first plan from a state on: needs stages x pipelines workers; those that are left stand by.
 
-    epoch: its own. restore: the state; None: that before the first step.
+    epoch: its own. restore: the state; None: that before the first step. spread: which workers are neighbours.
     """
     depth, zones = len(stages), {p.worker: p.zone for p in peers}
     cells = tuple(
@@ -109,7 +111,7 @@ def initial_plan(
             Assignment(owner=worker, replicas=replicas)
             for worker, replicas in zip(row, replicas_in(row, redundancy.kept, zones), strict=True)
         )
-        for row in rows(peers, depth, pipelines, redundancy.kept)
+        for row in rows(peers, depth, pipelines, redundancy.kept, spread)
     )
     layout = make_layout(0, training.microbatches, pipelines, training.groups)
     covered = _zones_covered(cells, zones) if redundancy.kept > 1 else ""

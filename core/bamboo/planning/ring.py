@@ -6,9 +6,10 @@ other zones where that is possible, so that zones may be.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.planning.plan import Peer, WorkerId
 
 MOST_LOOKED_AT = 4096  # stages of all changes to a row that are tried: 64 changes of 64 stages
@@ -37,9 +38,42 @@ def ring(peers: Sequence[Peer], size: int, apart: int = 1) -> list[Peer]:
     return chosen
 
 
-def rows(peers: Sequence[Peer], depth: int, pipelines: int, replicas: int) -> list[list[WorkerId]]:
-    """Each pipeline's workers, in the order of its stages: so that as many zones as may be can be lost at once."""
+def rows(
+    peers: Sequence[Peer], depth: int, pipelines: int, replicas: int, spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
+) -> list[list[WorkerId]]:
+    """Each pipeline's workers, in the order of its stages: so that as many zones as may be can be lost at once, or so
+    that as few neighbours as may be are in different ones.
+    """
+    if spread.packs:
+        return packed(peers, depth, pipelines, spread)
     return min(_arranged(peers, depth, pipelines, replicas, apart) for apart in range(max(1, replicas), 0, -1))[1]
+
+
+def packed(
+    peers: Sequence[Peer], depth: int, pipelines: int, spread: SpreadPolicy, taken: Collection[str] = ()
+) -> list[list[WorkerId]]:
+    """Each pipeline in one zone where that is possible, else in few, those of a zone side by side.
+
+    Pipelines share a zone with SingleZone, the one with the most workers, and with ZonePerPipeline only if the others
+    have too few. taken: zones of pipelines that there are already.
+    """
+    left: dict[str, list[WorkerId]] = {}
+    for peer in peers:
+        left.setdefault(peer.zone, []).append(peer.worker)
+    used, shared = set(taken), spread is SpreadPolicy.SINGLE_ZONE
+    found: list[list[WorkerId]] = []
+    for _ in range(pipelines):
+        row: list[WorkerId] = []
+        while len(row) < depth:
+            lacking = depth - len(row)
+            whole = [zone for zone in left if len(left[zone]) >= lacking]
+            zones = sorted(whole or left, key=lambda z: len(left[z]) if shared or not whole else 0, reverse=True)
+            zone = next((z for z in zones if (z in used) is shared), zones[0]) if whole else zones[0]
+            row += left[zone][:lacking]
+            left[zone] = left[zone][lacking:]
+            used.add(zone)
+        found.append(row)
+    return found
 
 
 def _arranged(

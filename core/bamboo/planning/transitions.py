@@ -4,17 +4,19 @@ Level-triggered: every function looks only at what is, and proposes at most one 
 worker that already holds an in-sync replica of the stage, so that any proposal can be obeyed in the middle of a step.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
 
+from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancySpec
 from bamboo.planning.heirs import heirs_of, lost_runs
 from bamboo.planning.plan import Assignment, Cell, Layout, Peer, Plan, WorkerId
 from bamboo.planning.portions import Cells, is_settled, share_out
-from bamboo.planning.ring import replicas_in
+from bamboo.planning.ring import packed, replicas_in
 
 Synced = frozenset[tuple[Cell, WorkerId]]
 
@@ -43,6 +45,7 @@ class PlanningView:
     redundancy: RedundancySpec  # the one asked for
     pipelines: int
     generation: int
+    spread: SpreadPolicy = SpreadPolicy.INTERLEAVE
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
@@ -65,12 +68,30 @@ class PlanningView:
         spare = [w for w in self.spare() if w not in _replacements(self).values()]
         newcomers: Workers = {}
         rows = range(plan.target.pipelines, min(self.pipelines, plan.target.pipelines + len(spare) // depth))
+        groups = self._by_row(spare, len(rows))
         for cell in (Cell(d, s) for d in rows for s in range(depth)):
-            filled = (w for w in spare if w in plan.at(Cell(0, cell.stage)).replicas)
-            worker = next(filled, None) or next((w for w in spare if not plan.replicated_by(w)), spare[0])
-            spare.remove(worker)
+            left = groups[cell.pipeline - rows.start]
+            filled = (w for w in left if w in plan.at(Cell(0, cell.stage)).replicas)
+            worker = next(filled, None) or next((w for w in left if not plan.replicated_by(w)), left[0])
+            left.remove(worker)
             newcomers[cell] = worker
         return newcomers
+
+    def _by_row(self, spare: list[WorkerId], count: int) -> list[list[WorkerId]]:
+        """For each of so many new rows the workers of whom it may choose: all that are left, or those of a zone."""
+        if not self.spread.packs:
+            return [spare] * count
+        owners = {self.plan.at(cell).owner for cell in self.plan.cells()}
+        taken = {self.live[owner].zone for owner in owners if owner in self.live}
+        return packed([self.live[w] for w in spare], len(self.plan.stages), count, self.spread, taken)
+
+    def nearest(self, spare: list[WorkerId], cell: Cell) -> list[WorkerId]:
+        """Those first, if pipelines are packed, that are in the zone of most of the cell's pipeline."""
+        if not self.spread.packs:
+            return spare
+        others = [self.plan.at(Cell(cell.pipeline, s)).owner for s in range(len(self.plan.stages)) if s != cell.stage]
+        zones = Counter(self.live[w].zone for w in others if w in self.live)
+        return sorted(spare, key=lambda w: -zones[self.live[w].zone])
 
 
 def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
@@ -189,8 +210,9 @@ def _replacements(view: PlanningView) -> Workers:
     plan, spare = view.plan, view.spare()
     replacements: Workers = {}
     for cell in _to_move(view):
-        replacement = next((w for w in spare if w in plan.at(cell).replicas), None) or next(
-            (w for w in spare if not any(c != cell for c in plan.replicated_by(w))), None
+        able = view.nearest(spare, cell)
+        replacement = next((w for w in able if w in plan.at(cell).replicas), None) or next(
+            (w for w in able if not any(c != cell for c in plan.replicated_by(w))), None
         )
         if replacement:
             spare.remove(replacement)

@@ -8,11 +8,12 @@ from typing import Any
 
 from bamboo import names
 from bamboo.job.edits import worker_digest
-from bamboo.job.placement_spec import NodePool, SpreadPolicy
+from bamboo.job.placement_spec import NodePool
 from bamboo.job.spec import JobSpec
 from bamboo.names import worker_name
 from bamboo.planning.plan import WorkerId
 from bamboo_operator.manifests.placement import place, placement
+from bamboo_operator.manifests.spread import spread, spread_labels
 from bamboo_operator.manifests.template import TOKEN_VOLUME, merge, read_template
 
 Json = dict[str, Any]
@@ -92,9 +93,14 @@ def template_problems(job: JobSpec) -> list[str]:
     return [*reading.problems, *([HOST_NETWORK] if reading.template["spec"].get("hostNetwork") else [])]
 
 
-def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings) -> Json:
-    """The pod of a job's worker with that number, for nodes of that pool (None: for any node)."""
-    pod = _rendered(job, meta, number, pool, settings)
+def worker_pod(
+    job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings, group: int = 0
+) -> Json:
+    """The pod of a job's worker with that number, for nodes of that pool (None: for any node).
+
+    group: of those that are to be in the same zone, if that is asked for.
+    """
+    pod = _rendered(job, meta, (number, group), pool, settings)
     pod["metadata"]["labels"] |= {
         names.LABEL_WORKER_REVISION: worker_revision(job, meta, pool, settings),
         names.LABEL_WORKER_SPEC: worker_digest(job.worker),
@@ -104,21 +110,26 @@ def worker_pod(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, 
 
 def worker_revision(job: JobSpec, meta: JobMeta, pool: NodePool | None, settings: WorkerPodSettings) -> str:
     """A digest of all that is the same in the pods of that pool's workers, whatever it follows from."""
-    rendered = json.dumps(_rendered(job, meta, 0, pool, settings), sort_keys=True)
+    rendered = json.dumps(_rendered(job, meta, (0, 0), pool, settings), sort_keys=True)
     return sha256(rendered.encode()).hexdigest()[:10]
 
 
-def _rendered(job: JobSpec, meta: JobMeta, number: int, pool: NodePool | None, settings: WorkerPodSettings) -> Json:
+def _rendered(
+    job: JobSpec, meta: JobMeta, which: tuple[int, int], pool: NodePool | None, settings: WorkerPodSettings
+) -> Json:
+    """which: the worker's number and its group."""
+    number, group = which
     name, where = worker_name(job.name, number), placement(job, pool)
     rendered = {
         "metadata": {"labels": _common_labels(job), "annotations": dict(where.annotations)},
-        "spec": _spec(job, meta, settings),
+        "spec": _spec(job, meta, group, settings),
     }
     template = read_template(job).template
     if template["spec"].get("hostNetwork"):
         rendered["spec"]["dnsPolicy"] = "ClusterFirstWithHostNet"  # else they do not know the names of Services
     pod: Json = merge(rendered, template)
-    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **_own_labels(job, meta, number, pool)}
+    own = _own_labels(job, meta, number, pool) | spread_labels(job, group)
+    pod["metadata"]["labels"] = {**(pod["metadata"].get("labels") or {}), **own}
     _own(pod["spec"], _own_env(name, pod["spec"], settings))
     place(pod["spec"], where)
     return {
@@ -189,7 +200,7 @@ def about_workers(job: JobSpec, meta: JobMeta) -> Json:
     }
 
 
-def _spec(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
+def _spec(job: JobSpec, meta: JobMeta, group: int, settings: WorkerPodSettings) -> Json:
     """What the template may change."""
     user = {} if settings.run_as_user is None else {"runAsUser": settings.run_as_user}
     spec: Json = {
@@ -206,9 +217,7 @@ def _spec(job: JobSpec, meta: JobMeta, settings: WorkerPodSettings) -> Json:
         spec["securityContext"] |= {} if settings.run_as_user is None else {"fsGroup": settings.run_as_user}
     if settings.service_account:
         spec["serviceAccountName"] = settings.service_account
-    if job.spread.policy is not SpreadPolicy.NONE:
-        spec |= _spread(job.spread.topology_key, {"matchLabels": {names.LABEL_JOB_UID: meta.uid}})
-    return spec
+    return spec | spread(job, meta.uid, group)
 
 
 def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
@@ -231,22 +240,6 @@ def _container(job: JobSpec, settings: WorkerPodSettings) -> Json:
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-    }
-
-
-def _spread(topology_key: str, of_job: Json) -> Json:
-    """Over zones and over nodes, as far as it can be had."""
-    over_nodes = {"labelSelector": of_job, "topologyKey": "kubernetes.io/hostname"}
-    over_zones = {
-        "maxSkew": 1,
-        "topologyKey": topology_key,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": of_job,
-    }
-    preferred = [{"weight": 100, "podAffinityTerm": over_nodes}]
-    return {
-        "topologySpreadConstraints": [over_zones],
-        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
     }
 
 

@@ -19,6 +19,7 @@ from bamboo_operator.cluster.signals import is_deleted, worker_exit
 from bamboo_operator.kube.client import API_ERRORS, ApiClient, PodRefused
 from bamboo_operator.kube.objects import JobKey, owner_uid, utc_now
 from bamboo_operator.manifests.network_policy import network_policy
+from bamboo_operator.manifests.spread import zone_group
 from bamboo_operator.manifests.worker_pod import JobMeta, WorkerPodSettings, worker_number, worker_pool
 from bamboo_operator.pods.disruption_budget import DisruptionBudgetWriter
 from bamboo_operator.pods.job_pods import JobPods, age
@@ -217,7 +218,8 @@ class PodController:
             self.created = number + 1  # it was created, and the answer to that was lost
             return
         try:
-            pod = await self._api.create_pod(template.pod(number, pool))
+            group = zone_group(template.job, self.pods.living().values())
+            pod = await self._api.create_pod(template.pod(number, pool, group))
         except ApiError as error:
             if error.status != 409:
                 self._refusal = PodRefused.of(error)

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 MOST_SEEDS = 1_000_000
-OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "plot", "events")
+OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "zone_traffic_price", "plot", "events")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
-    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug", "jobs"
+    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "zone_traffic_price", "plot", "events",
+    "without_bug", "jobs",
 )  # fmt: skip
 
 
@@ -122,6 +123,12 @@ class SimulateOptions:
             show_default="the trace's, else the job's, else the profile's",
         ),
     ] = None
+    zone_traffic_price: Annotated[
+        float,
+        typer.Option(
+            metavar="USD", help="Of a job: price of a GB that crosses zones, each way; 0 if the cloud bills none."
+        ),
+    ] = 0.01
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a job: draw the runs over time, as PNG.")] = None
     events: Annotated[
         bool, typer.Option("--events", help="Of a job: print what happens on standard error; for one run.")
@@ -288,7 +295,8 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         job=job, profile=options.profile, traces=tuple(options.trace or ()),
         rates=() if options.trace else tuple(_rates(options)), seeds=_seeds(options.seeds or "10"),
         hours=options.hours, steps=options.steps, replace_rate=options.replace_rate, notice=options.notice,
-        zones=tuple(zone.strip() for zone in options.zones.split(",")), price=options.price, jobs=options.jobs,
+        zones=tuple(zone.strip() for zone in options.zones.split(",")), price=options.price,
+        zone_price=options.zone_traffic_price, jobs=options.jobs,
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
     results = simulate(wanted, say, lambda runs: _Progress(runs, shown=not options.quiet))
@@ -314,6 +322,8 @@ def _check_numbers(options: SimulateOptions) -> None:
         usage(f"--replace-rate {options.replace_rate:g}: expected a probability from 0 to 1")
     if options.notice is not None and not 0 <= options.notice <= 86_400:
         usage(f"--notice {options.notice:g}: expected seconds from 0 to 86400")
+    if not 0 <= options.zone_traffic_price <= 1000:
+        usage(f"--zone-traffic-price {options.zone_traffic_price:g}: expected USD from 0 to 1000")
     if options.price is not None and not 0 <= options.price <= 1e6:
         usage(f"--price {options.price:g}: expected USD from 0 to 1000000")
 

@@ -42,6 +42,7 @@ class JobSimulation:
     notice: float | None
     zones: tuple[str, ...]
     price: float | None
+    zone_price: float
     jobs: int | None
 
 
@@ -96,6 +97,7 @@ def _run(wanted: JobSimulation) -> JobRun:
     return JobRun(
         spec=spec, manifest=source.document, profile=read_profile(wanted.profile), trace=make_trace(),
         seconds=None if wanted.hours is None else wanted.hours * 3600, price=wanted.price,
+        zone_price=wanted.zone_price,
     )  # fmt: skip
 
 

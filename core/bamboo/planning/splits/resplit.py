@@ -95,6 +95,7 @@ def resplit_plan(
     begun = initial_plan(
         [msgspec.structs.replace(peer, worker=seat) for seat, peer in seats.items()], ranges, grid.pipelines,
         spec.training, spec.redundancy, epoch=plan.epoch + 1, restore=beginning.state,
+        spread=spec.spread.policy,
     )  # fmt: skip
     begun = _seated(begun, {seat: peer.worker for seat, peer in seats.items()})
     stages = None

@@ -2,11 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from bamboo.planning.plan import Plan, WorkerId
 from bamboo.profiles.profile import ModelProfile
+from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer
 
 MEGABYTE = 1_000_000
+
+
+class StateOnItsWay(NamedTuple):
+    """at: when the worker has the stage's state."""
+
+    at: float
+    worker: WorkerId
+    stage: int
+    transfer: Transfer
 
 
 class HeldStates:
@@ -26,14 +37,14 @@ class HeldStates:
             for worker in plan.at(cell).holders:
                 self._held[worker].add(cell.stage)
 
-    def follow(self, plan: Plan, now: float) -> list[tuple[float, WorkerId, int]]:
-        """Forget what nobody is to hold any more; (when, who, stage) of the states that begin to travel now.
+    def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
+        """Forget what nobody is to hold any more; the states that begin to travel now.
 
         An owner sends one state after the other.
         """
         wanted: dict[WorkerId, set[int]] = {}
         busy: Counter[WorkerId] = Counter()
-        begun: list[tuple[float, WorkerId, int]] = []
+        begun: list[StateOnItsWay] = []
         for cell in plan.cells():
             assignment = plan.at(cell)
             for worker in assignment.holders:
@@ -48,10 +59,12 @@ class HeldStates:
             for worker in assignment.replicas:
                 if cell.stage in self._held[worker] or (worker, cell.stage) in self._coming:
                     continue
-                busy[assignment.owner] += self.state_bytes(plan.stages[cell.stage])
+                size = self.state_bytes(plan.stages[cell.stage])
+                busy[assignment.owner] += size
                 at = now + busy[assignment.owner] / self._rate + self._profile.network.latency
                 self._coming[worker, cell.stage] = at
-                begun.append((at, worker, cell.stage))
+                transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)
+                begun.append(StateOnItsWay(at, worker, cell.stage, transfer))
         return begun
 
     def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
@@ -79,13 +92,14 @@ class HeldStates:
     def bytes_of(self, layers: Iterable[int]) -> int:
         return sum(self._profile.layers[i].parameters + self._profile.layers[i].optimizer for i in layers)
 
-    def beginning(self, plan: Plan) -> dict[WorkerId, float]:
-        """Seconds until each worker has begun with the state that a plan of a new origin names.
+    def beginning(self, plan: Plan) -> tuple[dict[WorkerId, float], list[Transfer]]:
+        """Seconds until each worker has begun with the state that a plan of a new origin names; and what is sent.
 
         What is in its memory costs nothing, what others have comes over the network, and the rest from the store.
         """
         if plan.restore is None:
-            return dict.fromkeys(plan.worker_ids(), 0.0)
+            return dict.fromkeys(plan.worker_ids(), 0.0), []
+        transfers: list[Transfer] = []
         network, storage = self._profile.network, self._profile.storage
         received: Counter[WorkerId] = Counter()
         sent: Counter[WorkerId] = Counter()
@@ -100,11 +114,14 @@ class HeldStates:
                     source = min(holders, key=lambda holder: (sent[holder], holder))
                     sent[source] += size
                     received[worker] += size
+                    transfers.append(Transfer(TrafficKind.STATES, source, worker, size))
                 else:
                     read[worker] += size
+                    transfers.append(Transfer(TrafficKind.CHECKPOINTS, None, worker, size))
         slowest = max(sent.values(), default=0) / network.machine
-        return {
+        times = {
             worker: max(received[worker] / network.flow, slowest if received[worker] else 0.0)
             + (read[worker] / storage.read + 2 * storage.latency if read[worker] else 0.0)
             for worker in plan.worker_ids()
         }
+        return times, transfers

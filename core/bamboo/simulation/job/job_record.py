@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from bamboo.simulation.job.zone_traffic import GB, ZONE_TRAFFIC_PRICE, ZoneTraffic, traffic_usd
+
 BINS = 200  # of a series
 HOUR = 3600.0
 
@@ -13,8 +15,9 @@ HOUR = 3600.0
 class JobFigures:
     """Of one run. Rates are means over the time since the job was submitted.
 
-    nodes: that were paid for. throughput: samples a second, each counted once. usd_per_hour, usd: nan if a price is not
-    known; value: samples a second for each USD an hour. goodput: the time that the steps would have taken on the whole
+    nodes: that were paid for. throughput: samples a second, each counted once. usd_per_hour, usd: of nodes and traffic,
+    nan if a price is not known; zone_usd_per_hour: of these, for what crosses zones, zone_gb_per_hour. value: samples a
+    second for each USD an hour. goodput: the time that the steps would have taken on the whole
     grid without any disturbance, over the time since training began. preemptions: workers that were taken away, with or
     without notice. takeovers: cells that moved in the middle of a step, or with notice. restores: times that the job
     went back to a checkpoint; repeated: steps that it did again. pause: seconds, the mean by which a step was longer in
@@ -32,6 +35,8 @@ class JobFigures:
     throughput: float
     usd_per_hour: float
     usd: float
+    zone_gb_per_hour: float
+    zone_usd_per_hour: float
     value: float
     goodput: float
     waited: float
@@ -75,7 +80,8 @@ Span = tuple[float, float, float]  # from, until, how much
 @dataclass(slots=True)
 class JobRecord:
     """Seconds since the job was submitted. steps: (from, until, how many new ones); usual: seconds of an undisturbed
-    one on the whole grid. nodes, usd: spans of a number, and of USD an hour.
+    one on the whole grid. nodes, usd: spans of a number, and of USD an hour. crossed: of bytes between zones;
+    zone_price: USD for each GB of them and each way. traffic: all bytes by their kind.
     """
 
     samples: int
@@ -85,6 +91,9 @@ class JobRecord:
     nodes: list[Span] = field(default_factory=list)
     usd: list[Span] = field(default_factory=list)
     priced: bool = True
+    zone_price: float = ZONE_TRAFFIC_PRICE
+    crossed: list[Span] = field(default_factory=list)
+    traffic: ZoneTraffic = field(default_factory=ZoneTraffic)
     moments: dict[str, list[float]] = field(default_factory=dict)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     stopped: list[Span] = field(default_factory=list)
@@ -105,9 +114,17 @@ class JobRecord:
                 self.usd.append((self._since, now, usd_per_hour * (now - self._since) / HOUR))
             self._since = now
 
+    def sent(self, since: float, until: float, traffic: ZoneTraffic) -> None:
+        """In that time, evenly."""
+        self.traffic += traffic
+        if traffic.billed:
+            self.crossed.append((since, until, traffic.billed))
+
     def figures(self, end: float) -> JobFigures:
         trained = sum(count for _, _, count in self.steps)
-        usd = sum(paid for _, _, paid in self.usd) if self.priced else float("nan")
+        crossed = sum(size for _, _, size in self.crossed)
+        across = traffic_usd(crossed, self.zone_price)
+        usd = sum(paid for _, _, paid in self.usd) + across if self.priced else float("nan")
         hours, seconds = end / HOUR, max(end, 1e-9)
         rate, throughput = usd / seconds * HOUR, trained * self.samples / seconds
         since = end - (self.begun if self.begun is not None else end)
@@ -117,6 +134,7 @@ class JobRecord:
             fatal=self.fatal, repeated=self.repeated,
             pause=sum(s for _, s in self.pauses) / len(self.pauses) if self.pauses else 0.0,
             nodes=sum(n for _, _, n in self.nodes) / seconds, throughput=throughput, usd_per_hour=rate, usd=usd,
+            zone_gb_per_hour=crossed / GB / seconds * HOUR, zone_usd_per_hour=across / seconds * HOUR,
             value=throughput / rate if rate else float("nan"),
             goodput=trained * self.usual / since if since > 0 else 0.0,
             waited=sum(s for _, _, s in self.stopped) / HOUR, hours=hours, steps=round(trained),
@@ -126,7 +144,8 @@ class JobRecord:
         width = max(end, 1e-9) / BINS
         edges = [width * (i + 1) for i in range(BINS)]
         throughput = [self.samples * n / width for n in _binned(self.steps, width)]
-        usd = [paid / width * HOUR if self.priced else float("nan") for paid in _binned(self.usd, width)]
+        billed = [*self.usd, *((a, b, traffic_usd(size, self.zone_price)) for a, b, size in self.crossed)]
+        usd = [paid / width * HOUR if self.priced else float("nan") for paid in _binned(billed, width)]
         return Series(
             hours=tuple(edge / HOUR for edge in edges),
             nodes=tuple(n / width for n in _binned(self.nodes, width)),

@@ -36,6 +36,7 @@ from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.job.virtual_clock import VirtualClock
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens
@@ -48,7 +49,7 @@ CUT: Final = ("cut", "the time was up")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
     """What is simulated. seconds: after which the run is cut; None: the trace's duration. price: USD an hour of a spot
-    node, instead of what trace, job and profile say.
+    node, instead of what trace, job and profile say. zone_price: USD for each GB that crosses zones, and each way.
     """
 
     spec: JobSpec
@@ -57,6 +58,7 @@ class JobRun:
     trace: Trace
     seconds: float | None = None
     price: float | None = None
+    zone_price: float = ZONE_TRAFFIC_PRICE
 
 
 def simulate_job(run: JobRun, say: Callable[[str], None] | None = None, model: StepModel | None = None) -> JobResult:
@@ -94,8 +96,10 @@ class _Simulation:
     def __init__(self, run: JobRun, model: StepModel, say: Callable[[str], None] | None) -> None:
         self._run, self._spec, self._model, self._say = run, run.spec, model, say
         self._clock = VirtualClock()
-        self._record = JobRecord(samples=run.spec.training.global_batch_size, usual=self._usual_step())
-        self._supply = NodeSupply(run.trace, run.spec.node_pools, run.profile.prices, run.price)
+        self._record = JobRecord(
+            samples=run.spec.training.global_batch_size, usual=self._usual_step(), zone_price=run.zone_price
+        )
+        self._supply = NodeSupply(run.trace, run.spec, run.profile.prices, run.price)
         self._training = SimulatedTraining(
             self._clock, self._model, run.spec, self._record, tell=self._tell, most=self._most_steps
         )
@@ -234,7 +238,7 @@ class _Simulation:
     def _changed(self, change: NodeChange) -> None:
         if change.change is Change.ADD:
             self._supply.came(change.node, change.zone)
-            self._staff()
+            self._clock.after(0.0, self._staff)  # when all nodes are here that come at this moment
             return
         used = self._supply.went(change.node)
         self._pay()

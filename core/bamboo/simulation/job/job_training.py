@@ -17,6 +17,7 @@ from bamboo.simulation.job.held_states import HeldStates
 from bamboo.simulation.job.job_record import JobRecord
 from bamboo.simulation.job.step_times import LostWorkers, StepModel
 from bamboo.simulation.job.virtual_clock import Timer, VirtualClock
+from bamboo.simulation.job.zone_traffic import TrafficKind, Transfer, ZoneTraffic, by_zone, step_traffic
 
 COPY_RATE: Final = 5e9  # bytes a second from a device to pageable host memory, for the copies of a cut
 Tell = Callable[[WorkerId, protocol.Message], None]
@@ -56,6 +57,7 @@ class SimulatedTraining:
         self._carried: tuple[int, CheckpointId] | None = None
         self._kept: list[CheckpointId] = []
         self._checkpoints = 0
+        self._counted = (-1, -1), ZoneTraffic()  # of the epoch and generation before it, a step's traffic
 
     # plans
 
@@ -75,7 +77,8 @@ class SimulatedTraining:
         """Everybody gets the state that the plan names; training goes on when all owners have it."""
         self._stop()
         self.plan, self._pending, self._carried, self._wish = plan, None, None, None
-        times = self._held.beginning(plan)
+        times, transfers = self._held.beginning(plan)
+        self._send(plan, transfers)
         self._held = HeldStates(self._model.profile, self._spec.redundancy.transfer_mbps)
         owners = [plan.at(cell).owner for cell in plan.cells()]
         for worker, seconds in times.items():
@@ -144,7 +147,9 @@ class SimulatedTraining:
     def _follow(self, plan: Plan) -> None:
         """Roles change; states travel to those who are to have them."""
         self.plan = plan
-        for at, worker, stage in self._held.follow(plan, self._clock.now):
+        moving = self._held.follow(plan, self._clock.now)
+        self._send(plan, [state.transfer for state in moving])
+        for at, worker, stage, _ in moving:
             self._clock.at(at, partial(self._state_arrived, worker, stage, at))
         for worker in sorted(plan.worker_ids()):
             self._applied(worker, plan)
@@ -199,6 +204,7 @@ class SimulatedTraining:
     def _committed(self, steps: int) -> None:
         """So many steps are done; the coordinator is told of the last one, as if the other messages were lost."""
         plan, now = self._current_plan, self._clock.now
+        self._record.sent(self._since, now, self._step_traffic(plan) * steps)
         new = self.step + steps - max(self._furthest, self.step)
         if new > 0:
             self._record.steps.append((self._since, now, new))
@@ -222,6 +228,19 @@ class SimulatedTraining:
             self._cut(plan, checkpoint[1])
         else:
             self._begin()
+
+    def _step_traffic(self, plan: Plan) -> ZoneTraffic:
+        """Of one step in the layout in force; remembered, since most steps have the plan of the one before."""
+        key = plan.epoch, self._generation
+        if self._counted[0] != key:
+            layout = next(one for one in plan.layouts if one.generation == self._generation)
+            self._counted = key, step_traffic(plan, layout, self._model.profile)
+        return self._counted[1]
+
+    def _send(self, plan: Plan, transfers: list[Transfer]) -> None:
+        """At this moment, and between the zones that the plan says."""
+        zones = {peer.worker: peer.zone for peer in plan.workers}
+        self._record.sent(self._clock.now, self._clock.now, by_zone(transfers, zones))
 
     def _cross_boundary(self, before: Plan, plan: Plan) -> None:
         self._pending = None
@@ -286,6 +305,7 @@ class SimulatedTraining:
                 continue
             if self._keeps_copies:
                 self._tell(worker, protocol.CopiesHeld(checkpoint=checkpoint, layers=tuple(sorted(shares))))
+            self._send(plan, [Transfer(TrafficKind.CHECKPOINTS, worker, None, self._held.bytes_of(shares))])
             seconds = self._held.bytes_of(shares) / storage.write + storage.latency
             self._clock.after(seconds, partial(self._written, worker, shares, checkpoint))
 

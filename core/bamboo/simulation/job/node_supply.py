@@ -4,10 +4,12 @@ No clock of its own: the run says when what happens.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
-from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo.job.placement_spec import Capacity, NodePool, SpreadPolicy
+from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
 from bamboo.profiles.profile import Prices
 from bamboo.traces.trace import PriceChange, Trace, price_series
 
@@ -17,15 +19,21 @@ class SimulatedNode:
     name: str
     zone: str = ""
     pool: NodePool | None = None  # on demand, of that pool; None: a spot node
+    group: int = 0  # of those that are to be in the same zone
 
 
 class NodeSupply:
-    """price: USD an hour of a spot node, whatever trace, pools and profile say."""
+    """price: USD an hour of a spot node, whatever trace, pools and profile say.
 
-    def __init__(
-        self, trace: Trace, pools: Sequence[NodePool], prices: Prices | None, price: float | None = None
-    ) -> None:
+    Which node is taken is what the operator's pods ask of a scheduler (`spread` of the job, and the same rule).
+    """
+
+    def __init__(self, trace: Trace, spec: JobSpec, prices: Prices | None, price: float | None = None) -> None:
         self._trace, self._prices, self._price = trace, prices, price
+        self._spread, pools = spec.spread.policy, spec.node_pools
+        self._zones = tuple(dict.fromkeys(change.zone for change in trace.changes)) or ("",)
+        count, wanted = wanted_pipelines(spec), wanted_workers(spec)
+        self._most_of_group = [wanted // count + (group < wanted % count) for group in range(count)]
         spot = [pool for pool in pools if pool.capacity is Capacity.SPOT]
         self.fallbacks = tuple(pool for pool in pools if pool.capacity is Capacity.ON_DEMAND)
         limits = [pool.max_workers for pool in spot]
@@ -55,10 +63,33 @@ class NodeSupply:
         spot = sum(node.pool is None for node in self._used.values())
         if self._most is not None and spot >= self._most:
             return None
-        node = next((node for node in self._there.values() if node.name not in self._used), None)
-        if node is not None:
-            self._used[node.name] = node
-        return node
+        free = [node for node in self._there.values() if node.name not in self._used]
+        for group in self._groups():
+            zones = self._allowed(group, Counter(node.zone for node in free))
+            found = next((node for zone in zones for node in free if zone in (None, node.zone)), None)
+            if found is not None:
+                self._used[found.name] = replace(found, group=group)
+                return self._used[found.name]
+        return None
+
+    def _groups(self) -> Iterable[int]:
+        """That lack nodes, the smallest first."""
+        if self._spread is not SpreadPolicy.ZONE_PER_PIPELINE:
+            return (0,)
+        sizes = Counter(node.group for node in self._used.values())
+        groups = sorted(range(len(self._most_of_group)), key=lambda group: sizes[group])
+        return [group for group in groups if sizes[group] < self._most_of_group[group]] or groups[:1]
+
+    def _allowed(self, group: int, free: Counter[str]) -> Collection[str | None]:
+        """In which zones the group's next node may be, the best first; None: in any. free: nodes, by zone."""
+        if self._spread is SpreadPolicy.NONE:
+            return (None,)
+        used = Counter(node.zone for node in self._used.values())
+        if self._spread is SpreadPolicy.INTERLEAVE:
+            return sorted(free, key=lambda zone: used[zone])
+        if mine := {node.zone for node in self._used.values() if node.group == group}:
+            return sorted(mine)
+        return sorted(free, key=lambda zone: (used[zone] > 0, -free[zone]))
 
     def take_on_demand(self, waited: float) -> SimulatedNode | None:
         """From the first on-demand pool whose turn it is after so many seconds, and that is not full."""
@@ -66,7 +97,9 @@ class NodeSupply:
             used = sum(node.pool == pool for node in self._used.values())
             if waited >= pool.after_seconds and (pool.max_workers is None or used < pool.max_workers):
                 self._made += 1
-                node = SimulatedNode(name=f"{pool.name}-{self._made}", pool=pool)
+                group = next(iter(self._groups()), 0)
+                zone = next(iter(self._allowed(group, Counter(self._zones)))) or self._zones[0]
+                node = SimulatedNode(name=f"{pool.name}-{self._made}", zone=zone, pool=pool, group=group)
                 self._used[node.name] = node
                 return node
         return None

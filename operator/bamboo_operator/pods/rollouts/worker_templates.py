@@ -31,8 +31,9 @@ class WorkerTemplate:
     meta: JobMeta
     settings: WorkerPodSettings
 
-    def pod(self, number: int, pool: NodePool | None) -> dict[str, Any]:
-        return worker_pod(self.job, self.meta, number, pool, self.settings)
+    def pod(self, number: int, pool: NodePool | None, group: int = 0) -> dict[str, Any]:
+        """group: of those that are to be in the same zone, if that is asked for."""
+        return worker_pod(self.job, self.meta, number, pool, self.settings, group)
 
     @property
     def revision(self) -> str:

@@ -1,0 +1,67 @@
+"""In which zones and on which nodes a job's pods go, relative to each other: what the scheduler is asked for. Pure.
+
+Pods do not know of which pipeline they will run a stage: the coordinator gives those of a zone to a pipeline when they
+have joined. So with ZonePerPipeline they are made in as many groups as there are pipelines, and a group stays together.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bamboo import names
+from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.spec import JobSpec, wanted_pipelines
+
+Json = dict[str, Any]
+HOSTNAME = "kubernetes.io/hostname"
+
+
+def zone_group(job: JobSpec, living: Iterable[Mapping[str, Any]]) -> int:
+    """The group of the next pod: the one with the fewest pods. living: the job's pods that have not ended."""
+    if job.spread.policy is not SpreadPolicy.ZONE_PER_PIPELINE:
+        return 0
+    found = Counter(str((pod["metadata"].get("labels") or {}).get(names.LABEL_ZONE_GROUP, "")) for pod in living)
+    return min(range(wanted_pipelines(job)), key=lambda group: found[str(group)])
+
+
+def spread_labels(job: JobSpec, group: int) -> Json:
+    """By which pods of a group find each other."""
+    return {names.LABEL_ZONE_GROUP: str(group)} if job.spread.policy is SpreadPolicy.ZONE_PER_PIPELINE else {}
+
+
+def spread(job: JobSpec, uid: str, group: int) -> Json:
+    """What a pod's spec says about others of the same job. uid: of the job.
+
+    Different nodes, as far as it can be had, in any case but None. Interleave: over zones, as far as it can be had.
+    In the other cases a pod has to be in the zone of its group, of which the first one decides, since what crosses
+    zones may cost more than the node; it waits if there are no more nodes in that zone.
+    """
+    policy, key = job.spread.policy, job.spread.topology_key
+    if policy is SpreadPolicy.NONE:
+        return {}
+    of_job = {"matchLabels": {names.LABEL_JOB_UID: uid}}
+    apart = [_preferred(of_job, HOSTNAME, 100)]
+    if policy is SpreadPolicy.INTERLEAVE:
+        over_zones = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": of_job}
+        return {"topologySpreadConstraints": [over_zones], "affinity": {"podAntiAffinity": _if_possible(apart)}}
+    together = of_job
+    if policy is SpreadPolicy.ZONE_PER_PIPELINE:
+        mine = {names.LABEL_ZONE_GROUP: str(group)}
+        together = {"matchLabels": {**of_job["matchLabels"], **mine}}
+        not_mine = {"key": names.LABEL_ZONE_GROUP, "operator": "NotIn", "values": [str(group)]}
+        apart.append(_preferred({**of_job, "matchExpressions": [not_mine]}, key, 50))
+    required = [{"labelSelector": together, "topologyKey": key}]
+    return {
+        "affinity": {
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
+            "podAntiAffinity": _if_possible(apart),
+        }
+    }
+
+
+def _preferred(selector: Json, topology_key: str, weight: int) -> Json:
+    return {"weight": weight, "podAffinityTerm": {"labelSelector": selector, "topologyKey": topology_key}}
+
+
+def _if_possible(terms: list[Json]) -> Json:
+    return {"preferredDuringSchedulingIgnoredDuringExecution": terms}
