@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from test_metrics import exposed
 
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts, RestoreCause
 from bamboo.coordinator.events import CheckpointSummary, Tick
@@ -20,6 +19,7 @@ from bamboo_operator.jobs.meter import OperatorCounts
 from bamboo_operator.jobs.reconciler import JobReconciler
 from bamboo_operator.jobs.training import add_cost
 from bamboo_operator.status.document import job_status
+from job_metrics_kit import exposed
 from operator_kit import job, said
 from prometheus_kit import promtool
 

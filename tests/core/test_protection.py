@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_metrics import values
 
 from bamboo.coordinator.events import WorkerState
 from bamboo.coordinator.protection import protection
@@ -19,6 +18,7 @@ from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
 from bamboo_operator.status.document import job_status
 from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
+from job_metrics_kit import values
 from operator_kit import NOW, job, said
 
 BARE = ((("w0", False), ("w1", True)),)

@@ -1,16 +1,7 @@
 """Layers split anew for the sake of speed: whether it pays is measured, remembered, and not tried without end."""
 
-from dataclasses import replace
-from math import log
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bamboo.planning.backoff import GROWTH, LASTING, MOST_LEVELS, Backoff
-from bamboo.planning.splits.tried_splits import MOST_TRIED, TriedSplit, are_alike, comparable, remembering
-from slow_world import Slowed, trained
-
-HALVES, THIRDS = ((0, 4), (4, 8)), ((0, 3), (3, 8))
+from rebalancing_kit import HALVES, THIRDS
+from slow_world import trained
 
 
 def test_a_split_that_does_not_pay_is_taken_back_and_not_tried_again() -> None:
@@ -104,78 +95,6 @@ def test_who_cannot_be_compared_yet_after_a_split_is_still_slow() -> None:
     world.shadows = True
     world.train(200)
     assert world.reasons() == ["StragglerFound", "Rebalancing", "Rebalanced"]
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    speeds=st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from((1.0, 1.2, 1.5, 3.0)), st.integers(3, 60)), min_size=1, max_size=12
-    ),
-    noise=st.lists(st.floats(0.7, 1.4), min_size=7, max_size=7),
-)
-def test_however_noisy_speeds_are_moves_are_few(speeds: list[tuple[int, float, int]], noise: list[float]) -> None:
-    """One of three workers has another speed for some steps, and all vary in each."""
-    world = Slowed(3, 1, 0, fewest=3)
-    world.settle()
-    workers = [world.owner(stage) for stage in range(3)]
-    total = 0
-    for which, factor, steps in speeds:
-        for i in range(steps):
-            world.slowness = {w: noise[(total + i + 3 * j) % 7] for j, w in enumerate(workers)}
-            world.slowness[workers[which]] *= factor
-            world.train(1)
-        total += steps
-    decided = world.state.stragglers.backoff
-    moves = world.reasons().count("Rebalancing")
-    assert moves <= 2 * most_measures(total / 20), "each may be followed by going back"
-    assert decided.level <= MOST_LEVELS
-
-
-def most_measures(shortest_waits: float) -> float:
-    """In that time, whatever asks for them."""
-    return 2 + log(max(1.0, shortest_waits)) / log(GROWTH) + 2 * shortest_waits / LASTING
-
-
-@given(
-    shortest=st.floats(0.1, 100.0),
-    asked=st.lists(st.floats(0.0, 30.0) | st.floats(0.0, 3000.0), min_size=1, max_size=200),
-)
-def test_measures_are_few_whenever_they_are_asked_for(shortest: float, asked: list[float]) -> None:
-    """asked: the time between two occasions, in shortest waits."""
-    backoff, now, acted = Backoff(), 0.0, 0
-    for pause in asked:
-        now += pause * shortest
-        backoff = backoff.wanted(now)
-        if backoff.is_over(shortest, now):
-            backoff, acted = backoff.after(shortest, now), acted + 1
-    assert acted <= most_measures(now / shortest)
-
-
-def test_the_wait_grows_and_becomes_shorter_again() -> None:
-    backoff, now, levels = Backoff(), 0.0, []
-    for pause, wanted in ((0, 0), (1, 1), (4, 2), (16, 16), (64, 11), (200, 150), (8, 3)):
-        now += pause
-        assert backoff.is_over(1.0, now)
-        backoff = backoff.wanted(now - pause + wanted).after(1.0, now)
-        levels.append(backoff.level)
-    assert levels == [0, 1, 2, 1, 0, 0, 1]
-    assert not backoff.is_over(1.0, now + 3.9)
-
-
-def test_what_was_measured_counts_while_all_is_about_as_it_was() -> None:
-    usual, slow = ((1.0, 1.0),), ((2.0, 1.0),)
-    tried = (TriedSplit(HALVES, usual, 1.0), TriedSplit(THIRDS, usual, 1.2), TriedSplit(HALVES, slow, 2.0))
-    assert comparable(tried, HALVES, ((1.1, 0.95),), 1.1) == {HALVES: 1.0, THIRDS: 1.2}
-    assert comparable(tried, HALVES, ((1.9, 1.1),), 2.1) == {HALVES: 2.0}
-    assert comparable(tried, HALVES, ((1.0, 2.0),), 1.0) == {}
-    assert comparable(tried, THIRDS, slow, 2.0) == {}
-    assert comparable(tried, HALVES, usual, 1.5) == {}, "something else has changed"
-    assert not are_alike(usual, ((1.0, 1.0), (1.0, 1.0)))
-    newer = remembering(tried, TriedSplit(HALVES, ((1.1, 1.0),), 1.5))
-    assert (len(newer), comparable(newer, HALVES, usual, 1.5)[HALVES]) == (3, 1.5), "the newest counts"
-    for i in range(2 * MOST_TRIED):
-        newer = remembering(newer, replace(tried[0], paces=((2.0**i, 1.0),)))
-    assert len(newer) == MOST_TRIED
 
 
 def test_a_measurement_does_not_count_if_a_worker_became_slow_that_nobody_can_be_compared_with() -> None:

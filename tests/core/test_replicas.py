@@ -3,9 +3,7 @@
 import itertools
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,47 +11,13 @@ from hypothesis import strategies as st
 from bamboo.coordinator.events import SpecChanged
 from bamboo.coordinator.job_status import status
 from bamboo.coordinator.protection import protection
-from bamboo.job.manifest import parse_manifest
-from bamboo.job.manifest_warnings import warnings
-from bamboo.job.spec import RedundancySpec, TrainingSpec
-from bamboo.planning.grid import initial_plan
-from bamboo.planning.heirs import heirs_may_differ, heirs_of, lost_runs
-from bamboo.planning.plan import Assignment, Cell, Peer, Plan, plan_problems
-from bamboo.planning.transitions import PlanningView, copies, takeover
-from manifest_kit import bamboojob, training
+from bamboo.job.spec import RedundancySpec
+from bamboo.planning.heirs import heirs_may_differ
+from bamboo.planning.plan import Cell, Plan, plan_problems
+from bamboo.planning.transitions import copies
 from operator_kit import job, said
+from replica_kit import adjacent_heirs_differ, after_loss, planned
 from world import World
-
-TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
-
-
-def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
-    """With workers in these zones in turn."""
-    peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zones[i % len(zones)]) for i in range(stages * pipelines)]
-    layers = tuple((s, s + 1) for s in range(stages))
-    return initial_plan(peers, layers, pipelines, TRAINING, RedundancySpec(replicas=replicas))
-
-
-def after_loss(plan: Plan, dead: set[str]) -> Any:
-    """What follows when all of these are lost at once, with all replicas in step."""
-    return takeover(
-        PlanningView(
-            plan=plan,
-            live={p.worker: p for p in plan.workers if p.worker not in dead},
-            leaving={},
-            synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
-            redundancy=RedundancySpec(replicas=3),
-            pipelines=len(plan.pipelines),
-            generation=0,
-        )
-    )
-
-
-def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
-    """Do two stages next to each other that were lost at once have two new owners?"""
-    lost = [c for c in plan.cells() if after.at(c).owner != plan.at(c).owner]
-    return any(len({after.at(c).owner for c in run}) > 1 for run in lost_runs(plan, lost))
-
 
 grids = st.tuples(
     st.integers(1, 7), st.integers(1, 2), st.integers(1, 3), st.text("abcd", min_size=1, max_size=7).map("".join)
@@ -77,37 +41,6 @@ def test_any_workers_may_be_lost_at_once_up_to_the_number_of_replicas(grid: tupl
         assert plan_problems(after) == []
         if pipelines == 1 and not differ:
             assert not adjacent_heirs_differ(plan, after), dead
-
-
-@given(st.integers(1, 7), st.integers(2, 3), st.text("abcd", min_size=3, max_size=7))
-def test_plans_in_which_heirs_may_differ_are_known(stages: int, replicas: int, zones: str) -> None:
-    plan = planned(stages, 1, replicas, zones)
-    dead = itertools.combinations(sorted(plan.worker_ids()), min(replicas, stages - 1))
-    after = [after_loss(plan, set(workers)) for workers in dead if workers]
-    if any(adjacent_heirs_differ(plan, one) for one in after):
-        assert heirs_may_differ(plan)
-
-
-def test_a_plan_in_which_heirs_differ() -> None:
-    """w0 and w1 are lost: stage 0 goes to w3, which alone holds it, and stage 1 to w2."""
-    plan = planned(4, 1, 2, "a")
-    assert not heirs_may_differ(plan)
-    row = plan.pipelines[0]
-    owners = [a.owner for a in row]
-    wrong = (
-        Assignment(owner=owners[0], replicas=(owners[3], owners[1])),
-        Assignment(owner=owners[1], replicas=(owners[0], owners[2])),
-        *row[2:],
-    )
-    broken = replace_row(plan, wrong)
-    assert plan_problems(broken) == []
-    assert heirs_may_differ(broken)
-    after = after_loss(broken, {owners[0], owners[1]})
-    assert adjacent_heirs_differ(broken, after)
-
-
-def replace_row(plan: Plan, row: tuple[Assignment, ...]) -> Plan:
-    return msgspec.structs.replace(plan, pipelines=(row,))
 
 
 def zones_of(plan: Plan) -> dict[str, str]:
@@ -152,24 +85,6 @@ def test_where_zones_are_even_the_replicas_are_those_before_and_everyone_keeps_a
         owners = [a.owner for a in plan.pipelines[0]]
         for s, assignment in enumerate(plan.pipelines[0]):
             assert assignment.replicas == tuple(owners[(s - back) % 12] for back in range(1, replicas + 1))
-
-
-def test_one_heir_is_found_for_all_that_are_next_to_each_other() -> None:
-    plan = planned(6, 1, 2, "a")
-    lost = [Cell(0, s) for s in (0, 5, 2)]
-    assert sorted(map(tuple, (map(tuple, run) for run in lost_runs(plan, lost)))) == [
-        ((0, 2),),
-        ((0, 5), (0, 0)),
-    ]
-    every = [Cell(0, s) for s in range(6)]
-    assert [len(run) for run in lost_runs(plan, every)] == [6]
-    names = {Cell(0, 5): ["a", "b"], Cell(0, 0): ["b", "c"]}
-    assert heirs_of([Cell(0, 5), Cell(0, 0)], names.__getitem__) == ["b", "b"]
-    apart: dict[Cell, list[str]] = {Cell(0, 5): ["a"], Cell(0, 0): []}
-    assert heirs_of([Cell(0, 5), Cell(0, 0)], apart.__getitem__) == ["a", None]
-
-
-# with the coordinator
 
 
 def world_of(stages: int, pipelines: int, standby: int, replicas: int) -> World:
@@ -254,9 +169,6 @@ def test_the_shadow_stays_the_worker_before_whatever_happened() -> None:
                 assert assignment.shadow == row[s - 1]
 
 
-# what people are told
-
-
 def test_protection_says_how_many_hold_a_stage_and_how_many_should() -> None:
     asked = job(redundancy={"replicas": 2})
     full, fewer = said(replicas=2), said(replicas=1)
@@ -278,30 +190,3 @@ def test_the_status_tells_the_fewest_replicas_in_step() -> None:
     world.state = replace(world.state, synced=world.state.synced - {(Cell(0, 1), plan.at(Cell(0, 1)).replicas[1])})
     assert status(world.state, world.now).replicas == 1
     assert not status(world.state, world.now).unprotected
-
-
-def manifest(**redundancy: Any) -> dict[str, Any]:
-    return bamboojob(
-        task={"entrypoint": "a:b"}, training=training(1, 8, 1), topology={"stages": 4}, redundancy=redundancy
-    )
-
-
-@pytest.mark.parametrize(
-    ("redundancy", "told"),
-    [
-        ({}, "ends if two neighbouring workers vanish at the same time; "),
-        ({"replicas": 2}, "ends if three neighbouring workers vanish at the same time; "),
-        ({"replicas": 2}, "with spec.redundancy.replicas: 3 another worker"),
-        ({"replicas": 2, "mode": "None"}, "spec.redundancy.replicas 2 has no effect with spec.redundancy.mode None"),
-    ],
-)
-def test_what_replicas_do_not_cover_is_warned_of(redundancy: dict[str, Any], told: str) -> None:
-    assert any(told in warning for warning in warnings(parse_manifest(manifest(**redundancy))))
-
-
-def test_more_replicas_than_there_are_others_is_a_warning() -> None:
-    document = manifest(replicas=3)
-    assert not any("replicas 3" in warning for warning in warnings(parse_manifest(document)))
-    document["spec"]["topology"]["stages"] = 2
-    (warning,) = (w for w in warnings(parse_manifest(document)) if "replicas 3" in w)
-    assert warning == "spec.redundancy.replicas 3: a worker has only 1 other to hold its stage's state"

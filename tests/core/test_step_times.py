@@ -1,82 +1,21 @@
 """What a step takes in virtual time: against formulas of 1F1B worked out by hand, and what must always hold."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_profiles import parsed
+from test_profiles_profile import parsed
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
 from bamboo.profiles.profile import Layer, ModelProfile, Network
-from bamboo.simulation.job.pipelines import Group, StepLoss, execute
 from bamboo.simulation.job.step_times import LostWorkers, StepModel
 
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
-
-
-def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) -> Group:
-    """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
-    made = Group(
-        forward=(1.0,) * stages, backward=(2.0,) * stages, boundary=(0,) * stages, owners=(tuple(range(stages)),),
-        microbatches=(microbatches,), lookahead=lookahead, network=FAST, busy=(0.0,) * stages,
-    )  # fmt: skip
-    return replace(made, **changes)
-
-
-@pytest.mark.parametrize(("stages", "microbatches", "lookahead"), [(1, 5, 0), (4, 8, 0), (4, 8, 1), (3, 2, 1)])
-def test_a_balanced_pipeline_only_fills_and_drains(stages: int, microbatches: int, lookahead: int) -> None:
-    times = execute(group(stages, microbatches, lookahead))
-    assert times.end == 3 * (microbatches + stages - 1)
-    assert times.work == (3.0 * microbatches,) * stages
-
-
-@pytest.mark.parametrize(("lookahead", "expected"), [(0, 11 * 3 + 16 * 0.5), (1, 11 * 3 + 6 * 0.5)])
-def test_lookahead_hides_the_way_to_the_neighbour(lookahead: int, expected: float) -> None:
-    """4 stages, 8 microbatches, half a second on the way: only fill and drain wait for it, with lookahead 1."""
-    slow = Network(flow=1e15, machine=1e15, latency=0.5)
-    assert execute(group(4, 8, lookahead, network=slow)).end == pytest.approx(expected)
-
-
-def test_the_longest_stage_sets_the_pace() -> None:
-    """Stage 1 takes 6 s a microbatch, and waits for nothing but the first forward before it; one backward follows."""
-    times = execute(group(3, 10, 1, forward=(1.0, 2.0, 1.0), backward=(2.0, 4.0, 2.0)))
-    assert times.end == 1 + 10 * 6 + 2
-
-
-def test_a_worker_of_two_stages_does_the_work_of_both() -> None:
-    times = execute(group(3, 20, 1, owners=((0, 1, 1),), busy=(0.0, 0.0)))
-    assert times.work == (60.0, 120.0)
-    assert 120 <= times.end <= 120 + 9
-
-
-def test_a_small_connection_sends_one_tensor_after_the_other() -> None:
-    """Two stages; a boundary takes 10 s, so that microbatches follow each other every 10 s instead of every 3 s."""
-    thin = Network(flow=10.0, machine=1e15, latency=0.0)
-    times = execute(group(2, 10, 1, boundary=(100, 0), network=thin))
-    assert times.end == pytest.approx(10 * 10 + 1 + 3 + 10 + 2)
-
-
-def test_the_work_of_a_lost_worker_is_done_again() -> None:
-    """Of 8 microbatches on 4 stages, the third worker is lost at 10 s, its neighbour knows at 11 s."""
-    calm = execute(group(4, 8)).end
-    lost = StepLoss(lost=((2, 10.0),), planned=11.0, heirs=(((0, 2), 1),))
-    disturbed = execute(group(4, 8), lost)
-    assert disturbed.work[1] == 48.0
-    assert calm < disturbed.end <= 11 + 48 + 3
-    helped = execute(group(4, 8), replace(lost, reused=(((0, 2), 3),)))
-    assert disturbed.end - 3 <= helped.end < disturbed.end
-
-
-def test_what_two_lost_neighbours_sent_each_other_is_made_again() -> None:
-    lost = StepLoss(lost=((1, 20.0), (2, 20.0)), planned=21.0, heirs=(((0, 1), 0), ((0, 2), 0)))
-    times = execute(group(4, 8), lost)
-    assert times.work[0] == 3 * 8 * 3
 
 
 def spec(stages: int, pipelines: int, microbatches: int, mode: str = "EagerForward") -> JobSpec:

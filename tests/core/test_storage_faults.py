@@ -1,7 +1,6 @@
 """A store that is slow, fails, forgets, tears, runs full, returns wrong bytes, hangs; and writers killed anywhere."""
 
 import os
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -12,15 +11,11 @@ from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.resume import choose
 from bamboo.checkpoint.retention import removable
 from bamboo.checkpoint.store import CheckpointStore
-from bamboo.storage.bounded import MOST_HANGING, BoundedCalls, StoreLimits
 from bamboo.storage.errors import StorageError, StoreUnavailable
 from checkpoint_kit import DIGEST, IMPATIENT, FaultyFileSystem, Killed, faulty_store, layer_bytes, save
+from store_fault_kit import states
 
 FOREVER = 1e12  # a time at which everything that was interrupted is dead
-
-
-def states(store):
-    return [(one.attempt.step, one.state.value) for one in store.list()]
 
 
 @pytest.mark.parametrize("fault", ["fails", "answer lost", "forgets", "tears", "wrong bytes"])
@@ -105,41 +100,6 @@ def test_a_store_that_cannot_be_read_now_loses_nothing():
     filesystem.faults = lambda number, operation: "denies"
     with pytest.raises(StoreUnavailable, match=r"^cannot list memory://run: permission denied"):
         store.list()
-
-
-def test_a_store_that_hangs_is_left_after_a_while():
-    filesystem = FaultyFileSystem(lambda number, operation: "hangs")
-    store = faulty_store(filesystem, StoreLimits(seconds=0.05, tries=2, pause=0.0))
-    for _ in range(MOST_HANGING // 2):
-        with pytest.raises(StoreUnavailable, match=r"cannot list .*: the store did not answer in time .*tried 2 times"):
-            store.list()
-    with pytest.raises(StoreUnavailable, match=f": {MOST_HANGING} calls to the store have not returned"):
-        store.list()
-    assert len(filesystem.operations) == MOST_HANGING  # nothing more is started
-    filesystem.faults = {}
-    filesystem.answer.set()
-    for thread in threading.enumerate():
-        if thread.name == "store":
-            thread.join(60)
-    patient = faulty_store(filesystem)
-    save(patient, 20)
-    store._calls._limits = IMPATIENT
-    assert states(store) == [(20, "Complete")]
-
-
-def test_more_time_is_given_for_more_bytes_and_pauses_grow():
-    limits = StoreLimits(seconds=10.0, slowest=100.0, tries=4, pause=0.5)
-    assert (limits.of(0), limits.of(500)) == (10.0, 15.0)
-    pauses, calls = [], []
-
-    def fail():
-        calls.append(1)
-        raise ConnectionError("no")
-
-    with pytest.raises(StoreUnavailable, match="tried 4 times"):
-        BoundedCalls(limits, pauses.append).call("cannot do it", fail)
-    assert pauses == [0.5, 1.0, 2.0]
-    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("fault", ["killed before", "killed within", "killed after"])

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bamboo.planning.grid import split_layers
-from bamboo.planning.splits.speeds import Measurement, speeds
 from bamboo.planning.splits.uneven_split import step_seconds, uneven_split
 
 COSTS = st.one_of(st.integers(0, 6), st.floats(0, 1e3))
+
+
 SLOWNESS = st.one_of(st.integers(1, 4), st.floats(0.1, 20))
 
 
@@ -74,52 +75,3 @@ def test_huge_costs_and_many_layers_are_no_problem() -> None:
 
 def test_a_step_takes_the_way_of_the_first_microbatch_and_the_longest_stage_for_each_other_one() -> None:
     assert step_seconds([[1, 2, 1], [1, 1, 1]], [4, 8]) == max(4 + 3 * 2, 3 + 7 * 1)
-
-
-# speeds
-
-
-def test_side_by_side_the_slow_one_is_found_whatever_the_layers_take() -> None:
-    taken = {"a": 2.0, "b": 1.0, "c": 1.0}
-    found = speeds([Measurement(f"{w}{s}", (s, s + 1), k * (s + 1)) for s in range(3) for w, k in taken.items()])
-    assert [found.excess(f"{w}{s}") for s in range(3) for w in taken] == pytest.approx([2, 2 / 3, 2 / 3] * 3)
-    assert [found.seconds[s, s + 1] for s in range(3)] == pytest.approx([1, 2, 3])
-
-
-@given(
-    slowness=st.lists(st.floats(0.5, 4), min_size=2, max_size=12), data=st.data(), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_in_a_ring_each_ones_slowness_comes_out(slowness: list[float], data: st.DataObject, seed: int) -> None:
-    """Each runs a stage, and computes the next one's layers in advance."""
-    size = len(slowness)
-    work = data.draw(st.lists(st.floats(0.1, 10), min_size=size, max_size=size))
-    measured = [
-        Measurement(f"w{i}", (s, s + 1), slowness[i] * work[s]) for i in range(size) for s in (i, (i + 1) % size)
-    ]
-    random.Random(seed).shuffle(measured)
-    found = speeds(measured)
-    middle = sorted(slowness)[(size - 1) // 2]
-    for i in range(size):
-        assert found.slowness[f"w{i}"] / found.slowness["w0"] == pytest.approx(slowness[i] / slowness[0], rel=1e-6)
-        assert found.slowness[f"w{i}"] == pytest.approx(slowness[i] / middle, rel=1e-6)
-        assert found.seconds[i, i + 1] == pytest.approx(work[i] * middle, rel=1e-6)
-
-
-def test_who_has_nobody_to_be_compared_with_is_not_called_slow() -> None:
-    found = speeds([Measurement("a", (0, 3), 1.0), Measurement("b", (3, 6), 5.0)])
-    assert (found.excess("a"), found.excess("b")) == (None, None)
-    assert found.slowness == {"a": 1.0, "b": 1.0}
-    assert found.seconds == pytest.approx({(0, 3): 1.0, (3, 6): 5.0})
-
-
-def test_when_all_are_slow_nobody_is() -> None:
-    found = speeds([Measurement(f"w{d}{s}", (s, s + 1), 7.0) for d in range(2) for s in range(2)])
-    assert set(found.slowness.values()) == {1.0}
-
-
-def test_long_rings_are_solved_too() -> None:
-    rng = random.Random(3)
-    k = [rng.uniform(0.8, 2) for _ in range(256)]
-    pairs = [(i, s) for i in range(256) for s in (i, (i + 1) % 256)]
-    found = speeds([Measurement(f"w{i}", (s, s + 1), k[i]) for i, s in pairs])
-    assert [found.slowness[f"w{i}"] / found.slowness["w0"] for i in range(256)] == pytest.approx([x / k[0] for x in k])

@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 from rich.console import Console
-from test_page import Time
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app as command_line
@@ -39,6 +38,7 @@ from bamboo_operator.status.facts import StatusFacts
 from bamboo_operator.status.job_view import JobView
 from http_kit import serving
 from operator_kit import NOW, job, said
+from page_kit import Time
 
 TEAM = ("team", "tiny")
 

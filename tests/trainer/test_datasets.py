@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bamboo_trainer.data import CacheConfig, Indexed, Prefetched, dataset_from, open_sources, sources
+from bamboo_trainer.data import Indexed, Prefetched, dataset_from, open_sources
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.tasks.task_errors import TaskError
 
@@ -87,19 +86,6 @@ def test_a_link_that_leads_back_is_not_followed(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "a")
     names = [source.name for source in open_sources(str(tmp_path), (".txt",)).files]
     assert names == [f"{tmp_path}/a/x.txt", f"{tmp_path}/b/x.txt"]
-
-
-def test_the_default_folder_for_blocks_is_the_users_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.delenv("BAMBOO_DATA_CACHE", raising=False)
-    (folder := CacheConfig.default().folder).mkdir(mode=0o755)
-    assert folder == tmp_path / f"bamboo-data-{os.geteuid()}"
-    sources._claim(folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="is not a folder of this user"):
-        sources._claim(folder)
 
 
 def npy() -> bytes:

@@ -12,19 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engine import manifest
 from torch import Tensor, nn
 
-from bamboo.control.platform import Platform
 from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.commit.state_comparison import EVERY, is_due
 from bamboo_trainer.data import TensorDataset
-from bamboo_trainer.stage.checksums import CHUNK, checksum
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
 from bamboo_trainer.tasks.user_code import TaskError
+from determinism_kit import Late, between
 from manifest_kit import bamboojob, training
 from stage_kit import CONFIG, begin, chain, microbatch, one_step, small_gpt, small_task
 from training_job import Fault, Job
@@ -36,11 +33,6 @@ def first(task, config=CONFIG, split=WHOLE) -> None:
     """The first microbatch of a job."""
     stages = chain(task, split, config)
     microbatch(stages, [begin(s) for s in stages], 0, 0)
-
-
-def between(layer) -> object:
-    """A task with that layer in the middle."""
-    return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
 
 
 class Scaled(nn.Module):
@@ -229,64 +221,6 @@ def test_only_the_owner_of_a_first_state_looks() -> None:
     stage.forward(begin(stage), 7, 0, None)
 
 
-# what changes later
-
-
-class Late(nn.Module):
-    """Does something to its buffers in one forward of many."""
-
-    def __init__(self, act, at: int) -> None:
-        super().__init__()
-        self.act, self.at, self.calls = act, at, 0
-        self.register_buffer("table", torch.ones(3))
-        self.register_buffer("cache", None)
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == self.at:
-            with torch.no_grad():
-                self.act(self)
-        return x * self.weight
-
-
-def exchange(layer: Late) -> None:
-    layer.table = layer.table + 1
-
-
-def adapt(layer: Late) -> None:
-    layer.adapter = nn.Parameter(torch.ones(3))
-
-
-LATE = {
-    "written": (lambda layer: layer.table.add_(1), "changes its buffer 'table'"),
-    "exchanged": (exchange, "changes its buffer 'table'"),
-    "made": (lambda layer: setattr(layer, "cache", torch.ones(3)), "changes its buffer 'cache'"),
-    "frozen": (lambda layer: layer.frozen.mul_(2), "changes its frozen parameter 'frozen'"),
-    "adapted": (adapt, "makes its parameter 'adapter'"),
-    "replaced": (lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(3))), "makes its parameter 'weight'"),
-}
-
-
-@pytest.mark.parametrize("kind", LATE)
-def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
-    """Calls: two to compare, then three in each step."""
-    act, named = LATE[kind]
-    stages = chain(between(lambda: Late(act, 2 + 3 + 2)), [(0, 1), (1, 3)])
-    one_step(stages, 0)
-    with pytest.raises(TaskError, match=rf"layer 1 \(Late\) {named} in the forward, (so a repeated|after the)"):
-        one_step(stages, 1)
-    assert stages[1].version == 1
-
-
-def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
-    stages = chain(between(lambda: Late(lambda layer: layer.table.copy_(torch.ones(3)), 7)), WHOLE)
-    for step in range(3):
-        one_step(stages, step)
-    assert stages[0].checksums() == stages[0].checksums()
-
-
 def test_a_write_behind_torchs_back_is_seen_when_states_are_compared() -> None:
     stages = chain(between(lambda: Late(lambda layer: layer.table.data.add_(1), 7)), WHOLE)
     one_step(stages, 0)
@@ -294,109 +228,6 @@ def test_a_write_behind_torchs_back_is_seen_when_states_are_compared() -> None:
     one_step(stages, 1)
     with pytest.raises(TaskError, match=r"layer 1 \(Late\) changes its buffer 'table'"):
         stages[0].checksums()
-
-
-# who holds the same stage
-
-
-class Noisy(torch.optim.SGD):
-    """Adds what nobody can repeat, from the third step on."""
-
-    steps = 0
-
-    def step(self):
-        super().step()
-        self.steps += 1
-        if self.steps > 2:
-            with torch.no_grad():
-                self.param_groups[0]["params"][-1].add_(random.random())
-
-
-def noisy(config):
-    return small_task(
-        layers=[lambda: nn.Linear(2, 2)] * 2,
-        optimizer=lambda named: Noisy([p for _, p in named], lr=0.1),
-    )
-
-
-@pytest.mark.parametrize(
-    ("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None"), (2, 2, "LazyForward")]
-)
-def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines, mode, monkeypatch) -> None:
-    """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
-    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
-    document = manifest(stages, pipelines, mode=mode, steps=40)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
-    message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
-    with pytest.raises(NotDeterministic, match=message):
-        Job(document).run()
-
-
-def test_workers_that_may_differ_are_not_compared(monkeypatch) -> None:
-    """Neither while they train nor at the end."""
-    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
-    document = manifest(1, 2, mode="None", steps=6)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
-    document["spec"]["worker"] = {"allowMixedPlatforms": True}
-    job = Job(document, platforms=(Platform(device="A"), Platform(device="B"))).run()
-    assert job.finish is not None
-    assert job.finish.reason == "Complete"
-
-
-def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:
-    """As by their hardware, or by the order of a set."""
-    built = count()
-
-    class Elsewhere(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(2, 2)
-            self.weight.data.fill_(next(built))
-
-    monkeypatch.setattr(
-        reference, "build_elsewhere", lambda config: small_task(layers=[Elsewhere], costs=[1]), raising=False
-    )
-    document = manifest(1, 2, mode="None", steps=40)
-    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_elsewhere"}
-    job = Job(document)
-    with pytest.raises(NotDeterministic, match=r"\(Elsewhere\)"):
-        job.run()
-    assert job.state.step == 0
-
-
-def test_states_are_compared_early_and_then_regularly() -> None:
-    assert [v for v in range(4 * EVERY + 1) if is_due(v)] == [0, 1, 2, 4, 8, 16, 32, 64, 96, 128]
-
-
-# sums
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
-)
-@pytest.mark.parametrize("size", [0, 1, 3, 1000, 2 * CHUNK + 7])
-def test_a_sum_is_that_of_the_bits(dtype: torch.dtype, size: int) -> None:
-    one = (torch.arange(size) % 2).to(dtype)
-    assert checksum(one) == checksum(one.clone()) == checksum(one.reshape(1, -1))
-    if size:
-        other = one.clone()
-        other[size // 2] = one[size // 2] == 0
-        assert checksum(one) != checksum(other)
-    if size > 2:
-        assert checksum(one) != checksum(one.flip(0)) or torch.equal(one, one.flip(0))
-        assert checksum(one[1:]) == checksum(one[1:].clone())
-
-
-def test_a_sum_sees_what_cancels_out() -> None:
-    """Values that change places, signs of zero, and one up against one down."""
-    values = torch.ones(100_000)
-    for a, b, changed in ((3, 70_000, 2.0), (5, 5 + 2 * CHUNK, 4.0)):
-        one, other = values.clone(), values.clone()
-        one[a], other[b] = changed, changed
-        assert checksum(one) != checksum(other)
-    assert checksum(torch.zeros(8)) != checksum(-torch.zeros(8))
-    up_and_down = values.clone()
-    up_and_down[10], up_and_down[11] = 1 + 2**-23, 1 - 2**-23
-    assert checksum(values) != checksum(up_and_down)
 
 
 def restless(config: Mapping[str, Any]) -> Task:

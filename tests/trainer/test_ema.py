@@ -27,6 +27,8 @@ from stage_kit import CONFIG, accumulate, chain, one_step, small_task, state_of
 from training_job import Fault, Job
 
 AVERAGED = replace(CONFIG, ema=0.9)
+
+
 OPTIMIZERS = {
     "AdamW": lambda named: torch.optim.AdamW([p for _, p in named], lr=0.05),
     "Adafactor": lambda named: torch.optim.Adafactor([p for _, p in named], lr=0.05),  # its state comes with a step

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
-from bamboo.coordinator.checkpointing.evaluations import best, since_best
 from bamboo.coordinator.events import Outcome
 from bamboo.job.manifest import parse_manifest
-from bamboo.job.spec import EvaluationSpec, Goal
 from bamboo.planning.plan import Cell
 from bamboo_trainer.commit.exact_sum import exact_sums, quotient
 from bamboo_trainer.data import TensorDataset
@@ -27,6 +25,8 @@ from stage_kit import CONFIG, begin, small_task
 from training_job import Fault, Job
 
 STEPS = 5
+
+
 SAMPLES = 9  # five batches, the last of one sample
 
 
@@ -239,25 +239,6 @@ def test_sums_are_exact_however_the_batches_are_divided() -> None:
     both = quotient([t for p in parts for t in p[0]], [w for p in parts for w in p[1]])
     assert both == quotient(*whole) == (1.0 + 3e-5 + 0.1) / 10
     assert str(quotient([float("inf"), float("-inf")], [1.0])) == "nan" == str(quotient([1.0], [0.0]))
-
-
-@pytest.mark.parametrize(
-    ("goal", "delta", "values", "best_state", "without"),
-    [
-        (Goal.MIN, 0.0, [3.0, 2.0, 2.5, 2.0], 20, 2),
-        (Goal.MAX, 0.0, [3.0, 2.0, 4.0], 30, 0),
-        (Goal.MIN, 0.5, [3.0, 2.8, 2.6, 2.4], 40, 0),
-        (Goal.MIN, 0.5, [3.0, 2.8, 2.6], 10, 2),
-        (Goal.MIN, 0.0, [None, None], None, 2),
-        (Goal.MIN, 0.0, [None, 5.0, None], 20, 1),
-    ],
-)
-def test_the_best_state_is_better_by_the_least_difference(
-    goal: Goal, delta: float, values: list[float | None], best_state: int | None, without: int
-) -> None:
-    spec = EvaluationSpec(every_steps=10, goal=goal, min_delta=delta)
-    found = {10 * (i + 1): {"loss": value, "other": 0.0} for i, value in enumerate(values)}
-    assert (best(spec, found), since_best(spec, found)) == (best_state, without)
 
 
 def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str, Any]:

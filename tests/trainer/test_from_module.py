@@ -1,26 +1,25 @@
 """A plain module is split into layers that compute what it computes, and is refused with a reason if it cannot be."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 import plain_models
 from bamboo.planning.plan import Cell
 from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.from_module import from_module
 from bamboo_trainer.reference import train
-from bamboo_trainer.split.first_values import without_values
-from bamboo_trainer.split.structures import CannotSplit
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.inspection.costs import layer_costs
 from bamboo_trainer.tasks.running_buffers import running_modules
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
 from bamboo_trainer.training import TrainingConfig
+from from_module_kit import TwoArguments, model_of, small
 from manifest_kit import bamboojob, training
 from training_job import Fault, Job, check_same_bits
 
@@ -186,40 +185,6 @@ def test_a_model_that_is_made_in_eval_mode_is_trained_as_a_plain_loop_would() ->
     assert all(m.training for layer in layers for m in layer.modules() if isinstance(m, nn.Dropout))
 
 
-# first values
-
-
-def test_values_that_are_made_later_are_those_of_the_constructor() -> None:
-    """With all of them made at once, and no draw left out, they are the same bits."""
-    torch.manual_seed(3)
-    with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
-        imagined = plain_models.Dictionaries()
-    torch.manual_seed(7)
-    expected = plain_models.Dictionaries()
-    assert imagined.rates == expected.rates
-    torch.manual_seed(7)
-    made = values.of(imagined.state_dict(keep_vars=True).values())
-    assert all(torch.equal(m, e) for m, e in zip(made, expected.state_dict().values(), strict=True))
-    assert torch.equal(values.of([imagined.ramp])[0], expected.ramp)
-
-
-def test_a_value_that_comes_from_what_was_there_before_is_made_from_it() -> None:
-    def make() -> nn.Linear:
-        linear = nn.Linear(2, 2)
-        nn.init.constant_(linear.weight, 3)
-        nn.init.constant_(linear.bias, 5)
-        with torch.no_grad():
-            linear.weight.copy_(linear.weight * 2 + linear.bias)
-            nn.init.trunc_normal_(linear.bias[1:], mean=1, std=1e-9)
-        return linear
-
-    with without_values(FakeTensorMode(allow_non_fake_inputs=True)) as values:
-        imagined = make()
-    weight, bias = values.of([imagined.weight, imagined.bias])
-    assert torch.equal(weight, torch.full((2, 2), 11.0))
-    torch.testing.assert_close(bias, torch.tensor([5.0, 1.0]))
-
-
 def test_a_layer_has_the_same_values_whoever_makes_it_and_another_one_has_others() -> None:
     one, other = (plain_models.build({"model": "dictionaries"}) for _ in range(2))
     third = build_layer(one, 5, 3).state_dict()
@@ -302,117 +267,6 @@ def test_a_block_whose_way_depends_on_values_is_run_with_some() -> None:
     layers, model = whole(task, Model)
     x = torch.randn(6, 4)
     assert torch.equal(run(layers, (x,))[0], model(x))
-
-
-# refusals
-
-
-def small() -> dict[str, Any]:
-    data = TensorDataset((torch.rand(8, 4),), (torch.rand(8, 4),))
-    return {"dataset": data, "loss": nn.MSELoss(), "optimizer": plain_models.optimizer, "learning_rate": 0.1}
-
-
-def model_of(forward: Callable[[Any, Tensor], Any], block: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)) -> Any:
-    """A class with a list of three blocks, and that forward."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.blocks = nn.LayerNorm(4), nn.ModuleList(block() for _ in range(3))
-
-        def forward(self, x: Tensor) -> Any:
-            return forward(self, x)
-
-    return Model
-
-
-class Cache:
-    """Of a kind that nobody knows."""
-
-
-class TwoArguments(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor, other: Any) -> Tensor:
-        return self.linear(x) + (0 if isinstance(other, Cache) else other)
-
-
-def out_of_order(model: Any, x: Tensor) -> Tensor:
-    for block in reversed(model.blocks):
-        x = block(x)
-    return x
-
-
-def once_more(model: Any, x: Tensor) -> Tensor:
-    for block in model.blocks:
-        x = block(x)
-    return model.blocks[2](x)
-
-
-def with_a_value(model: Any, x: Tensor) -> Tensor:
-    for block in model.blocks:
-        x = block(x) if x.sum() > 0 else x
-    return x
-
-
-def with_a(value: Callable[[Any, Tensor], Any]) -> Any:
-    def forward(model: Any, x: Tensor) -> Tensor:
-        for block in model.blocks:
-            x = block(x, value(model, x))
-        return x
-
-    return model_of(forward, TwoArguments)
-
-
-def nothing(model: Any, x: Tensor) -> dict[str, int]:
-    for block in model.blocks:
-        x = block(x)
-    return {"a": 1}
-
-
-def failing(model: Any, x: Tensor) -> Tensor:
-    raise RuntimeError("no way")
-
-
-def writing_elsewhere(model: Any, x: Tensor) -> Tensor:
-    y = model.norm(x) * 1
-    part = y[:, :3]
-    x = model.blocks[0](y)
-    part.mul_(2)
-    x = model.blocks[1](x) + y
-    return model.blocks[2](x)
-
-
-def inferring(model: Any, x: Tensor) -> Tensor:
-    with torch.inference_mode():
-        x = model.blocks[0](x)
-    return model.blocks[2](model.blocks[1](x))
-
-
-@pytest.mark.parametrize(("make", "given", "said"), [
-    (model_of(out_of_order), {}, "blocks.2 is called before blocks.0: the blocks have to be called in their order"),
-    (model_of(once_more), {}, "blocks.2 is called after blocks.2"),
-    (model_of(lambda m, x: m.blocks[1](m.blocks[0](x))), {}, "blocks.2 is not called by the model's forward"),
-    (model_of(nothing), {}, "the model returns no tensor"),
-    (model_of(with_a_value), {}, "its forward goes another way depending on values (tests/trainer/test_from_module.py"),
-    (model_of(failing), {}, "its forward on tensors without data raised RuntimeError: no way"),
-    (with_a(lambda m, x: Cache()), {}, "blocks.0 gets something that has a value of type Cache, which cannot go from"),
-    (with_a(lambda m, x: m.norm.weight), {}, "blocks.0 is called with a parameter or buffer of the model's"),
-    (model_of(writing_elsewhere), {}, "after blocks.0 the model's forward writes to a tensor that shares its memory"),
-    (model_of(inferring), {}, "calls blocks.0 with torch.inference_mode around it: use it within the block"),
-    (model_of(lambda m, x: x), {"blocks": "layers"}, "blocks: the model has no 'layers'"),
-    (model_of(lambda m, x: x), {"blocks": "norm"}, "blocks: 'norm' is a LayerNorm of the model, expected a ModuleList"),
-    (lambda: nn.Linear(4, 4), {}, "blocks must name the model's ModuleList of blocks; of those it has: none"),
-    (lambda: nn.Linear(-1, 4), {}, "the model cannot be built without data: RuntimeError"),
-    (lambda: 3, {}, "what makes the model returned int, expected a torch.nn.Module"),
-])  # fmt: skip
-def test_what_cannot_be_split_is_refused_with_the_reason(make: Any, given: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(CannotSplit) as refused:
-        from_module(make, **given, **small())
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_the_lists_that_a_parametrization_keeps_are_no_blocks() -> None:

@@ -2,19 +2,15 @@
 
 import math
 import random
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bamboo.control.digests import add_digests
 from bamboo.planning.gradient_groups import SumNode, tree_sum
 from bamboo.planning.grid import make_layout
-from bamboo_trainer.commit.exact_sum import exact_terms
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
@@ -92,16 +88,3 @@ def test_tied_parameters_train_to_the_same_bits_on_any_number_of_stages(tmp_path
     for state, other in others:
         assert all(torch.equal(state[name], first[name]) for name in first)
         assert other == digest
-
-
-@given(st.lists(st.floats(0, 1e60), max_size=30), st.randoms(use_true_random=False))
-def test_an_exact_sum_does_not_depend_on_how_it_is_divided(numbers: list[float], rng: random.Random) -> None:
-    cut = rng.randint(0, len(numbers))
-    terms = [*exact_terms(numbers[:cut]), *exact_terms(numbers[cut:])]
-    assert sum(map(Fraction, terms)) == sum(map(Fraction, numbers))
-    assert math.fsum(terms) == math.fsum(numbers)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_exact_sum_of_what_is_not_finite_is_that(bad: float) -> None:
-    assert not math.isfinite(math.fsum(exact_terms([1.0, bad, 2.0])))

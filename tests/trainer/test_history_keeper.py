@@ -1,101 +1,16 @@
 """The job's history across roots that die, freeze, and join late, and stores that do not answer."""
 
 import threading
-from pathlib import Path
-
-import pytest
 
 from bamboo.control.protocol import HistoryEvent, HistoryEvents, HistoryKept, WorkerWarning
 from bamboo.history.files import HistoryFiles
 from bamboo.history.merge import merged
-from bamboo.history.records import EventRecord, GapRecord, StepRecord
-from bamboo.planning.plan import Assignment, Layout, Peer, Plan
+from bamboo.history.records import EventRecord, StepRecord
 from bamboo.storage.errors import StoreUnavailable
 from bamboo_trainer.transport.payloads import CheckpointMark, Commit
-from bamboo_trainer.worker.history import history_buffer
-from bamboo_trainer.worker.history.history_buffer import HistoryBuffer, Rates
-from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
+from history_keeper_kit import PATIENCE, first
 
-PATIENCE = 120.0
-
-
-def plan(epoch: int, origin: int = 1, moved: bool = False) -> Plan:
-    return Plan(
-        epoch=epoch, origin=origin, moved=moved, stages=((0, 1),), pipelines=((Assignment(owner="w", replicas=()),),),
-        layouts=(Layout(generation=0, split=((0,),)),), workers=(Peer(worker="w", host="h", port=1),),
-    )  # fmt: skip
-
-
-class Job:
-    """Workers with keepers of one history, and a root among them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url, self.told, self.step, self.origin = str(folder), [], 0, 1
-        self.keepers: dict[str, HistoryKeeper] = {}
-        self.root = ""
-
-    def join(self, *names: str) -> None:
-        for name in names:
-            self.keepers[name] = HistoryKeeper(self.url, Rates(batch=4, tokens=8), self.told.append)
-
-    def lead(self, name: str, epoch: int, *, moved: bool = False) -> None:
-        self.root, now = name, plan(epoch, self.origin, moved)
-        for one, keeper in self.keepers.items():
-            if one != name:
-                self.keepers[name].heard(keeper.unwritten())
-            keeper.take_role(now, one == name)
-
-    def train(self, steps: int, *, losing: tuple[str, ...] = ()) -> None:
-        """losing: who does not hear of these commits."""
-        for _ in range(steps):
-            mark = self.keepers[self.root].mark(self.origin, 0.5, 0.1)
-            commit = Commit(norm=1.0, loss=1.0 / (self.step + 1), microbatches=2, generation=0, epoch=1, history=mark)
-            for name, keeper in self.keepers.items():
-                if name not in losing:
-                    keeper.committed(self.origin, self.step, commit)
-            self.step += 1
-
-    def written(self) -> None:
-        done = threading.Event()
-        self.keepers[self.root].when_written(done.set)
-        assert done.wait(PATIENCE)
-
-    def train_and_write(self, steps: int) -> None:
-        self.train(steps)
-        self.written()
-
-    def replace_root(self, name: str) -> None:
-        """The root is lost without notice, and that worker leads from the next epoch on."""
-        self.lose(self.root)
-        self.lead(name, 2)
-
-    def lose(self, *names: str) -> None:
-        """They write nothing any more, as after a SIGKILL."""
-        for name in names:
-            keeper = self.keepers.pop(name)
-            keeper._term = None
-            keeper.close(PATIENCE)
-
-    def raw(self) -> list[tuple[int, int]]:
-        """Attempt and step of every line of every file."""
-        return [(r.attempt, r.step) for r in HistoryFiles(self.url).read_all() if isinstance(r, StepRecord)]
-
-    def close(self) -> None:
-        for keeper in self.keepers.values():
-            keeper.close(PATIENCE)
-
-
-@pytest.fixture
-def job(tmp_path):
-    job = Job(tmp_path)
-    job.join("a", "b")
-    job.lead("a", 1)
-    yield job
-    job.close()
-
-
-def first(count: int, attempt: int = 1, since: int = 0) -> list[tuple[int, int]]:
-    return [(attempt, step) for step in range(since, count)]
+pytest_plugins = ["history_keeper_fixtures"]
 
 
 def test_a_step_has_what_was_measured(job):
@@ -191,19 +106,6 @@ def test_who_joins_when_the_job_goes_back_is_told_which_attempt_the_rest_belongs
     assert sorted(job.raw()) == [*first(7), (2, 5), (2, 6)]
 
 
-def test_another_run_of_the_job_is_another_attempt(job):
-    job.train_and_write(3)
-    job.close()
-    other = Job(Path(job.url))
-    other.step = 2
-    other.join("w")
-    other.lead("w", 1)
-    other.train(2)
-    other.written()
-    other.close()
-    assert job.raw() == [*first(3), (2, 2), (2, 3)]
-
-
 def events(*numbers: int) -> HistoryEvents:
     told = tuple(HistoryEvent(number=n, time=float(n), reason="R", message=f"m{n}") for n in numbers)
     return HistoryEvents(source="s", events=told)
@@ -260,21 +162,6 @@ def test_a_store_that_is_away_costs_one_warning_and_no_step(job, monkeypatch):
     assert [m for m in job.told if isinstance(m, WorkerWarning)] == [
         WorkerWarning(reason="HistoryNotWritten", message="cannot write: it is away")
     ]
-
-
-def test_what_is_kept_for_a_store_that_stays_away_is_bounded_and_the_gap_is_told(monkeypatch):
-    monkeypatch.setattr(history_buffer, "MOST_KEPT", 10)
-    buffer = HistoryBuffer(Rates(batch=1))
-    for step in range(25):
-        job_mark = history_buffer.HistoryMark(attempt=1, written=0, at=float(step))
-        commit = Commit(norm=1.0, loss=1.0, microbatches=1, generation=0, epoch=1, history=job_mark)
-        buffer.committed(1, step, commit)
-    gap, *steps = buffer.pending(1)
-    assert isinstance(gap, GapRecord)
-    assert (gap.attempt, gap.first, gap.last) == (1, 0, 14)
-    assert [record.step for record in steps] == list(range(15, 25))
-    buffer.written(1, [gap, *steps])
-    assert buffer.pending(1) == ()
 
 
 def test_a_file_is_followed_by_another_when_it_is_full(job, monkeypatch):

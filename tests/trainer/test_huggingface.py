@@ -1,64 +1,32 @@
 """Models of transformers are split as they are: the same logits, losses and gradients, the same files."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
-from bamboo.checkpoint.layout import Attempt
-from bamboo.checkpoint.store import CheckpointStore
 from bamboo.planning.plan import Cell
-from bamboo_trainer.checkpoint.__main__ import main as export
-from bamboo_trainer.checkpoint.layer_file import encode
 from bamboo_trainer.loading import load_task
 from bamboo_trainer.models import huggingface
-from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.reference import train
-from bamboo_trainer.task import Task, Weighted
+from bamboo_trainer.task import Weighted
 from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import build_layer, call_layer, run_layer
+from bamboo_trainer.tasks.user_code import call_layer
 from bamboo_trainer.training import TrainingConfig
-from checkpoint_kit import make_manifest
 from manifest_kit import bamboojob, training
-from stage_kit import chain
 from training_job import Fault, Job, check_same_bits
+from transformers_kit import FAMILIES, LENGTH, WORDS, config_of, layers_of, run, state_of, transformers
 
-transformers = pytest.importorskip("transformers")
+pytest_plugins = ["transformers_fixtures"]
+
+
 ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
-WORDS, LENGTH = 64, 12
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "vocab_size": WORDS,
-}
-GROUPED = {**SMALL, "num_key_value_heads": 2}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": WORDS, "n_positions": 32},
-    "llama": GROUPED,
-    "qwen2": GROUPED | {
-        "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1
-    },
-    "qwen3": GROUPED | {"head_dim": 8},
-    "bert": SMALL,
-    "mistral": GROUPED | {"sliding_window": 6},
-    "gemma3_text": GROUPED | {
-        "head_dim": 8, "sliding_window": 6, "pad_token_id": 0,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    },
-    "modernbert": SMALL | {"pad_token_id": 0, "local_attention": 8},
-    "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "bloom": {"hidden_size": 16, "n_layer": 3, "n_head": 4, "vocab_size": WORDS},
-}  # fmt: skip
 
 
 FIRST = ("gpt2", "llama", "qwen2", "qwen3", "bert")
+
+
 LOGITS = [
     *((family, "sdpa", True) for family in FIRST),
     *(pytest.param(f, "eager", True, marks=pytest.mark.slow) for f in FAMILIES if f not in FIRST),
@@ -66,29 +34,9 @@ LOGITS = [
     *((family, "sdpa", False) for family in ("gpt2", "bert")),
     *((family, "eager", True) for family in ("qwen2", "bert")),
 ]  # fmt: skip
+
+
 SLOW_LOSSES = [pytest.param(family, 2, 2, marks=pytest.mark.slow) for family in ("bert", "mixtral")]
-
-
-def config_of(family: str, **more: Any) -> dict[str, Any]:
-    data = {"length": LENGTH, "samples": 64, **more.pop("data", {})}
-    return {"architecture": {"model_type": family, **FAMILIES[family]}, "data": data, **more}
-
-
-def layers_of(task: Task) -> list[nn.Module]:
-    layers = [build_layer(task, 0, n) for n in range(len(task.layers))]
-    tie(dict(enumerate(layers)), tied_groups(task), task, 0)
-    return layers
-
-
-def state_of(layers: list[nn.Module]) -> dict[str, Tensor]:
-    return {k.removeprefix("module."): t for layer in layers for k, t in layer.state_dict().items()}
-
-
-def run(layers: list[nn.Module], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    passed: Any = inputs
-    for number, layer in enumerate(layers):
-        passed = run_layer(layer, number, passed, lambda given, layer=layer: call_layer(layer, given))
-    return tuple(passed)
 
 
 @pytest.mark.parametrize(("family", "attention", "padding"), LOGITS)
@@ -143,101 +91,6 @@ def test_a_worker_is_lost_and_the_bits_stay(family: str, stages: int, pipelines:
     torch.testing.assert_close(list(calm.state.losses.values()), list(losses), rtol=1e-5, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of several files in bf16, with an index and what could be a tokenizer."""
-    folder = tmp_path_factory.mktemp("published")
-    torch.manual_seed(3)
-    made = transformers.GPT2LMHeadModel(transformers.GPT2Config(**FAMILIES["gpt2"])).to(torch.bfloat16)
-    made.save_pretrained(folder, max_shard_size="8KB")
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
-
-
-def test_a_folder_is_read_layer_by_layer(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    tensor = PublishedWeights._tensor
-    monkeypatch.setattr(PublishedWeights, "_tensor", lambda w, name, form: read.append(name) or tensor(w, name, form))
-    task = huggingface.build({"model": str(published), "data": {"length": LENGTH}})
-    assert read == []
-    layer = build_layer(task, 0, 2)
-    assert len(read) == 12
-    assert all(".h.1." in name for name in read)
-    expected = transformers.GPT2LMHeadModel.from_pretrained(published, dtype=torch.float32).state_dict()
-    assert all(torch.equal(t, expected[k.removeprefix("module.")]) for k, t in layer.state_dict().items())
-    state = state_of(layers_of(task))
-    assert state.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
-
-
-def test_a_base_model_without_a_head_prefix_is_read(tmp_path: Path) -> None:
-    made = transformers.GPT2Model(transformers.GPT2Config(**FAMILIES["gpt2"]))
-    made.save_pretrained(tmp_path)
-    task = huggingface.build({"model": str(tmp_path), "data": {"length": LENGTH}})
-    state = state_of(layers_of(task))
-    assert torch.equal(state["transformer.h.2.mlp.c_fc.weight"], made.h[2].mlp.c_fc.weight)
-
-
-def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
-    """Of two stages, as they write it."""
-    store, place, parts = CheckpointStore(str(folder)), Attempt(0, "a"), {}
-    for stage in chain(task, [(0, 3), (3, 5)]):
-        for number, layer in stage._layers.items():
-            prefix = f"layers.{number}."
-            layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
-        for number, layer_state in stage.layer_states().items():
-            parts[number] = store.write_part(place, number, encode(layer_state))
-    store.commit(make_manifest(place, [parts[number] for number in sorted(parts)]))
-
-
-@pytest.mark.parametrize("family", ["gpt2", "qwen3", "bert"])
-def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, tmp_path: Path) -> None:
-    config = config_of(family, learningRate=1e-2)
-    task = load_task(ENTRYPOINT, config)
-    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=2, micro_batch_size=2)
-    _, state = train(task, plain, 2)
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    if family == "gpt2":
-        write_checkpoint(kept, task, state)
-    else:
-        for stage in range(2):
-            mine = {k: t for k, t in state.items() if (int(k.split(".")[1]) >= 3) == bool(stage)}
-            save_file({k: t.clone() for k, t in mine.items()}, kept / f"stage-00{stage}.safetensors")
-    manifest = tmp_path / "job.yaml"
-    document = {"task": {"entrypoint": ENTRYPOINT, "config": config}, "training": training(2, 4, 2)}
-    manifest.write_text(json.dumps(bamboojob(**document, topology={"stages": 2})))
-    out = tmp_path / "out"
-    arguments = ["--format", "huggingface", "--output", str(out), "--quiet"]
-    assert export([*arguments, "--job", str(manifest), "--", str(kept)]) == 0
-    auto = transformers.AutoModelForMaskedLM if family == "bert" else transformers.AutoModelForCausalLM
-    model, info = auto.from_pretrained(out, output_loading_info=True, local_files_only=True)
-    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    layers = layers_of(task)
-    for number, layer in enumerate(layers):
-        prefix = f"layers.{number}."
-        layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
-    for module in (*layers, model):
-        module.eval()
-    inputs, _ = task.dataset.batch([3, 4])
-    assert torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
-
-
-def test_tokenizer_files_come_along_and_the_folder_may_be_elsewhere(published: Path, tmp_path: Path) -> None:
-    task = huggingface.build({"model": str(published), "data": {"length": LENGTH}})
-    _, state = train(
-        task, TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=1, micro_batch_size=2), 1
-    )
-    save_file({k: t.clone() for k, t in state.items()}, tmp_path / "stage-000.safetensors")
-    out = tmp_path / "out"
-    arguments = ["--format", "huggingface", "--output", str(out), "--quiet", "--", str(tmp_path)]
-    assert export(arguments) == 1
-    assert export(["--model", str(published), *arguments]) == 0
-    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
-
-
 def test_masked_tokens_are_chosen_by_the_sample() -> None:
     task = huggingface.build(config_of("bert", data={"padding": True, "length": 400}))
     (ids, mask), (labels,) = task.dataset.batch(range(20))
@@ -269,25 +122,6 @@ def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], said: str) -
         load_task(ENTRYPOINT, config)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_folder_that_is_not_whole_is_refused(published: Path, tmp_path: Path) -> None:
-    for path in published.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    index = tmp_path / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    lost = content["weight_map"].pop("transformer.h.1.ln_1.weight")
-    index.write_text(json.dumps(content))
-    config = {"model": str(tmp_path), "data": {"length": LENGTH}}
-    with pytest.raises(TaskError, match=r"has no tensor transformer.h.1.ln_1.weight; to begin with random values say"):
-        load_task(ENTRYPOINT, config)
-    (tmp_path / lost).unlink()
-    with pytest.raises(TaskError, match=f"names {lost}, which is not there"):
-        load_task(ENTRYPOINT, config)
-    index.unlink()
-    with pytest.raises(TaskError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
-        load_task(ENTRYPOINT, config)
-    assert load_task(ENTRYPOINT, {**config, "random": True}).layers
 
 
 def test_a_config_names_the_data_to_evaluate() -> None:

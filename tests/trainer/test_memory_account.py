@@ -7,8 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from bamboo.control.channel_events import Received
@@ -21,19 +19,26 @@ from bamboo_trainer.data import TensorDataset
 from bamboo_trainer.engine.components import Components
 from bamboo_trainer.engine.memory_account import MemoryMeter
 from bamboo_trainer.memory.estimate import measure, worker_memory
-from bamboo_trainer.routing.message_log import MessageLog
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
 from manifest_kit import bamboojob, training
+from memory_account_kit import storages
 from stage_kit import CONFIG, begin, small_gpt, small_task
 from training_job import Fault, Job
 from world import World
 
 TENSOR = 2 * 4 * 4  # bytes of what travels: two samples of four floats
+
+
 MATRIX = 16 * 4
+
+
 WEIGHTS = 2 * 2 * MATRIX  # of a stage: two matrices, each with place for a mark, in multiples of 16 floats
+
+
 ADAM = 2 * (2 * MATRIX + 4)  # two tensors like each matrix, and a counter
+
+
 M = 4  # microbatches
 
 
@@ -214,28 +219,6 @@ def test_the_log_is_bounded_and_its_bytes_are_those_of_the_account(stages: int, 
     assert not job.faults
     both = 2 * 2 * M * TENSOR  # two steps of activations and gradients: of all stages, when a worker has taken over
     assert 0 < max(most) <= both + (3 * WEIGHTS * 2 if pipelines > 1 else 0)
-
-
-def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-
-
-TENSORS = [torch.zeros(n) for n in (1, 8, 64)]
-actions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.lists(st.integers(0, 2), max_size=2)))
-
-
-@given(actions)
-def test_the_log_counts_a_shared_storage_once(what: list[tuple[int, int, list[int]]]) -> None:
-    log, kept = MessageLog(), dict[Address, list[int]]()
-    for step, place, parts in what:
-        if place == 2:
-            log.committed(step)
-            kept = {address: held for address, held in kept.items() if address.step >= step}
-            continue
-        address = Address(FrameKind.ACTIVATION, 0, place, step)
-        kept[address] = parts
-        log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
-    assert log.storages == storages([TENSORS[i] for held in kept.values() for i in held])
 
 
 def test_casts_of_parameters_count_once(tmp_path) -> None:

@@ -1,19 +1,17 @@
 """Where a worker computes, and replicas in host memory: the same bits, whatever lives where."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 
-from bamboo_trainer.memory.cgroup import HostMemory
-from bamboo_trainer.memory.headroom import headroom
 from bamboo_trainer.memory.placement import DEVICE_VARIABLE, DeviceError, choose_device, contexts_on_host, to_host, use
 from bamboo_trainer.stage.stage import Stage
 from stage_kit import CONFIG, begin, microbatch, small_gpt, small_task
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 
@@ -113,23 +111,6 @@ def test_the_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [choose_device(f"job-w{i}") for i in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "expected"),
-    [
-        (1000 * PAGE, "9000 300 20 1 0 500 0\n", 3.0),
-        (None, "9000 300 20 1 0 500 0\n", None),
-        (1000, "", None),
-    ],
-)
-def test_a_worker_says_how_much_more_it_could_hold_if_it_has_a_limit(
-    limit: int | None, used: str, expected: float | None, tmp_path: Path
-) -> None:
-    (tmp_path / "used").write_text(used)
-    memory = None if limit is None else HostMemory(limit, used=0)
-    found = headroom(torch.device("cpu"), lambda: memory, tmp_path / "used")
-    assert found == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

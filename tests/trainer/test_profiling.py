@@ -9,10 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from bamboo.cli.commands import app
-from bamboo.job.manifest import parse_manifest
-from bamboo.local.trainer_calls.task_profile import MachineOverrides, profile_of
 from bamboo.profiles.files import read_profile
 from bamboo_trainer.profiling import loopback, profile
+from profiling_kit import manifest
 
 
 @pytest.fixture(autouse=True)
@@ -21,35 +20,6 @@ def one_thread() -> Any:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def manifest(entrypoint: str = "bamboo_trainer.models.bert:build", **config: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "bamboo.dev/v1alpha1",
-        "kind": "BambooJob",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "task": {"entrypoint": entrypoint, "config": {"size": "tiny", **config}},
-            "training": {"steps": 10, "globalBatchSize": 8, "microBatchSize": 2},
-            "topology": {"stages": 2},
-        },
-    }
-
-
-def test_every_layer_is_measured_with_the_jobs_microbatch() -> None:
-    answer = profile(manifest(), 3)
-    layers = answer["layers"]
-    assert len(layers) == 5
-    assert all(layer["forward"] > 0 and layer["backward"] > 0 and layer["update"] > 0 for layer in layers)
-    width, length, samples = 16, 16, 2
-    assert {layer["boundary"] for layer in layers[:-1]} == {4 * width * length * samples + length * samples}
-    assert layers[1]["gradients"] == layers[1]["parameters"]
-    assert layers[1]["optimizer"] >= 2 * layers[1]["parameters"]  # AdamW's two averages, and its counters
-    assert answer["loopback"] > 1e6
-    found = profile_of(parse_manifest(manifest()), answer, 3, MachineOverrides(flow=1e8, latency=0.001))
-    assert (found.network.flow, found.network.latency, found.samples) == (1e8, 0.001, 2)
-    assert "network" not in found.estimated
-    assert found.estimated == ("storage", "times")
 
 
 def test_a_wrong_task_is_told_in_a_sentence() -> None:

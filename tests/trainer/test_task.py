@@ -1,56 +1,11 @@
 """Tasks: what ours learn, and which sentence a faulty one gets."""
 
-import sys
 from dataclasses import replace
 
-import pytest
-from torch import nn
-
-from bamboo.job.manifest import parse_manifest
 from bamboo_trainer import reference
-from bamboo_trainer.check import check
 from bamboo_trainer.loading import load_task
-from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.tasks.inspection.costs import layer_costs
-from bamboo_trainer.tasks.task_errors import TaskError
-from bamboo_trainer.training import shown_to_build
-from manifest_kit import bamboojob, training
-from stage_kit import CONFIG, one_step, small_gpt, small_task
-
-
-class Failing(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("on purpose")
-
-
-class Unequal(nn.Module):
-    def forward(self, x):
-        return [x]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": nn.Sequential(nn.Linear(2, 2))}, r"layers\[0\] is a module \(Linear\), expected a function"),
-        ({"layers": (3,)}, r"layers\[0\] is of type int, expected a function that makes a module"),
-        (
-            {"layers": (lambda: nn.Linear(2, 2), Failing)},
-            r"layer 1 \(Failing\) raised RuntimeError: on purpose",
-        ),
-        ({"layers": (lambda: nn.Linear(2, 2), Unequal)}, r"layer 1 \(Unequal\) must return"),
-        ({"layers": (lambda: 3,)}, "layer 0 returned int"),
-        ({"layers": (lambda: nn.Linear(2, 2).double(),)}, r"parameter 0.weight is torch.float64"),
-        ({"loss": lambda outputs, targets: outputs[0]}, "scalar"),
-        ({"optimizer": lambda named: None}, "optimizer returned NoneType"),
-        ({"tied": (("0.weight", "2.weight"),)}, "differ"),
-        ({"tied": (("0.weight", "2.nothing"),)}, "no parameter 'nothing'"),
-        ({"tied": (("0.weight", "9.weight"),)}, "9.weight"),
-    ],
-)
-def test_a_faulty_task_is_told_by_name(changes, message):
-    task = small_task(**changes)
-    with pytest.raises(TaskError, match=message):
-        one_step([Stage(task, 0, [(0, len(task.layers))], CONFIG)], 0)
+from stage_kit import CONFIG, small_gpt
 
 
 def test_the_models_learn_and_show_something(tmp_path):
@@ -68,68 +23,6 @@ def test_the_models_learn_and_show_something(tmp_path):
     assert costs[1] == costs[2] > costs[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "config", "message"),
-    [
-        ("nonsense", {}, "module:function"),
-        ("no_such_module:build", {}, "cannot import 'no_such_module'"),
-        ("bamboo_trainer.models.gpt:nothing", {}, "has no 'nothing'"),
-        ("bamboo_trainer.models.gpt:VOCABULARY", {}, "non-callable"),
-        ("builtins:dict", {}, "returned dict"),
-        ("bamboo_trainer.models.gpt:build", {"nosuch": 1}, "unknown key 'nosuch'"),
-        ("bamboo_trainer.models.gpt:build", {"heads": 3, "dModel": 16}, "dModel must be a multiple"),
-        ("bamboo_trainer.models.gpt:build", {"heads": "3"}, "heads must be of type int"),
-        ("bamboo_trainer.models.gpt:build", {"text": "/nowhere"}, "readable file"),
-        ("bamboo_trainer.models.mlp:build", {"width": 0}, "width must be at least 1"),
-    ],
-)
-def test_a_wrong_entrypoint_or_config_gets_one_clear_sentence(entrypoint, config, message):
-    with pytest.raises(TaskError, match=message):
-        load_task(entrypoint, config)
-
-
-def test_a_missing_module_says_where_it_was_looked_for(tmp_path, monkeypatch):
-    folders = (tmp_path / "manifests", tmp_path / "here")
-    folders[0].mkdir()
-    (folders[0] / "needs_another.py").write_text("import no_such_package")
-    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
-    for missing in ("no_such_module", "no_such.module"):
-        with pytest.raises(TaskError) as caught:
-            load_task(f"{missing}:build", {})
-        start = f"cannot import '{missing}': there is no such module in {folders[0]} or {folders[1]} or "
-        assert str(caught.value).startswith(start)
-        assert str(caught.value).endswith(" or the installed packages")
-    with pytest.raises(TaskError, match="'needs_another': ModuleNotFoundError: No module named 'no_such_package' \\("):
-        load_task("needs_another:build", {})
-    with pytest.raises(TaskError, match=r"the module \(.*/tokenize\.py\) has no 'build'"):
-        load_task("tokenize:build", {})
-
-
-@pytest.mark.parametrize("layers", [(nn.Tanh, nn.Linear(2, 2)), nn.ModuleList([nn.Tanh(), nn.Linear(2, 2)])])
-def test_a_module_instead_of_a_factory_is_named_when_the_task_is_loaded(layers, monkeypatch) -> None:
-    monkeypatch.setattr(reference, "build_modules", lambda config: small_task(layers=layers), raising=False)
-    with pytest.raises(TaskError, match=r"layers\[\d\] is a module \((Tanh|Linear)\), expected a function without"):
-        load_task("bamboo_trainer.reference:build_modules", {})
-
-
-@pytest.mark.parametrize("where", ["import", "build"])
-def test_a_task_that_exits_is_a_faulty_task(where, tmp_path, monkeypatch):
-    exits = "raise SystemExit(5)"
-    text = exits if where == "import" else f"def build(config):\n    {exits}"
-    (tmp_path / f"leaves_at_{where}.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TaskError, match="SystemExit: 5"):
-        load_task(f"leaves_at_{where}:build", {})
-
-
-def test_a_task_of_too_many_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator takes no more costs than that in one message."""
-    task = small_task(layers=(nn.Identity,) * 10_001)
-    monkeypatch.setattr(reference, "build_too_much", lambda config: task, raising=False)
-    with pytest.raises(TaskError, match="10001 layers, at most 10000 are accepted"):
-        load_task("bamboo_trainer.reference:build_too_much", {})
-
-
 def test_attention_is_counted_however_it_is_computed(tmp_path):
     """With dropout it is two plain products, without a kernel of its own, and some more to read and write."""
     text = tmp_path / "text"
@@ -141,42 +34,3 @@ def test_attention_is_counted_however_it_is_computed(tmp_path):
     ]
     for plain, dropped in list(zip(*counted, strict=True))[1:3]:
         assert plain < dropped < 2 * plain
-
-
-SEEING = """
-from stage_kit import small_task
-
-SEEN = []
-
-
-def wants(config, training):
-    SEEN.append(training)
-    return small_task()
-
-
-def named(config, training=None):
-    return wants(config, training)
-
-
-def keyword(config, verbose=False):
-    assert verbose is False
-    return small_task()
-"""
-
-
-def test_build_sees_what_the_job_trains_with_if_it_asks(tmp_path, monkeypatch):
-    (tmp_path / "seeing_task.py").write_text(SEEING)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    document = bamboojob(
-        task={"entrypoint": "seeing_task:wants"},
-        training=training(40, 8, 2, seed=3, precision="bf16"),
-        topology={"stages": 1},
-    )
-    facts = shown_to_build(parse_manifest(document).training)
-    for name in ("wants", "named", "keyword"):
-        load_task(f"seeing_task:{name}", {}, facts)
-    assert [facts, facts] == sys.modules["seeing_task"].SEEN
-    assert (facts.steps, facts.global_batch_size, facts.micro_batch_size) == (40, 8, 2)
-    assert (facts.microbatches, facts.seed, facts.precision) == (4, 3, "bf16")
-    assert check(document)["layers"] == 3
-    assert sys.modules["seeing_task"].SEEN[-1] == facts

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bamboo_trainer.transport import inbound, outbound, tcp, wire
+from bamboo_trainer.transport import inbound, outbound, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
-from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
-from transport_kit import SECONDS, SECRET, Net, dial, eventually, make_frame, our_threads, same
+from transport_kit import SECONDS, SECRET, Net, eventually, make_frame, our_threads
+
+pytest_plugins = ["transport_pair_fixtures"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,40 +28,6 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = (tcp, "PLAN"), (tcp, "JOIN"), (inbound, "HELLO"), (outbound, "CONNECT"), (outbound, "ACCEPT")
     for module, name in limits:
         monkeypatch.setattr(module, f"{name}_SECONDS", SECONDS)
-
-
-@pytest.fixture
-def net() -> Iterator[Net]:
-    with Net() as made:
-        yield made
-
-
-PAYLOADS = {
-    "nothing": (),
-    "zero-dim": (torch.tensor(1.5),),
-    "empty": (torch.empty(0), torch.empty(3, 0, 2, dtype=torch.int64)),
-    "bool": (torch.tensor([True, False, True]),),
-    "nan": (torch.tensor([float("nan"), -0.0, float("inf")]),),
-    "strided": (torch.arange(12.0).reshape(3, 4).T,),
-    "grad": (torch.ones(3, requires_grad=True),),
-    "mixed": (torch.arange(5), torch.tensor(True), torch.randn(2, 3).bfloat16(), torch.empty(0)),
-    "large": (torch.arange(4 << 20, dtype=torch.float32), torch.tensor(7, dtype=torch.int8)),
-    **{name: (torch.arange(6).reshape(2, 3).to(dtype),) for name, dtype in wire.DTYPES.items()},
-}
-
-
-@pytest.mark.parametrize("name", PAYLOADS)
-@pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.SYNC])
-def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
-    a, _, _, b_in = net.pair()
-    frame = make_frame(*(tensor.detach().contiguous() for tensor in PAYLOADS[name]), kind=kind)
-    a.send("b", make_frame(*PAYLOADS[name], kind=kind))
-    (event,) = b_in.wait(Arrived)
-    assert event.sender == "a"
-    assert same(event.frame, frame)
-    if event.frame.tensors:
-        event.frame.tensors[0].add(0)
-        assert not event.frame.tensors[0].requires_grad
 
 
 def test_payloads_arrive_as_they_were_sent(net: Net) -> None:
@@ -144,30 +112,6 @@ def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
     assert time.monotonic() - began < SECONDS / 2
 
 
-def test_a_frame_may_be_larger_than_any_stage() -> None:
-    """A billion parameters with AdamW's state; the memory is only reserved, not used."""
-    size = 12_000_000_000
-    names = [f"state:layers.{i}.mlp.experts.{i % 64}.down_proj.weight:exp_avg_sq" for i in range(20_000)]
-    raw, *body = wire.encode_frame(
-        make_frame(torch.empty(size, dtype=torch.uint8), kind=FrameKind.STATE, payload=names)
-    )
-    header = wire.parse_header(bytes(raw[: wire.HEADER.size]))
-    specs, meta = wire.parse_meta(bytes(raw[wire.HEADER.size :]), header.body_length)
-    assert (header.body_length, sum(map(len, body)), specs[0].shape, meta) == (size, size, (size,), names)
-
-
-def test_what_cannot_be_encoded_is_the_callers_error(net: Net) -> None:
-    a, _, _, b_in = net.pair()
-    with pytest.raises(ValueError, match="uint32"):
-        a.send("b", make_frame(torch.zeros(2, dtype=torch.uint32)))
-    with pytest.raises(ValueError, match="too large"):
-        a.send("b", make_frame(payload="x" * (wire.MAX_META + 1)))
-    with pytest.raises(ValueError, match="epoch"):
-        a.send("b", Frame(address=Address(FrameKind.COMMIT, 2**40, 0, 0), epoch=1))
-    a.send("b", make_frame())
-    assert len(b_in.wait(Arrived)) == 1
-
-
 def test_send_to_an_unknown_or_silent_peer_never_blocks(net: Net) -> None:
     a, _ = net.add("a")
     silent = socket.create_server(("127.0.0.1", 0))
@@ -179,9 +123,6 @@ def test_send_to_an_unknown_or_silent_peer_never_blocks(net: Net) -> None:
             a.send("silent", make_frame(torch.zeros(1 << 20)))
         a.close(0.1)
         assert time.monotonic() - began < SECONDS / 2
-
-
-# -- membership --
 
 
 def test_a_link_waits_for_the_plan_that_names_its_sender(net: Net) -> None:
@@ -213,8 +154,6 @@ def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch)
     a.send("b", make_frame(torch.ones(1)))
     b_in.wait(Arrived, 2)
 
-
-# -- broken links --
 
 CHILD = """
 import sys, time, torch
@@ -286,51 +225,6 @@ def held(end: TcpTransport) -> Iterator[None]:
         end._changed.notify_all()
 
 
-def test_a_peer_that_never_answered_comes_up(net: Net) -> None:
-    a, a_in = net.add("a")
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        a.peers({"b": server.getsockname()})
-        a.send("b", make_frame())
-        a_in.wait(LinkDown)
-        server.listen()
-        with accept(server) as sock:
-            a_in.wait(LinkUp)
-            a.send("b", make_frame(microbatch=9))
-            assert wire.parse_header(sock.recv(wire.HEADER.size)).address.microbatch == 9
-
-
-def accept(server: socket.socket) -> socket.socket:
-    """A raw link from whoever connects, past the handshake."""
-    sock, _ = server.accept()
-    sock.sendall(bytes(wire.NONCE_SIZE))
-    sock.recv(wire.MAX_HELLO)
-    sock.sendall(wire.ACCEPTED)
-    return sock
-
-
-@pytest.mark.parametrize("lane", wire.Lane)
-def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) -> None:
-    """Only the sender saw that the older one had broken; what it sent over it may be lost."""
-    _, _, b, b_in = net.pair()
-    kind = {wire.Lane.BOUNDARY: FrameKind.ACTIVATION, wire.Lane.BULK: FrameKind.SYNC, wire.Lane.STATE: FrameKind.STATE}[
-        lane
-    ]
-    raw = [b"".join(wire.encode_frame(make_frame(microbatch=m, kind=kind))) for m in range(3)]
-    with dial(b, lane) as older:
-        older.sendall(raw[0])
-        b_in.wait(Arrived)
-        with dial(b, lane) as newer:
-            b_in.wait(LinkUp)
-            older.settimeout(SECONDS)
-            assert older.recv(1) == b""
-            newer.sendall(raw[2])
-            b_in.wait(Arrived, 2)
-            assert [type(event) for event in b_in.events] == [Arrived, LinkUp, Arrived]
-            assert b.broken == 1
-    assert b_in.wait(LinkDown) == [LinkDown("a")]
-
-
 def test_closing_sends_what_is_queued(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for index in range(20):
@@ -339,16 +233,3 @@ def test_closing_sends_what_is_queued(net: Net) -> None:
     assert len(b_in.wait(Arrived, 20)) == 20
     a.send("b", make_frame())
     a.close(0.0)  # again is fine
-
-
-def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
-    a, _ = net.add("a")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        a.peers({"b": server.getsockname()})
-        a.send("b", make_frame(torch.zeros(16 << 20)))
-        with accept(server):  # and reads no more
-            time.sleep(0.1)
-            began = time.monotonic()
-            a.close(0.2)
-            assert time.monotonic() - began < SECONDS / 2
-            assert our_threads() == []

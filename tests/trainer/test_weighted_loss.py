@@ -1,7 +1,6 @@
 """Losses that are sums with a weight, losses that layers add, and metrics: as in one process, the same on any grid."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,25 +10,24 @@ from torch import Tensor, nn
 
 from bamboo.control.digests import add_digests
 from bamboo.coordinator.events import Outcome
-from bamboo.planning.plan import Cell
 from bamboo_trainer import reference
-from bamboo_trainer.commit.step_report import combined, step_report
-from bamboo_trainer.loading import load_task
-from bamboo_trainer.task import Parts, Task, Weighted, add_loss
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.capture import Capture, capturing
-from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, forward_seed
 from bamboo_trainer.training import TrainingConfig
-from bamboo_trainer.transport.payloads import Ready
 from branching_job import kill_at_each
 from manifest_kit import bamboojob, training
-from stage_kit import CONFIG as SMALL
-from stage_kit import begin, chain, microbatch, reduce_tied, small_task, state_of
+from stage_kit import chain, state_of
 from training_job import Fault, Job
+from weighted_kit import one_step
 from weighted_tasks import accuracy, build, largest, loss_sum, valid
 
 STEPS, MICROBATCHES = 4, 4
+
+
 CONFIG = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=0.5, microbatches=MICROBATCHES, micro_batch_size=2)
+
+
 SPLITS = ([(0, 4)], [(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)])
 
 
@@ -59,21 +57,6 @@ def plainly(task: Task, config: TrainingConfig, steps: int, *, weighted: bool) -
         optimizer.step()
         losses.append(float(total.detach()))
     return losses, {f"layers.{name}": p.detach() for name, p in layers.state_dict().items()}
-
-
-def one_step(stages: Any, step: int, config: TrainingConfig) -> Any:
-    works = [begin(stage, *range(config.microbatches)) for stage in stages]
-    for index in range(config.microbatches):
-        microbatch(stages, works, step, index)
-    finals = reduce_tied(stages, [work.gradients.total() for work in works])
-    reports = [
-        step_report(Cell(0, s), stage.squared_norms(final), work)
-        for s, (stage, final, work) in enumerate(zip(stages, finals, works, strict=True))
-    ]
-    result = combined(reports)
-    for stage, final in zip(stages, finals, strict=True):
-        stage.apply(final, result.norm, scale=result.scale)
-    return result
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -110,9 +93,6 @@ def test_metrics_are_over_the_whole_batch() -> None:
     assert metrics["accuracy"] == pytest.approx(float(right.total) / float(right.weight))
     assert metrics["largest"] == pytest.approx(sum(largest((one.detach(),), ()) for one in outputs) / MICROBATCHES)
     assert 0 < metrics["accuracy"] < 1
-
-
-# jobs
 
 
 def manifest(stages: int, pipelines: int, mode: str = "LazyForward", **config: Any) -> dict[str, Any]:
@@ -181,106 +161,3 @@ def test_a_step_without_any_weight_has_no_finite_loss(policy: str, outcome: Outc
         assert job.state.skipped_steps == STEPS
         assert job.state.losses == {}
         assert job.state.metrics["accuracy"] is None
-
-
-# what a root makes of reports
-
-
-def ready(pipeline: int, **facts: Any) -> Ready:
-    return Ready(cell=Cell(pipeline, 0), squared_norm=[4.0], **({"losses": {}} | facts))
-
-
-def test_losses_are_summed_exactly_whatever_their_order() -> None:
-    one = ready(0, losses={0: 1e16, 1: 1.0}, weights={0: 1.0, 1: 2.0}, added={"a": [0.5]})
-    other = ready(1, losses={2: -1e16}, weights={2: 1.0}, added={"a": [1e16, 2.5], "b": [-1e16]})
-    result = combined([one, other])
-    assert (result.loss, result.scale, result.norm, result.microbatches) == (1.0, 0.25, 0.5, 3)
-    assert result.metrics == {"a": (1e16 + 3) / 4, "b": -1e16 / 4}
-    assert combined([other, one]) == result
-
-
-def test_what_is_no_number_is_told_as_none() -> None:
-    assert combined([ready(0, losses={0: 1.0}, weights={0: 0.0})]).loss != 0
-    for facts in ({"weights": {0: 0.0}}, {"weights": {0: 1e-320}}, {"added": {"a": [float("inf")]}}):
-        loss = combined([ready(0, losses={0: 1.0}, **facts)]).loss
-        assert not abs(loss) <= 1e300
-    mixed = combined([ready(0, losses={0: 1.0}, weights={0: 1.0}), ready(1, losses={1: 1.0})])
-    assert mixed.loss != mixed.loss
-    assert combined([ready(0, losses={0: 1.0, 1: 2.0})]).loss == 1.5
-
-
-# what cannot be
-
-
-def measured(total: Any, weight: Any) -> Callable[[Parts, Parts], Any]:
-    return lambda outputs, targets: Weighted(total(outputs), weight)
-
-
-def adding(value: Any, name: str = "a") -> Callable[[], nn.Module]:
-    class Adds(nn.Module):
-        def forward(self, given: Tensor) -> Tensor:
-            add_loss(value(given), name)
-            return given
-
-    return Adds
-
-
-def added(layer: Callable[[], nn.Module]) -> dict[str, Any]:
-    return {"layers": (lambda: nn.Linear(2, 2), layer)}
-
-
-CALLS = iter(range(100))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"loss": measured(lambda o: o[0].sum(), -1)},
-            "the loss: the weight must be a finite number of at least 0, got -1",
-        ),
-        ({"loss": measured(lambda o: o[0].sum(), float("nan"))}, "the loss: the weight must be a finite .*, got nan"),
-        ({"loss": measured(lambda o: o[0].sum(), "3")}, "the loss: the weight must be a finite .*, got '3'"),
-        ({"loss": measured(lambda o: o[0].sum(), torch.ones(2))}, r"the weight must be a number, got a tensor \[2\]"),
-        ({"loss": measured(lambda o: o[0], 1)}, "scalar tensor as its total"),
-        ({"loss": measured(lambda o: torch.ones(()), 1)}, "the loss does not depend on any parameter"),
-        (
-            {"loss": lambda o, t: o[0].mean() if next(CALLS) % 4 == 3 else Weighted(o[0].sum(), 2)},
-            "not deterministic|Weighted for some microbatches and a mean for others",
-        ),
-        ({"metrics": {"m": lambda o, t: o[0]}}, r"the metric 'm' returned a tensor \[2, 2\], expected one number"),
-        ({"metrics": {"m": lambda o, t: 1 / 0}}, "metric 'm' raised ZeroDivisionError"),
-        ({"metrics": {"m": lambda o, t: Weighted(1.0, -2)}}, "the metric 'm': the weight must be"),
-        (added(adding(lambda x: x)), "add_loss: the value must be a scalar tensor of floats"),
-        (added(adding(lambda x: 3.0)), "add_loss: the value must be a scalar tensor of floats"),
-        (added(adding(lambda x: x.sum(), "a b")), "add_loss: the name must be up to 64 letters, .*, got 'a b'"),
-        (added(adding(lambda x: x.sum() * next(CALLS))), r"layer 1 \(Adds\) is not deterministic: .* the loss 'a'"),
-    ],
-)
-def test_what_is_wrong_is_told_by_name(changes: dict[str, Any], message: str) -> None:
-    task = small_task(**changes)
-    with pytest.raises(TaskError, match=message):
-        one_step(chain(task, [(0, len(task.layers))]), 0, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        ([1], "Task.metrics: expected functions by name, got list of int"),
-        ({"m": 3}, "Task.metrics: expected functions by name"),
-        ({f"m{i}": largest for i in range(65)}, "Task.metrics: 65 metrics, at most 64 are accepted"),
-        ({"a-b": largest}, "Task.metrics: a name must be up to 64 letters, digits and underscores, got 'a-b'"),
-    ],
-)
-def test_metrics_are_checked_when_the_task_is_loaded(
-    metrics: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("weighted_tasks.build", lambda config: small_task(metrics=metrics))
-    with pytest.raises(TaskError, match=message):
-        load_task("weighted_tasks:build", {})
-
-
-def test_an_added_loss_needs_no_job() -> None:
-    """In plain PyTorch nothing happens."""
-    layer = adding(lambda x: x.sum())()
-    assert torch.equal(layer(torch.ones(2)), torch.ones(2))

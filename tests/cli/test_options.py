@@ -1,0 +1,17 @@
+"""Times as they are typed."""
+
+import pytest
+import typer
+
+from bamboo.cli.options import seconds
+
+
+@pytest.mark.parametrize(("text", "value"), [("30", 30), ("30s", 30), ("1.5h", 5400), ("2d", 172800), ("0", 0)])
+def test_a_time_is_read_in_every_unit(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "soon", "1y", "inf", "nan", "9" * 30, "400d"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        seconds(text)

@@ -1,0 +1,81 @@
+"""A job in words."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bamboo.remote.job_view import phrases
+from bamboo.remote.job_view.objects import job_of
+from remote_kit import NOW, SPEC, Json, condition, job, stamp
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0s"), (119, "119s"), (121, "2m"), (7199, "119m"), (7200, "2h"), (47 * 3600, "47h"), (49 * 3600, "2d")],
+)
+def test_an_age_is_said_in_its_largest_units(seconds: int, said: str) -> None:
+    assert phrases.age(NOW - timedelta(seconds=seconds), NOW) == said
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0, "less than 1 ms"), (0.019, "19 ms"), (1.254, "1.25 s")])
+def test_a_pause_is_said_in_milliseconds_or_seconds(seconds: float, said: str) -> None:
+    assert phrases.pause(seconds) == said
+
+
+def test_silence_is_noticed_only_while_the_job_runs() -> None:
+    old = {"step": 1, "steps": 2, "lastReportedTime": stamp(300)}
+    assert "no progress has been reported for 5m" in (phrases.stale(job_of(job(training=old)), NOW) or "")
+    assert phrases.stale(job_of(job()), NOW) is None
+    assert phrases.stale(job_of(job(training=old, conditions=[condition("Complete", True)])), NOW) is None
+
+
+KEEPING = {**SPEC, "checkpoint": {"storage": {"uri": "s3://user:pass@bucket/x?sig=abc"}, "everySteps": 9}}
+
+
+WAITING = condition("Running", False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "said"),
+    [
+        (SPEC, {}, "saves no checkpoints: it will start from step 0, which loses its 100 steps"),
+        (SPEC, {"training": {"step": 0, "steps": 9}}, None),
+        (KEEPING, {"conditions": [WAITING]}, "has no checkpoint yet: it will start from step 0"),
+        (KEEPING, {"conditions": [WAITING], "checkpoint": {"lastStep": 99}}, "at step 99, which loses 1 step"),
+        (KEEPING, {"conditions": [condition("Running", True)]}, None),  # its state is kept first
+        ({**SPEC, "suspend": True}, {}, None),
+        (SPEC, {"conditions": [condition("Complete", True)]}, None),
+    ],
+)
+def test_who_suspends_is_told_which_steps_are_lost(spec: Json, status: Json, said: str | None) -> None:
+    found = phrases.suspending(job_of(job(spec=spec, **status)))
+    assert (found is None) == (said is None)
+    assert (said or "") in (found or "")
+
+
+def test_the_line_of_checkpoints_says_where_without_credentials_how_old_and_what_going_back_cost() -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    known = {"checkpoint": {"lastStep": 99, "lastTime": "2026-03-01T12:00:00Z"}, "restores": 2, "repeatedSteps": 12}
+    found = phrases.checkpoint(job_of(job(spec=KEEPING, cost={"repeated": "0.3100"}, **known)), at + timedelta(hours=2))
+    place = "s3://bucket/x"
+    assert found == (
+        f"checkpoint: step 99, 2:00:00 old, in {place}; went back 2 times; 12 steps repeated (0.3100 of the cost)"
+    )
+    assert phrases.checkpoint(job_of(job(spec=KEEPING)), at) == f"checkpoint: none yet, in {place}"
+    claim = {**SPEC, "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "data"}}}}
+    assert phrases.checkpoint(job_of(job(spec=claim)), at) == "checkpoint: none yet, in claim data"
+    assert phrases.checkpoint(job_of(job()), at) == "", "it keeps none"
+
+
+def test_the_line_of_evaluations_has_the_newest_and_the_best() -> None:
+    newest = {"step": 40, "metrics": {"accuracy": 0.25, "loss": 2.5}}
+    told = "evaluation after step 40: loss 2.5, accuracy 0.25"
+
+    def line(**more: Any) -> str:
+        return phrases.evaluation(job_of(job(training={"evaluation": {**newest, **more}})))
+
+    assert line() == told
+    assert line(bestStep=40, bestMetrics=newest["metrics"]) == f"{told} (the best so far)"
+    assert line(bestStep=30, bestMetrics={"loss": 2.0}) == f"{told}; the best after step 30: loss 2"
+    assert phrases.evaluation(job_of(job())) == "", "nothing was evaluated"

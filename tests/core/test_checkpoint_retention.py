@@ -1,0 +1,92 @@
+"""Which checkpoints are removed, and which never."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.checkpoint.found import FoundState
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.resume import choose
+from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, removable
+from checkpoint_kit import DIGEST, EPOCH, complete
+from checkpoint_list_kit import damaged, torn, unfinished, unreadable
+
+OTHER = "f" * 16
+
+
+NOW = EPOCH + 1000.0
+
+
+def removed(found, keep, **options):
+    return [f"{r.attempt.step}{r.attempt.id}" for r in removable(found, keep, now=NOW, **options)]
+
+
+@pytest.mark.parametrize(
+    ("found", "keep", "options", "expected"),
+    [
+        ([complete(s) for s in (100, 200, 300, 400)], 3, {}, ["100a"]),
+        ([complete(s) for s in (100, 200, 300)], 0, {}, ["100a", "200a"]),
+        ([complete(100), damaged(200)], 3, {}, []),  # nothing newer is complete
+        ([damaged(100), torn(150), complete(200)], 3, {}, ["100d", "150t"]),
+        ([unreadable(100), complete(200)], 1, {}, []),
+        ([complete(100, "o", digest=OTHER), complete(200), complete(300)], 1, {"digest": DIGEST}, ["200a"]),
+        ([damaged(100, digest=OTHER), complete(300)], 1, {"digest": DIGEST}, []),
+        ([complete(100, "o", digest=OTHER), complete(200)], 1, {}, ["100o"]),
+        # Started anew at step 0 beside what an earlier run left: what was written last stays, too.
+        ([complete(20, "n", created=NOW), complete(900), complete(800)], 1, {}, ["800a"]),
+        ([unfinished(100, modified=EPOCH + 150), complete(200)], 3, {}, ["100u"]),
+        ([unfinished(200, modified=EPOCH + 150), complete(200)], 3, {}, ["200u"]),
+        ([unfinished(300, modified=EPOCH + 150), complete(200)], 3, {}, []),
+        ([unfinished(100, modified=EPOCH + 250), complete(200)], 3, {}, []),  # somebody writes it now
+        ([unfinished(100, modified=EPOCH + 150), complete(200)], 3, {"writing": [Attempt(100, "u")]}, []),
+        ([unfinished(100)], 3, {"dead_after": 999.0}, ["100u"]),
+        ([unfinished(100)], 3, {"dead_after": 1001.0}, []),
+        ([unfinished(100, modified=None), complete(200)], 3, {}, []),
+        ([complete(100), complete(200)], 1, {"writing": [Attempt(100, "a")]}, []),
+    ],
+)
+def test_only_what_retention_allows_is_removed(found, keep, options, expected):
+    assert removed(found, keep, **options) == expected
+
+
+_FOUND = st.lists(
+    st.builds(
+        lambda kind, step, id, age: kind(step, id) if kind is not unfinished else unfinished(step, id, NOW - age),
+        st.sampled_from([complete, damaged, torn, unreadable, unfinished]),
+        st.integers(0, 6), st.sampled_from("abc"), st.floats(0, 2 * DEAD_AFTER_SECONDS),
+    ),
+    max_size=12, unique_by=lambda one: one.attempt,
+)  # fmt: skip
+
+
+@given(_FOUND, st.integers(-1, 4), st.sets(st.builds(Attempt, st.integers(0, 6), st.sampled_from("abc"))))
+def test_a_removal_never_touches_what_a_job_would_resume_from(found, keep, writing):
+    gone = {removal.attempt for removal in removable(found, keep, now=NOW, writing=writing)}
+    before, after = choose(found, DIGEST), choose([one for one in found if one.attempt not in gone], DIGEST)
+    assert after.manifest == before.manifest
+    sound = sum(one.state is FoundState.COMPLETE for one in found)
+    left = sum(one.state is FoundState.COMPLETE and one.attempt not in gone for one in found)
+    assert left >= min(sound, max(1, keep))
+    assert not gone & writing
+    assert not any(one.state is FoundState.UNREADABLE for one in found if one.attempt in gone)
+    assert removable([one for one in found if one.attempt not in gone], keep, now=NOW, writing=writing) == ()
+
+
+def test_the_one_with_the_best_score_stays():
+    def scored(step, score):
+        one = complete(step)
+        return replace(one, manifest=msgspec.structs.replace(one.manifest, score=score))
+
+    found = [
+        scored(100, 1.0),
+        scored(200, 3.0),
+        scored(300, None),
+        scored(400, 3.0),
+        scored(500, 2.0),
+        scored(600, 2.5),
+    ]
+    assert removed(found, 2) == ["100a", "300a", "400a"], "of equal ones the oldest is the best"
+    assert removed([scored(100, None), scored(200, None), scored(300, None)], 1) == ["100a", "200a"]

@@ -1,0 +1,124 @@
+"""`bamboo simulate --model research`: what is known of the published simulator, its rules by hand, and the command."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from bamboo.simulation.figures import SimulationError, spread
+from bamboo.simulation.pool import ResearchRun, simulate_run
+from bamboo.simulation.research.cost_model import KnownBug, ResearchOptions
+from bamboo.simulation.research.research_workloads import workload_of
+from research_kit import BERT, MINUTE, TINY, add, published, run
+
+
+@pytest.mark.parametrize(
+    ("rate", "figures"),
+    [
+        (0.01, (1, 0, 0, 9.6212, 41.7918, 162.6584, 38.0305, 3.9392, 11.0504)),
+        (0.10, (46, 0, 0.2596, 5.5476, 39.0923, 136.7320, 35.5740, 3.6346, 12.9138)),
+        (0.50, (347, 1, 0.0606, 1.4928, 25.6250, 81.0828, 23.3188, 3.2993, 21.3214)),
+    ],
+)
+def test_the_published_runs_of_seed_1(rate: float, figures: tuple[float, ...]) -> None:
+    assert tuple(round(value, 4) for value in list(asdict(published(rate)).values())[:-1]) == figures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rate", "figures"),
+    [
+        (0.01, (4.91, 1.777, 9.34, 0.026, 43.76, 149.59, 39.82, 3.70, 11.2)),
+        (0.05, (26.44, 0.448, 7.22, 0.110, 42.40, 136.53, 38.58, 3.50, 12.2)),
+    ],
+)
+def test_the_published_means_of_1000_seeds(rate: float, figures: tuple[float, ...]) -> None:
+    """docs/simulator.md says by how much the rows of higher rates differ in their last digits."""
+    options = ResearchOptions(steps=BERT.steps)
+    runs = [ResearchRun(workload=BERT, seed=seed, rate=rate, start_hour=0, options=options) for seed in range(1, 1001)]
+    mean = spread([simulate_run(one) for one in runs]).mean
+    order = ("preemptions", "interval", "lifetime", "fatal", "nodes", "throughput", "usd_per_hour", "value", "hours")
+    digits = (2, 3, 2, 3, 2, 2, 2, 2, 1)
+    assert tuple(round(mean[name], places) for name, places in zip(order, digits, strict=True)) == figures
+
+
+def test_steps_begin_after_creation_and_rendezvous() -> None:
+    """45 s until the nodes are ready, 30 s until they have met; then 4 s for each step."""
+    found = run(add("a", "b"), 2)
+    assert (found.steps, round(found.hours * 3600, 6)) == (11, 75 + 11 * 4)
+    assert (found.nodes, found.usd_per_hour) == pytest.approx((2, 1.82), rel=1e-4)
+    assert (found.throughput, found.value) == pytest.approx((2, 2 / 1.82))
+
+
+def test_more_nodes_make_another_pipeline_after_a_local_rendezvous() -> None:
+    """Ready at 105 s; the step ends at 107 s; 20 s later there are two pipelines."""
+    found = run([*add("a", "b"), *add("c", "d", at=MINUTE)], 3)
+    assert found.steps == (107 - 75) // 4 + (180 - 127) // 2
+
+
+def test_a_neighbour_takes_over_and_the_pipelines_form_anew() -> None:
+    """At 100 s, 3 s before its end, a step grows by half of what is left, to 104.5 s; c takes the place at 124.5 s."""
+    found = run([*add("a", "b", "c"), (100_000, False, "b")], 3)
+    assert (found.preemptions, found.fatal) == (1, 0)
+    assert found.steps == 7 + int((180 - 124.5) / 4)
+
+
+@pytest.mark.parametrize("fixed", [(), (KnownBug.DOUBLE_RENDEZVOUS,)])
+def test_a_fatal_preemption_and_the_rendezvous_that_finds_nobody(fixed: tuple[KnownBug, ...]) -> None:
+    """The step of 103 s ends at 104.5 s. With the bug it begins a local rendezvous, which ends before the global one;
+    that one finds an empty list at 130 s, and nobody trains until another node is ready, here never."""
+    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "a"), (100_001, False, "b")]
+    workload = replace(TINY, stages=3, step_ms={1: 4000})
+    found = run(moments, 5, *fixed, workload=workload)
+    assert (found.preemptions, found.fatal) == (2, 1)
+    if fixed:
+        assert found.steps == (100 - 75) // 4 + int((300 - 130.001) / 4)
+    else:
+        assert (found.steps, round(found.hours * 3600, 6)) == (8, 128.5)
+
+
+def test_no_second_rendezvous_if_who_took_over_is_lost() -> None:
+    """b's stage went to a; without a nobody is overloaded, so slow steps go on until the global rendezvous ends."""
+    moments = [*add("a", "b", "c", "d", "e"), (100_000, False, "b"), (100_001, False, "a")]
+    found = run(moments, 5, workload=replace(TINY, stages=3, step_ms={1: 4000}))
+    assert found.fatal == 1
+    assert found.steps == (100 - 75) // 4 + 1 + int((130.001 - 104.5) / 6) + int((300 - 130.001) / 4)
+
+
+def test_nodes_that_nobody_lists_keep_their_stages() -> None:
+    """After the rendezvous that finds nobody, c takes b's stage over at 140 s; so losing c is fatal, and forms a grid
+    of those who are left."""
+    moments = [*add(*"abcdefgh"), (100_000, False, "a"), (100_001, False, "b")]
+    moments += [(140_000, False, "d"), (150_000, False, "c")]
+    workload = replace(TINY, stages=3, step_ms={1: 4000, 2: 2000})
+    assert (run(moments[:-2], 5, workload=workload).fatal, run(moments, 5, workload=workload).fatal) == (1, 2)
+    assert run(moments, 5, workload=workload).hours * 3600 > 290
+
+
+def test_a_waiting_node_that_is_gone_still_counts_unless_the_bug_is_left_out() -> None:
+    """c waits and goes; with d there seem to be enough for a second pipeline, so all meet for 20 s for nothing."""
+    moments = [*add("a", "b", "c"), (100_000, False, "c"), *add("d", at=100_000)]
+    fixed = KnownBug.STANDBY_SLOWDOWN
+    with_bug, without = run(moments, 4, fixed), run(moments, 4, fixed, KnownBug.PHANTOM_STANDBY)
+    assert without.steps == (240 - 75) // 4
+    assert with_bug.steps == without.steps - 5
+
+
+def test_a_waiting_node_that_is_gone_slows_steps_unless_the_bug_is_left_out() -> None:
+    """At 100 s, 3 s before its end, a step grows by half of what is left; those after it take 6 s instead of 4."""
+    moments = [*add("a", "b", "c"), (100_000, False, "c")]
+    assert run(moments, 4).steps == 7 + int((240 - 104.5) / 6)
+    assert run(moments, 4, KnownBug.STANDBY_SLOWDOWN).steps == (240 - 75) // 4
+
+
+def test_what_cannot_be_simulated_is_named() -> None:
+    with pytest.raises(SimulationError, match=r"3 pipelines of 2 stages .* are known for at most 2"):
+        run(add(*"abcdef"), 5)
+    with pytest.raises(SimulationError, match="never enough nodes for one pipeline"):
+        run(add("a"), 5)
+    with pytest.raises(SimulationError, match="--workload must be one of gpt-2, bert"):
+        workload_of("gpt-5")
+    with pytest.raises(SimulationError, match="known for 8, 12 and 15 stages"):
+        workload_of("bert", 9)
+    never = ResearchRun(workload=BERT, seed=3, rate=0.0, start_hour=0, options=ResearchOptions(steps=10**9))
+    with pytest.raises(SimulationError, match="rate 0, seed 3: the run is not done after 2000 hours"):
+        simulate_run(never)

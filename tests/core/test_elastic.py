@@ -1,0 +1,83 @@
+"""How many pipelines the job runs, and what has to be in place before it runs another number."""
+
+from dataclasses import replace
+
+import pytest
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import RedundancySpec
+from bamboo.planning.elastic import desired_pipelines, drop_old_layouts, resize
+from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo.planning.transitions import PlanningView, Urgency
+from manifest_kit import bamboojob, training
+from replica_kit import planned
+
+
+def view(plan: Plan, pipelines: int, more: int = 0, filled: bool = True, leaving: str = "") -> PlanningView:
+    """more: workers that stand by; filled: are those of them that the plan has made replicas in step?"""
+    live = {p.worker: p for p in plan.workers}
+    live |= {f"n{i}": Peer(worker=f"n{i}", host="h", port=1) for i in range(more)}
+    made = PlanningView(
+        plan=plan,
+        live=live,
+        leaving={leaving: Urgency.NONE} if leaving else {},
+        synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
+        redundancy=RedundancySpec(),
+        pipelines=pipelines,
+        generation=plan.target.generation,
+    )
+    synced = frozenset((Cell(0, cell.stage), worker) for cell, worker in made.newcomers().items())
+    return replace(made, synced=made.synced | synced) if filled else made
+
+
+@pytest.mark.parametrize(("staying", "pipelines"), [(0, 1), (3, 1), (4, 2), (7, 3), (8, 3), (99, 3)])
+def test_as_many_pipelines_as_workers_fill_within_the_bounds(staying: int, pipelines: int) -> None:
+    manifest = bamboojob(
+        task={"entrypoint": "m:b"},
+        topology={"stages": 2, "pipelines": 2},
+        elastic={"minPipelines": 1, "maxPipelines": 3},
+        training=training(4, 8, 1),
+    )
+    assert desired_pipelines(staying, parse_manifest(manifest)) == pipelines
+
+
+def test_nothing_changes_while_the_number_is_right_or_another_change_is_under_way() -> None:
+    plan = planned(2, 2, 1, "ab")
+    assert resize(view(plan, 2)) is None
+    shrinking = resize(view(plan, 1))
+    assert shrinking is not None
+    assert resize(view(shrinking, 2)) is None
+
+
+def test_a_job_grows_only_with_workers_that_hold_the_stages_already() -> None:
+    plan = planned(2, 1, 1, "a")
+    assert resize(view(plan, 2)) is None, "nobody has come"
+    assert resize(view(plan, 2, more=2, filled=False)) is None
+    grown = resize(view(plan, 2, more=2))
+    assert grown is not None
+    assert plan_problems(grown) == []
+    assert (grown.boundary, grown.target.pipelines, len(grown.layouts)) == (True, 2, 2)
+    assert {grown.at(Cell(1, s)).owner for s in range(2)} == {"n0", "n1"}
+    assert {grown.at(Cell(0, s)).owner for s in range(2)} == {plan.at(Cell(0, s)).owner for s in range(2)}
+
+
+def test_a_job_shrinks_at_a_boundary_and_who_loses_a_pipeline_becomes_a_replica() -> None:
+    plan = planned(2, 2, 1, "ab")
+    last = [plan.at(Cell(1, s)).owner for s in range(2)]
+    smaller = resize(view(plan, 1, leaving=last[1]))
+    assert smaller is not None
+    assert plan_problems(smaller) == []
+    assert (smaller.boundary, smaller.target.pipelines) == (True, 1)
+    assert last[0] in smaller.at(Cell(0, 0)).holders
+    assert last[1] not in smaller.at(Cell(0, 1)).replicas or last[1] in plan.at(Cell(0, 1)).replicas
+
+
+def test_old_rows_go_once_a_step_is_committed_in_the_new_layout() -> None:
+    shrinking = resize(view(planned(2, 2, 1, "ab"), 1))
+    assert shrinking is not None
+    new = view(shrinking, 1)
+    assert drop_old_layouts(replace(new, generation=shrinking.layouts[0].generation)) is None
+    dropped = drop_old_layouts(new)
+    assert dropped is not None
+    assert (len(dropped.pipelines), dropped.layouts) == (1, (shrinking.target,))
+    assert drop_old_layouts(view(dropped, 1)) is None

@@ -1,0 +1,41 @@
+"""Every metric's name and help."""
+
+import re
+
+import pytest
+
+from bamboo.metrics.every_metric import EVERY_METRIC
+from bamboo.metrics.exposition import Exporter, MetricKind, MetricsPage
+from job_metrics_kit import exposed
+from metrics_kit import check_page
+from prometheus_kit import promtool
+
+UNITS = {"seconds": ("_seconds", "_seconds_total"), "bytes": ("_bytes", "_bytes_total"), "samples": ("_samples_total",)}
+
+
+def test_names_follow_the_conventions_and_say_whose_they_are() -> None:
+    names = [metric.name for metric in EVERY_METRIC]
+    assert len(names) == len(set(names))
+    for metric in EVERY_METRIC:
+        assert re.fullmatch(r"bamboo_(operator|job|worker)_[a-z_]+", metric.name)
+        assert metric.name.endswith("_total") is (metric.kind is MetricKind.COUNTER), metric.name
+        assert metric.name.endswith(UNITS.get(metric.unit, ("",))), metric.name
+        assert bool(metric.buckets) is (metric.kind is MetricKind.HISTOGRAM), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert metric.help.endswith("."), metric.name
+        assert metric.by
+        ours = metric.labels[:2] == ("namespace", "job")
+        assert ours is metric.name.startswith("bamboo_job_"), metric.name
+        assert not {"le", "quantile", "instance", "pod"} & set(metric.labels), metric.name
+
+
+@pytest.mark.parametrize("exporter", Exporter)
+def test_promtool_has_nothing_against_the_table(exporter: Exporter) -> None:
+    page = MetricsPage(exporter)
+    for metric in EVERY_METRIC:
+        if exporter in metric.by and metric.kind is MetricKind.HISTOGRAM:
+            page.add_histogram(metric, metric.histogram([1.0]), *metric.labels)
+        elif exporter in metric.by:
+            page.add(metric, 1.0, *metric.labels)
+    check_page(exporter, exposed(page), complete=True)
+    assert promtool("check", "metrics", stdin=exposed(page)) == ""

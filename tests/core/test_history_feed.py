@@ -1,0 +1,48 @@
+"""What a shell tells the root of the job's history."""
+
+from bamboo.control.history_feed import AT_ONCE, MOST_WAITING, HistoryFeed
+from bamboo.control.protocol import HistoryKept
+from bamboo.history.records import from_lines
+from bamboo.local.history_end import end_history
+
+pytest_plugins = ["history_fixtures"]
+
+
+def test_a_root_is_told_every_event_until_it_is_kept():
+    feed = HistoryFeed("s", lambda: 7.0)
+    assert feed.due("w0") is None
+    for number in range(3):
+        feed.add("Reason", f"message {number}", warning=number == 1)
+    assert feed.due(None) is None
+    told = feed.due("w0")
+    assert [(e.number, e.warning) for e in told.events] == [(1, False), (2, True), (3, False)]
+    assert feed.due("w0") is None
+    feed.kept(HistoryKept(source="s", number=2))
+    feed.kept(HistoryKept(source="another", number=3))
+    assert [e.number for e in feed.due("w1").events] == [3], "a new root is told what is not known to be kept"
+    feed.rejoined("w1")
+    assert [e.number for e in feed.due("w1").events] == [3]
+    feed.rejoined("w2")
+    assert feed.due("w1") is None
+
+
+def test_what_a_root_is_told_is_bounded():
+    feed = HistoryFeed("s", lambda: 7.0)
+    for number in range(MOST_WAITING + 5):
+        feed.add("Reason", f"message {number}", warning=False)
+    told = []
+    while (events := feed.due("w0")) is not None:
+        assert len(events.events) <= AT_ONCE
+        told += [event.number for event in events.events]
+    assert told == list(range(6, MOST_WAITING + 6))
+
+
+def test_the_end_of_a_local_run_adds_what_no_worker_has_written(kept):
+    feed = HistoryFeed("z", lambda: 9999.0)
+    feed.add("Complete", "all is done", warning=False)
+    url = str(kept / "history" / "job")
+    for _ in range(2):  # twice does no harm
+        end_history(url, feed.rest(), kept)
+    records = from_lines((kept / "history.jsonl").read_bytes(), "history.jsonl")
+    assert len(records) == 11
+    assert (records[-1].reason, records[-1].attempt) == ("Complete", 2)

@@ -1,0 +1,94 @@
+"""What a job's metrics say, in a local run and in the operator."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from bamboo.coordinator.checkpoint_counts import AbandonReason
+from bamboo.local.views.metrics_view import fill
+from bamboo.metrics import job_catalog
+from bamboo.metrics.exposition import Exporter, MetricsPage
+from bamboo.metrics.job_metrics import useful_seconds
+from bamboo_operator.http.metrics import job_page
+from bamboo_operator.jobs.meter import JobMeter, OperatorCounts
+from bamboo_operator.status.condition_rules import ConditionResult, displayed_state
+from job_metrics_kit import exposed, kept, look, values
+from operator_kit import job, said
+from world import World
+
+JOB = ("default", "tiny")
+
+
+def test_what_became_of_checkpoints_is_told() -> None:
+    page = MetricsPage(Exporter.RUN)
+    fill(page, JOB, said(checkpoint=kept()), job())
+    told = {
+        job_catalog.JOB_CHECKPOINT_STEP: {(): 8},
+        job_catalog.JOB_CHECKPOINT_EVERY: {(): 4},
+        job_catalog.JOB_CHECKPOINT_AGE: {(): 30.0},
+        job_catalog.JOB_CHECKPOINT_DURATION: {(): 2},
+        job_catalog.JOB_CHECKPOINT_STALL: {(): 2},
+        job_catalog.JOB_CHECKPOINT_BYTES: {(): 250},
+        job_catalog.JOB_REPEATED_STEPS: {(): 12},
+        job_catalog.JOB_REPEATED_SECONDS: {(): 6.0},
+        job_catalog.JOB_RESTORES: {("StageLost",): 0, ("WorkersGone",): 1},
+        job_catalog.JOB_RESTORE_PROBLEMS: {("Damaged",): 1, ("Unreadable",): 0},
+    }
+    assert {metric: values(page, metric) for metric in told} == told
+    abandoned = values(page, job_catalog.JOB_CHECKPOINTS_ABANDONED)
+    assert abandoned == {(reason.value,): reason is AbandonReason.STORE_FAILED for reason in AbandonReason}
+    text = exposed(page)
+    assert 'bamboo_job_checkpoint_duration_seconds_sum{job="tiny",namespace="default"} 42.0' in text
+    assert 'bamboo_job_checkpoint_stall_seconds_bucket{job="tiny",le="0.005",namespace="default"} 1.0' in text
+    without = MetricsPage(Exporter.RUN)
+    fill(without, JOB, said(), job())
+    assert not [family.name for family in without.families() if "checkpoint" in family.name]
+
+
+def test_how_far_a_rollout_is_told_as_in_the_status() -> None:
+    page = MetricsPage(Exporter.OPERATOR)
+    written = {"rollout": {"revision": "a", "state": "Stalled", "updated": 1, "total": 2}}
+    job_page(page, look(written=written), JobMeter(OperatorCounts()))
+    assert values(page, job_catalog.JOB_UPDATED_WORKERS) == {(): 1}
+    told = values(page, job_catalog.JOB_ROLLOUT_STATE)
+    assert told == {("Complete",): 0, ("Progressing",): 0, ("Paused",): 0, ("Stalled",): 1}
+    unknown = MetricsPage(Exporter.OPERATOR)
+    job_page(unknown, look(written={}), JobMeter(OperatorCounts()))
+    assert not [family.name for family in unknown.families() if "rollout" in family.name and family.samples]
+
+
+def test_the_states_are_those_of_the_status() -> None:
+    names = ("Failed", "Complete", "Accepted", "Suspended", "Restoring", "Degraded", "Running")
+    shown = {
+        displayed_state({name: ConditionResult(holds, reason, "") for name, holds in zip(names, flags, strict=True)})
+        for flags in product((True, False), repeat=len(names))
+        for reason in ("Training", "Saving")
+    }
+    assert shown == set(job_catalog.STATES)
+
+
+def test_a_job_without_redundancy_is_not_called_protected() -> None:
+    page = MetricsPage(Exporter.RUN)
+    bare = said(grid=((("w0", False), ("w1", True)),), unprotected=("pipeline 0 stage 0",))
+    fill(page, JOB, bare, job(redundancy={"mode": "None"}))
+    assert values(page, job_catalog.JOB_UNPROTECTED_STAGES) == {(): 1}
+    assert values(page, job_catalog.JOB_PROTECTED) == {("RedundancyOff",): 0}
+
+
+def test_steps_are_worth_their_usual_duration_for_each_owner() -> None:
+    world = World(stages=2, pipelines=2, standby=1)
+    world.settle()
+    steps = (0.1,) * 30
+    before = replace(world.state, trained=30, step_seconds=steps)
+
+    def worth(seconds: float, count: int = 1) -> float:
+        return useful_seconds(before, replace(before, trained=30 + count, step_seconds=(*steps, seconds)))
+
+    assert worth(0.08) == pytest.approx(0.08 * 4)
+    assert worth(5.0) == pytest.approx(0.1 * 4)  # the rest was a pause
+    assert useful_seconds(before, before) == 0
+    assert useful_seconds(before, replace(before, trained=31)) == 0  # nobody said how long it took
+    first = replace(before, trained=0, step_seconds=())
+    assert useful_seconds(first, replace(first, trained=1, step_seconds=(0.2,))) == pytest.approx(0.2 * 4)
+    assert useful_seconds(replace(before, plan=None), replace(before, plan=None, trained=31, step_seconds=(0.1,))) == 0

@@ -1,0 +1,139 @@
+"""When which plan is made."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received, WorkerJoined
+from bamboo.coordinator import coordinator, planner
+from bamboo.coordinator.events import (
+    AddWorkers,
+    NoticeWithdrawn,
+    Outcome,
+    PreemptionNotice,
+    SpecChanged,
+    Tick,
+)
+from bamboo.coordinator.workers.membership import surplus_requests
+from bamboo.job.manifest import parse_manifest
+from bamboo.planning.plan import Plan, plan_misfits
+from bamboo.planning.transitions import PlanningView, improve
+from world import World
+
+changes = st.lists(
+    st.tuples(st.sampled_from(["edit", "away", "lose", "notice", "stay", "deliver"]), st.integers(0, 20)), max_size=30
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3), changes)
+def test_no_more_workers_are_to_come_than_are_wanted(stages: int, what: list[tuple[str, int]]) -> None:
+    world = World(stages, 1, 0, 1, 2)
+    world.settle()
+    for action, index in what:
+        names = sorted(world.state.workers)
+        worker = names[index % len(names)] if names else None
+        if action == "edit":
+            spec = world.state.spec
+            world.tell(SpecChanged(replace(spec, elastic=replace(spec.elastic, max_pipelines=1 + index % 4))))
+        elif action == "away":
+            world.away += index % 4
+        elif action == "deliver" and world.pending:
+            world.deliver()
+        elif worker and action == "lose":
+            world.lose(worker)
+        elif worker and action == "notice":
+            world.tell(PreemptionNotice(worker, 1e9))
+        elif worker and action == "stay":
+            world.tell(NoticeWithdrawn(worker))
+        world.withdraw()
+        if world.finish:
+            return
+        state = world.state
+        coming = sum(isinstance(event, WorkerJoined) for event in world.pending)
+        staying = sum(record.notice_until is None for record in state.workers.values())
+        missing = max(0, stages * max(1, state.spec.elastic.max_pipelines) - staying)
+        assert state.requested == coming + world.unmade, "the coordinator does not know what will come"
+        assert state.requested >= missing
+        assert world.unmade <= max(0, missing - coming), "more than are wanted now would be made"
+
+
+def test_requests_that_are_withdrawn_are_made_anew_when_they_are_wanted() -> None:
+    world = World(2, 1, 0)
+    world.away = 4
+    more, fewer = (replace(world.spec.elastic, max_pipelines=n) for n in (3, 1))
+    world.settle()
+    world.tell(SpecChanged(replace(world.spec, elastic=more)))
+    assert (world.state.requested, world.unmade) == (4, 4)
+    world.tell(SpecChanged(replace(world.spec, elastic=fewer)))
+    assert surplus_requests(world.state) == 4
+    world.withdraw()
+    assert (world.state.requested, world.unmade, surplus_requests(world.state)) == (0, 0, 0)
+    _, commands = coordinator.step(world.state, SpecChanged(replace(world.spec, elastic=more)), world.now)
+    assert AddWorkers(4) in commands
+
+
+def test_a_notice_shorter_than_a_step_does_not_wait_for_its_end() -> None:
+    world = World(3, 1, 0)
+    world.settle()
+    world.tell(PreemptionNotice("w1", 0.05))
+    assert world.state.plan is not None
+    assert world.state.plan.reason == "PlannedTakeover"
+    assert not world.state.plan.boundary
+
+
+def test_a_split_that_the_manifest_gives_is_that_of_every_plan() -> None:
+    """After a takeover and after healing, too; a plan with another one is not of this job."""
+    world = World(3, 1, 1, split=[1, 5, 2])
+    world.settle()
+    world.lose(world.plans[-1].pipelines[0][1].owner)
+    world.settle()
+    assert len(world.plans) > 2
+    assert {plan.stages for plan in world.plans} == {((0, 1), (1, 6), (6, 8))}
+    assert plan_misfits(world.plans[-1], world.spec) == []
+    other = parse_manifest(World(3, 1, 1, split=[2, 4, 2]).document)
+    assert plan_misfits(world.plans[-1], other) == ["the stages do not have the layers that spec.topology.split says"]
+
+
+@pytest.mark.parametrize(("stages", "split"), [(2, [3, 4]), (9, None)])
+def test_a_grid_that_does_not_fit_the_model_ends_the_job_as_soon_as_the_first_worker_is_there(
+    stages: int, split: list[int] | None
+) -> None:
+    """The model has 8 layers."""
+    world = World(stages, 1, 0, split=split)
+    while len(world.pending) > 2:
+        world.pending.pop()  # only the first one comes, and is ready
+    while world.finish is None and world.pending:
+        world.deliver()
+    assert world.finish is not None
+    assert (world.finish.outcome, world.finish.reason) == (Outcome.FAILED, "InvalidTopology")
+    assert "spec.topology." in world.finish.message
+    assert "8 layers" in world.finish.message
+    assert list(world.state.workers) == ["w0"]
+
+
+def test_a_view_for_which_no_plan_was_better_is_not_planned_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with notice stays for a while: ten ticks a second, and all that is heard, would plan in vain."""
+    world = World(4, 2, 0)
+    world.settle()
+    victim = sorted(world.state.workers)[0]
+    world.tell(PreemptionNotice(victim, 120.0))
+    world.settle()
+    assert not world.state.steady
+    asked = []
+
+    def noted(view: PlanningView) -> Plan | None:
+        asked.append(view)
+        return improve(view)
+
+    monkeypatch.setattr(planner, "improve", noted)
+    for _ in range(20):
+        world.tell(Tick())
+    assert not asked
+    spare = protocol.Hello(worker="spare", host="h", port=1)
+    world.tell(WorkerJoined(spare))
+    world.tell(Received("spare", protocol.WorkerReady()))
+    assert asked

@@ -1,0 +1,15 @@
+"""What is wrong with a plan is named."""
+
+import msgspec
+
+from bamboo.job.spec import RedundancySpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import plan_problems
+from layer_split_kit import peer, training
+
+
+def test_problems_of_a_plan_are_named() -> None:
+    plan = initial_plan([peer("a"), peer("b")], ((0, 1), (1, 2)), 1, training(4), RedundancySpec())
+    assert plan_problems(plan) == []
+    broken = msgspec.structs.replace(plan, workers=(peer("a"),), stages=((0, 1), (2, 3)))
+    assert len(plan_problems(broken)) == 3

@@ -1,0 +1,92 @@
+"""URLs of checkpoints: which ones there are, and that no text ever shows a credential."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.text_patterns import URI
+from bamboo.storage.errors import StorageError
+from bamboo.storage.url import parse_url, shown_url
+from manifest_kit import minimal
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "path", "shown"),
+    [
+        ("/data/run", "file", "/data/run", "/data/run"),
+        ("/data/what?#", "file", "/data/what?#", "/data/what?#"),
+        ("run/1", "file", os.path.abspath("run/1"), os.path.abspath("run/1")),
+        ("file:///data/run/", "file", "/data/run", "/data/run"),
+        ("file://localhost/data", "file", "/data", "/data"),
+        ("file:///my%20data/100%25", "file", "/my data/100%", "/my data/100%"),
+        ("s3://bucket/run/", "s3", "s3://bucket/run", "s3://bucket/run"),
+        ("S3A://bucket/run", "s3", "s3://bucket/run", "s3a://bucket/run"),
+        ("gcs://bucket", "gs", "gs://bucket", "gcs://bucket"),
+        ("az://container/run", "az", "az://container/run", "az://container/run"),
+        ("abfss://c@a.dfs.core.windows.net/r", "abfs", "abfs://c@a.dfs.core.windows.net/r",
+         "abfss://c@a.dfs.core.windows.net/r"),
+        ("memory://run", "memory", "memory://run", "memory://run"),
+    ],
+)  # fmt: skip
+def test_a_url_says_where(url, protocol, path, shown):
+    parsed = parse_url(url)
+    assert (parsed.protocol, parsed.path, parsed.shown) == (protocol, path, shown)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "a\nb", "ftp://host/x", "https://host/x", "file://host/x", "file:///", "s3://", "s3:///run",
+     "s3://key:hunter22@bucket/run", "s3://hunter22@bucket/run", "s3://bucket/run?sig=hunter22",
+     "s3://bucket/run#hunter22", "az://c/r?sv=2024&sig=hunter22", "abfs://user:hunter22@a.dfs.core.windows.net/r",
+     "https://user:hunter22@host/x?token=hunter22", "s3://[hunter22@x/"],
+)  # fmt: skip
+def test_another_url_is_refused_without_its_secrets(url):
+    with pytest.raises(StorageError, match=r"checkpoint URL .*expected") as caught:
+        CheckpointStore(url)
+    assert "hunter22" not in str(caught.value)
+    assert "hunter22" not in shown_url(url)
+
+
+def keeping(url: str) -> dict[str, Any]:
+    document = minimal()
+    document["spec"]["checkpoint"] = {"storage": {"uri": url}}
+    return document
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hunter22@bucket/run", "s3://hunter22@bucket", "gs://bucket/run?token=hunter22", "az://c/r#hunter22",
+        "s3://bucket?sig=hunter22", "abfss://c:hunter22@a.dfs.core.windows.net/r", "hdfs://user:hunter22@host/run",
+        "S3://bucket/run", "s3:///run", "file://host/run", "file:///", "/run", "https://hunter22@host", "s3://b c",
+    ],
+)  # fmt: skip
+def test_a_manifest_with_a_url_that_no_store_has_is_refused_without_showing_a_secret(url: str) -> None:
+    """At once, and not when the workers are there."""
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(keeping(url))
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.checkpoint.storage.uri"
+    assert "without credentials" in str(caught.value)
+    assert "hunter22" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/run", "s3a://bucket", "gcs://b/a@b:c", "az://c/r", "abfss://c@a.dfs.core.windows.net/r", "memory://",
+     "file:///my%20data", "file://localhost/data", "file:////nfs/x?y#z"],
+)  # fmt: skip
+def test_a_manifest_takes_what_stores_have(url: str) -> None:
+    checkpoint = parse_manifest(keeping(url)).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.storage.uri == url
+
+
+@given(st.from_regex(URI.pattern, fullmatch=True))
+def test_whatever_fits_a_manifest_can_be_opened(url: str) -> None:
+    assert parse_url(url).shown

@@ -1,0 +1,35 @@
+"""What workers report, and what is not believed."""
+
+from bamboo.control import protocol
+from bamboo.control.channel_events import Received
+from bamboo.planning.plan import Cell
+from world import World
+
+
+def test_what_a_worker_invents_is_not_kept() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    before = world.state
+    for number in range(20):
+        for message in (
+            protocol.ReplicaSynced(cell=Cell(0, 0), replica=f"invented-{number}"),
+            protocol.CellFinished(cell=Cell(number + 5, 0), digest="d"),
+            protocol.StepCommitted(
+                step=10**6 + number, generation=0, loss=1.0, gradient_norm=1.0, microbatches=4, seconds=1.0
+            ),
+        ):
+            for worker in sorted(before.workers):
+                world.tell(Received(worker, message))
+    after = world.state
+    assert (after.synced, after.finished, after.step) == (before.synced, before.finished, before.step)
+
+
+def test_a_loss_that_is_not_finite_ends_the_job() -> None:
+    world = World(2, 1, 0)
+    world.settle()
+    message = protocol.StepCommitted(
+        step=world.state.step, generation=0, loss=None, gradient_norm=None, microbatches=8, seconds=0.0
+    )
+    world.tell(Received("w0", message))
+    assert world.finish is not None
+    assert world.finish.reason == "LossNotFinite"

@@ -1,0 +1,109 @@
+"""Informer caches: what is kept of pods and nodes, and who is told of a change."""
+
+from typing import Any
+
+from bamboo_operator.cluster.cache import ClusterCache
+from operator_kit import META, render
+
+KEY = ("default", "tiny")
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def pod_changed(self, name: str) -> None:
+        self.said.append(("changed", name))
+
+    def pod_deleted(self, pod: dict[str, Any]) -> None:
+        self.said.append(("deleted", pod["metadata"]["name"]))
+
+    def node_deleted(self, pod: str, node: str) -> None:
+        self.said.append((f"without {node}", pod))
+
+
+def pod(number: int = 0, uid: str = "u", node: str = "") -> dict[str, Any]:
+    made = render(number=number)
+    made["metadata"] |= {"uid": uid, "namespace": KEY[0], "managedFields": ["much"]}
+    made["spec"] |= {"nodeName": node} if node else {}
+    return {**made, "status": {"phase": "Running"}}
+
+
+def node(name: str = "n1", uid: str = "n", ready: str = "True", heartbeat: str = "1") -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}
+    return {"metadata": {"name": name, "uid": uid}, "spec": {}, "status": {"conditions": [condition]}}
+
+
+def watched() -> tuple[ClusterCache, Heard]:
+    cluster, heard = ClusterCache(), Heard()
+    cluster.add_listener(KEY, heard)
+    return cluster, heard
+
+
+NAME = str(render(number=0)["metadata"]["name"])
+
+
+def test_only_what_the_operator_looks_at_is_kept() -> None:
+    cluster, heard = watched()
+    cluster.pod_event("ADDED", pod())
+    kept = cluster.pods(KEY, META.uid)[NAME]
+    assert "managedFields" not in kept["metadata"]
+    assert set(kept["spec"]) <= {"nodeName", "schedulingGates", "terminationGracePeriodSeconds", "containers"}
+    assert heard.said == [("changed", NAME)]
+
+
+def test_a_nodes_news_reach_the_jobs_with_pods_there_and_heartbeats_nobody() -> None:
+    cluster, heard = watched()
+    cluster.pod_event("ADDED", pod(node="n1"))
+    cluster.node_event("ADDED", node())
+    heard.said.clear()
+    cluster.node_event("MODIFIED", node(heartbeat="2"))
+    cluster.node_event("ADDED", node("n2"))
+    assert heard.said == []
+    cluster.node_event("MODIFIED", node(ready="False"))
+    cluster.node_event("DELETED", node(uid="of another node"))
+    cluster.node_event("DELETED", node())
+    assert heard.said == [("changed", NAME), ("without n1", NAME)]
+
+
+def test_a_deletion_of_a_pod_that_has_been_replaced_changes_nothing() -> None:
+    cluster, heard = watched()
+    cluster.pod_event("ADDED", pod(uid="new"))
+    cluster.pod_event("DELETED", pod(uid="old"))
+    assert set(cluster.pods(KEY, META.uid)) == {NAME}
+    cluster.pod_event("MODIFIED", pod(uid="old"))
+    assert cluster.pod_uids() == {(KEY[0], NAME): "new"}
+    cluster.pod_event("DELETED", pod(uid="new"))
+    assert cluster.pods(KEY, META.uid) == {}
+    assert heard.said == [("changed", NAME), ("deleted", NAME)]
+
+
+def test_an_answer_to_a_creation_never_brings_a_deleted_pod_back() -> None:
+    cluster, heard = watched()
+    cluster.pod_event("DELETED", pod(uid="quick"))
+    cluster.pod_created(pod(uid="quick"))
+    assert cluster.pods(KEY, META.uid) == {}
+    assert heard.said == [("deleted", NAME)]
+    cluster.pod_created(pod(uid="slow"))
+    cluster.pod_created(pod(uid="slow"))
+    assert heard.said[1:] == [("changed", NAME)]
+
+
+def test_who_listens_now_is_not_removed_by_who_listened_before() -> None:
+    cluster, before = watched()
+    now = Heard()
+    cluster.add_listener(KEY, now)
+    cluster.remove_listener(KEY, before)
+    cluster.pod_event("ADDED", pod())
+    assert (before.said, now.said) == ([], [("changed", NAME)])
+
+
+def test_pods_of_jobs_of_one_name_are_told_apart() -> None:
+    cluster, _ = watched()
+    cluster.pod_event("ADDED", pod(uid="u"))
+    assert cluster.belongs_to_another_job(KEY, "another job", "u")
+    assert not cluster.belongs_to_another_job(KEY, META.uid, "u")
+    cluster.forget_pod((KEY[0], NAME), "not this one")
+    assert cluster.pods(KEY, META.uid)
+    cluster.forget_pod((KEY[0], NAME))
+    assert not cluster.pods(KEY, META.uid)

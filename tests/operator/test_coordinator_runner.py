@@ -1,0 +1,53 @@
+"""When a job is looked at, and when its status is written."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs.reconcile_schedule import RECONCILE_SECONDS, RESYNC_SECONDS, IdleListener, idle_pause
+from bamboo_operator.pods.removal import PodRemoval
+from opsim_server import Object
+from slow_api_kit import JOBS, ManyJobs, late_pod, virtual_runner
+
+IDLE_SECONDS = 900.0
+
+
+def test_idle_jobs_are_looked_at_only_when_something_happens_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that nobody knew of is removed at once all the same, and an edit is followed."""
+    looks: Counter[str] = Counter()
+    living, removed = PodRemoval.living, []
+
+    def counted(removal: PodRemoval) -> list[Object]:
+        looks[removal._key[1]] += 1
+        return living(removal)
+
+    monkeypatch.setattr(PodRemoval, "living", counted)
+    with virtual_runner(monkeypatch) as (runner, loop):
+        simulated = ManyJobs(loop, slowness=1.0, suspended=True)
+        loop.call_later(0.45 * IDLE_SECONDS, simulated.bring_late_pod, "job-00")
+        runner.run(simulated.run(JOBS, IDLE_SECONDS))
+        removed = [at for what, at in simulated.pods if what == "DELETED"]
+    assert simulated.stuck == []
+    assert [int(at - 0.45 * IDLE_SECONDS) < RESYNC_SECONDS / 10 for at in removed] == [True]
+    quiet = [looks[f"job-{number:02}"] for number in range(1, JOBS)]
+    assert max(quiet) <= 2 * (IDLE_SECONDS / RESYNC_SECONDS + 4), "twice at each look"
+
+
+def test_an_idle_job_is_looked_at_again_at_its_deadline_or_after_a_minute() -> None:
+    assert idle_pause(100.0, math.inf, pods_left=False) == RESYNC_SECONDS
+    assert idle_pause(100.0, math.inf, pods_left=True) == RECONCILE_SECONDS
+    assert idle_pause(100.0, 100.5, pods_left=True) == 0.5
+    assert idle_pause(100.0, 99.0, pods_left=False) == 0.0
+
+
+def test_who_listened_before_does_not_take_the_listener_of_the_next_one_away() -> None:
+    """Of a job that was deleted and made again the old one ends after the new one has begun."""
+    cluster, heard = ClusterCache(), list[str]()
+    old, new = IdleListener(lambda: heard.append("old")), IdleListener(lambda: heard.append("new"))
+    cluster.add_listener(("default", "job"), old)
+    cluster.add_listener(("default", "job"), new)
+    cluster.remove_listener(("default", "job"), old)
+    cluster.pod_event("ADDED", late_pod("job", "uid"))
+    assert heard == ["new"]

@@ -1,0 +1,68 @@
+"""One job's pods, as the operator has heard of them from the watch."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.kube.objects import api_time, utc_now
+from bamboo_operator.pods.job_pods import JobPods, age
+from operator_kit import META, pool, render
+
+KEY = ("default", "tiny")
+
+
+def add(cluster: ClusterCache, number: int, *, node: str = "", phase: str = "Pending", **spec: Any) -> str:
+    where = spec.pop("where", pool(name="spot"))
+    made = render(number=number, where=where)
+    made["metadata"] |= {"uid": f"uid-{number}", "namespace": KEY[0]}
+    made["spec"] |= {"nodeName": node, **spec}
+    cluster.pod_event("ADDED", {**made, "status": {"phase": phase}})
+    return str(made["metadata"]["name"])
+
+
+@pytest.fixture
+def cluster() -> ClusterCache:
+    return ClusterCache()
+
+
+def test_pods_are_told_apart_by_whether_they_live_and_have_a_node(cluster: ClusterCache) -> None:
+    running = add(cluster, 0, node="n1", phase="Running")
+    add(cluster, 1, node="n1", phase="Failed")
+    waiting = add(cluster, 2)
+    gated = add(cluster, 3, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+    pods = JobPods(KEY, META.uid, cluster)
+    assert len(pods.all()) == 4
+    assert set(pods.living()) == {running, waiting, gated}
+    assert set(pods.placed()) == {running}
+    assert set(pods.without_node()) == {waiting, gated}
+    assert set(pods.unscheduled()) == {waiting}
+
+
+def test_pools_are_counted_and_paid_for_only_with_a_node(cluster: ClusterCache) -> None:
+    add(cluster, 0, node="n1", phase="Running")
+    add(cluster, 1, where=pool(name="sure", capacity="OnDemand"))
+    add(cluster, 2, where=None)
+    pods = JobPods(KEY, META.uid, cluster)
+    assert pods.by_pool() == {"spot": 1, "sure": 1, "": 1}
+    assert pods.paid_for() == {"spot": 1}
+
+
+def test_numbers_go_on_after_the_largest_also_of_pods_that_have_ended(cluster: ClusterCache) -> None:
+    pods = JobPods(KEY, META.uid, cluster)
+    assert pods.next_number() == 0
+    add(cluster, 4, phase="Failed")
+    add(cluster, 2)
+    assert pods.next_number() == 5
+
+
+def test_pods_of_another_job_of_that_name_do_not_count(cluster: ClusterCache) -> None:
+    add(cluster, 0)
+    assert JobPods(KEY, "another-uid", cluster).all() == {}
+
+
+def test_the_age_of_a_pod_is_never_negative() -> None:
+    for seconds, least, most in ((100, 99.0, 400.0), (-100, 0.0, 0.0)):
+        created = api_time(utc_now() - timedelta(seconds=seconds))
+        assert least <= age({"metadata": {"creationTimestamp": created}}) <= most

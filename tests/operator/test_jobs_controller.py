@@ -1,0 +1,135 @@
+"""Who is looked after, in any order of events and whichever are missed."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from bamboo_operator.kube import client as api_module
+from watched_api_kit import EARLY, KEY, LATE, Server, body, managed, uids, until
+
+
+@pytest.mark.parametrize("made", [EARLY, LATE])
+def test_a_job_made_anew_under_its_name_is_managed(made: str) -> None:
+    """Events of two jobs with one name come in any order."""
+
+    async def check() -> None:
+        async with managed(Server()) as jobs:
+            jobs.job_event("ADDED", body("old"))
+            jobs.job_event("ADDED", body("new", made))
+            assert uids(jobs) == ["new"]
+            for kind in ("MODIFIED", "DELETED", "MODIFIED"):
+                jobs.job_event(kind, body("old"))
+                assert uids(jobs) == ["new"]
+            jobs.job_event("DELETED", body("new", made))
+            await asyncio.sleep(0)
+            assert uids(jobs) == []
+
+    asyncio.run(check())
+
+
+def test_what_a_listing_shows_replaces_what_was_there() -> None:
+    async def check() -> None:
+        async with managed(Server()) as jobs:
+            jobs.job_event("ADDED", body("old"))
+            jobs.job_event(None, body("new"))
+            assert uids(jobs) == ["new"]
+
+    asyncio.run(check())
+
+
+def test_a_job_goes_with_its_namespace() -> None:
+    server = Server()
+    server.namespaces.clear()
+
+    async def check() -> None:
+        async with managed(server) as jobs:
+            jobs.job_event("ADDED", body("lonely"))
+            await until(lambda: not jobs.running() and jobs.view(KEY) is None)
+
+    asyncio.run(check())
+
+
+class Checking(Server):
+    """Takes its time for dry runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checks, self.go = 0, asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if "dryRun" in request.query:
+            self.checks += 1
+            await self.go.wait()
+        return await super().answer(request)
+
+
+async def test_an_edit_that_comes_while_the_pod_template_is_checked_is_what_the_job_begins_with() -> None:
+    server = Checking()
+    async with managed(server) as jobs:
+        first = body("u1")
+        jobs.job_event("ADDED", first)
+        await until(lambda: server.checks == 1)
+        second = body("u1", training={**first["spec"]["training"], "steps": 7})
+        second["metadata"]["generation"] = 2
+        jobs.job_event("MODIFIED", second)
+        server.go.set()
+        reconciler = jobs._reconcilers[KEY][0]
+        await until(lambda: reconciler._runner is not None)
+        assert reconciler._runner is not None
+        assert reconciler._runner.state.spec.training.steps == 7
+        assert reconciler._runner.state.manifest["spec"]["training"]["steps"] == 7
+
+
+class Silent(Server):
+    """Does not answer who writes a status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.go = 0, asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path.endswith("/status"):
+            self.writes += 1
+            await self.go.wait()
+        return await super().answer(request)
+
+
+async def test_a_suspension_is_handled_while_the_api_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the watch tells goes to the coordinator at once, and not with the next reconciliation."""
+    monkeypatch.setattr(api_module, "TIMEOUT_SECONDS", 600.0)
+    server = Silent()
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", body("u1"))
+        await until(lambda: server.writes == 1)
+        second = body("u1", suspend=True)
+        second["metadata"]["generation"] = 2
+        jobs.job_event("MODIFIED", second)
+        runner = jobs._reconcilers[KEY][0]._runner
+        assert runner is not None
+        assert runner.ending
+        await until(lambda: runner.finish is not None)
+        assert server.writes == 1
+        server.go.set()
+
+
+async def test_a_manifest_that_is_not_valid_is_told_by_an_event_once_over_operators() -> None:
+    server = Server()
+    wrong = body("u1", topology={"stages": 0})
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", wrong)
+        await until(lambda: bool(server.events))
+        ((reason, message),) = server.events
+        assert reason == "InvalidSpec"
+        assert message.startswith("spec.topology.stages")
+        status = jobs._reconcilers[KEY][0]._status.written
+    async with managed(server) as jobs:
+        jobs.job_event("ADDED", {**wrong, "status": status})
+        reconciler = jobs._reconcilers[KEY][0]
+        await until(lambda: reconciler._spec._reported != "" and bool(reconciler._status.facts.problems))
+        again = body("u1", topology={"stages": "many"})
+        again["metadata"]["generation"] = 2
+        jobs.job_event("MODIFIED", {**again, "status": status})
+        await until(lambda: len(server.events) > 1)
+    assert [reason for reason, _ in server.events] == ["InvalidSpec", "InvalidSpec"]
+    assert server.events[1] != server.events[0], "what was told before is not told again"

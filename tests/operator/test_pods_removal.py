@@ -1,0 +1,72 @@
+"""The end of a job's workers: which pods are deleted, and what is tried again."""
+
+from typing import Any
+
+import pytest
+
+from bamboo.job.spec import CleanPodPolicy
+from bamboo.kube.errors import ApiError
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.pods import removal
+from bamboo_operator.pods.removal import PodRemoval
+from operator_kit import META, render
+
+KEY = ("default", "tiny")
+
+
+class Deletions:
+    """Of an API server: each call is answered with the next of these, an error or whether the pod was there."""
+
+    def __init__(self, *answers: bool | Exception) -> None:
+        self.answers, self.names = list(answers), list[str]()
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> bool:
+        self.names.append(name)
+        answer = self.answers.pop(0) if self.answers else True
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "FIRST_RETRY", 0.0)
+
+
+def made(api: Any) -> tuple[PodRemoval, ClusterCache, list[str]]:
+    """A job with a pod that runs and one that has ended."""
+    cluster, names = ClusterCache(), []
+    for number, phase in enumerate(("Running", "Succeeded")):
+        pod = render(number=number)
+        pod["metadata"] |= {"uid": f"u{number}", "namespace": KEY[0]}
+        cluster.pod_event("ADDED", {**pod, "status": {"phase": phase}})
+        names.append(pod["metadata"]["name"])
+    return PodRemoval(KEY, META.uid, cluster, api, lambda: None), cluster, names
+
+
+@pytest.mark.parametrize(
+    ("policy", "count"), [(CleanPodPolicy.NONE, 0), (CleanPodPolicy.RUNNING, 1), (CleanPodPolicy.ALL, 2)]
+)
+async def test_the_policy_says_which_pods_go(policy: CleanPodPolicy, count: int) -> None:
+    api = Deletions()
+    pods, _, names = made(api)
+    await pods.remove(policy)
+    assert api.names == names[:count]
+    assert pods.deleted == set(names[:count])
+
+
+async def test_a_deletion_that_fails_is_tried_again_until_it_is_done() -> None:
+    api = Deletions(ApiError(500, "Reason", "busy"), ApiError(429, "Reason", "slow down"), True)
+    pods, _, names = made(api)
+    await pods.remove(CleanPodPolicy.RUNNING)
+    assert api.names == names[:1] * 3
+
+
+async def test_a_pod_that_is_gone_is_forgotten_and_one_that_was_replaced_is_left() -> None:
+    pods, cluster, names = made(Deletions(False))
+    await pods.remove(CleanPodPolicy.RUNNING)
+    assert set(cluster.pods(KEY, META.uid)) == {names[1]}
+    api = Deletions(ApiError(409, "Reason", "another uid"))
+    pods, _, names = made(api)
+    await pods.remove(CleanPodPolicy.RUNNING)
+    assert api.names == names[:1]

@@ -1,0 +1,63 @@
+"""Which worker a job gives back."""
+
+from bamboo.job.placement_spec import Capacity, NodePool
+from bamboo_operator.pods.scale_down import ScaleDown, WorkersByPool, scale_down
+from operator_kit import job
+
+POOLS: tuple[NodePool, ...] = job(
+    nodePools=[
+        {"name": "spot", "capacity": "Spot"},
+        {"name": "sure", "capacity": "OnDemand", "afterSeconds": 60, "revert": True},
+    ]
+).node_pools
+
+
+SPOT, SURE = POOLS
+
+
+def workers(placed: dict[str, str], **more: object) -> WorkersByPool:
+    known: dict[str, object] = {"placed": placed, "without_node": {}, "joined": set(placed), "wanted": 2}
+    return WorkersByPool(**{"pools": POOLS, **known, **more})  # type: ignore[arg-type]
+
+
+def test_the_pools_are_what_the_tests_mean() -> None:
+    assert [pool.capacity for pool in POOLS] == [Capacity.SPOT, Capacity.ON_DEMAND]
+
+
+def test_a_fallback_worker_is_given_back_once_a_worker_of_an_earlier_pool_is_ready() -> None:
+    placed = {"w0": "spot", "w1": "sure", "w2": "spot"}
+    decision = scale_down(workers(placed, standby=["w2"], probes=frozenset({"w2"})))
+    assert (decision.release, decision.probe, decision.delete) == ("w1", None, None)
+    assert "sure" in decision.reason
+    assert decision.probes == frozenset(), "it has joined, and is needed now"
+    leaving = scale_down(workers(placed, standby=["w2"], leaving=["w0"], probes=frozenset({"w2"})))
+    assert leaving == ScaleDown(), "one at a time"
+
+
+def test_an_earlier_pool_is_tried_with_one_worker_more() -> None:
+    placed = {"w0": "spot", "w1": "sure"}
+    assert scale_down(workers(placed)).probe == SPOT
+    assert scale_down(workers(placed, adding=1)).probe is None, "a worker is requested already"
+    assert scale_down(workers(placed, training=False)).probe is None
+    waiting = {**placed, "w2": "spot"}
+    probing = workers(waiting, joined={"w0", "w1"}, without_node={"w2": "spot"}, probes=frozenset({"w2"}))
+    assert scale_down(probing) == ScaleDown(probes=frozenset({"w2"})), "it goes on waiting, and is not one too many"
+
+
+def test_a_probe_is_one_too_many_when_no_fallback_worker_is_left() -> None:
+    placed = {"w0": "spot", "w1": "spot", "w2": "spot"}
+    waiting = workers(placed, joined={"w0", "w1"}, without_node={"w2": "spot"}, probes=frozenset({"w2"}))
+    assert scale_down(waiting) == ScaleDown(delete="w2")
+
+
+def test_when_a_probe_came_first_and_took_the_place_the_one_who_comes_late_is_one_too_many() -> None:
+    placed = {"w0": "spot", "w1": "spot", "w2": "sure"}
+    assert scale_down(workers(placed, standby=["w2"], probes=frozenset({"w1"}))).release == "w2"
+
+
+def test_workers_beyond_those_wanted_go_one_at_a_time() -> None:
+    placed = {"w0": "spot", "w1": "spot", "w2": "spot", "w3": "spot"}
+    decision = scale_down(workers(placed, standby=["w2", "w3"]))
+    assert (decision.release, decision.reason) == ("w3", "w3 is released: 2 workers are wanted")
+    assert scale_down(workers(placed, standby=["w2", "w3"], leaving=["w3"])).release is None
+    assert scale_down(workers(placed)).release is None, "nobody is idle"

@@ -1,0 +1,106 @@
+"""Why workers do not start, and which of them are not wanted any more."""
+
+import pytest
+
+from bamboo.job.placement_spec import NodePool
+from bamboo_operator.pods.scale_down import surplus_worker
+from bamboo_operator.pods.starting.startup_problems import StartupProblem, startup_problems
+from operator_kit import at, pod
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+
+
+POOLS = (NodePool(name="spot"), NodePool(name="dear", after_seconds=5))
+
+
+def pending(*conditions, **waiting):
+    container = {"name": "trainer", "image": "x:1", "state": {"waiting": waiting}}
+    found = pod(phase="Pending")
+    found["status"] |= {"conditions": list(conditions), "containerStatuses": [container] if waiting else []}
+    return found
+
+
+def held(*gates):
+    found = pending({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"})
+    found["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([], []),
+        ([pod()], []),
+        ([pending()], []),
+        ([pending(reason="ContainerCreating")], []),
+        (
+            [pending(UNSCHEDULABLE), pending(UNSCHEDULABLE)],
+            ["Unschedulable: 2 worker(s) cannot be scheduled: 0/3 nodes"],
+        ),
+        (
+            [pending(reason="ErrImagePull", message="not found"), pending(reason="ImagePullBackOff")],
+            ["ImagePullBackOff: 2 worker(s) cannot start: ErrImagePull: not found"],
+        ),
+        (
+            [
+                pending(
+                    reason="ImagePullBackOff", message='Back-off pulling image "x:1": ErrImagePull: not found: "x:1"'
+                )
+            ],
+            ['ImagePullBackOff: 1 worker(s) cannot start: ErrImagePull: not found: "x:1"'],  # as while it tries
+        ),
+        (
+            [pending(reason="ImagePullBackOff", message='Back-off pulling image "x:1"')],  # of kubelets before 1.32
+            ['ImagePullBackOff: 1 worker(s) cannot start: ImagePullBackOff: Back-off pulling image "x:1"'],
+        ),
+        (
+            [pending(reason="CreateContainerConfigError", message='secret "s" not found')],
+            ['CreateContainerConfigError: 1 worker(s) cannot start: CreateContainerConfigError: secret "s" not found'],
+        ),
+        ([pending(reason="InvalidImageName")], ["InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1"]),
+        ([pod(phase="Failed", ended={"exitCode": 1})], []),
+        ([held("q/b", "q/a"), held("q/b")], ["Gated: 2 worker(s) are held back by scheduling gates: q/a, q/b"]),
+        ([held()], []),  # the gates have just gone
+        (
+            [held("q/a"), pending(UNSCHEDULABLE), pending(reason="InvalidImageName")],
+            [
+                "InvalidImageName: 1 worker(s) cannot start: InvalidImageName: x:1",
+                "Unschedulable: 1 worker(s) cannot be scheduled: 0/3 nodes",
+                "Gated: 1 worker(s) are held back by scheduling gates: q/a",
+            ],
+        ),
+    ],
+)
+def test_startup_problems_are_named_once_for_all_pods(pods, expected):
+    found = startup_problems({f"w{number}": each for number, each in enumerate(pods)})
+    assert [f"{trouble.reason}: {trouble.message}" for trouble in found] == expected
+
+
+def test_a_pod_that_is_deleted_is_no_startup_problem():
+    gone = pending(UNSCHEDULABLE)
+    gone["metadata"]["deletionTimestamp"] = at(0)
+    assert startup_problems({"w0": gone}) == ()
+    assert startup_problems({"w0": gone, "w1": pending(UNSCHEDULABLE)}) == (
+        StartupProblem("Unschedulable", "1 worker(s) cannot be scheduled: 0/3 nodes"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "standby", "leaving", "wanted", "expected"),
+    [
+        ([], ["w3"], [], 4, None),  # as many as wanted
+        ([], ["w3"], [], 3, "w3"),
+        ([], [], [], 3, None),  # all are at work
+        ([], ["w3"], ["w0"], 3, None),  # one at a time
+        (["w1", "w2"], ["w3"], [], 2, "w2"),  # who waits goes first
+        ([], ["w1", "w3"], [], 2, "w1"),  # of the last pool
+    ],
+)
+def test_of_surplus_workers_who_waits_goes_before_who_idles(waiting, standby, leaving, wanted, expected):
+    placed = {"w0": "spot", "w1": "dear", "w2": "dear", "w3": "spot"}
+    assert surplus_worker(POOLS, placed, waiting, standby, leaving, wanted) == expected
+
+
+def test_of_equals_the_newest_is_given_back():
+    placed = {f"w{number}": "" for number in (2, 9, 10)}
+    assert surplus_worker((), placed, [], list(placed), [], 1) == "w10"

@@ -1,0 +1,109 @@
+"""The workers' door: who comes in, what a stranger can make the operator do, and TLS."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
+from bamboo.control.protocol import Refused, Stop
+from bamboo.serving.listener import ConnectionBounds
+from bamboo_operator.auth.pod_tokens import (
+    PodIdentity,
+    TokenReviewer,
+)
+from bamboo_operator.auth.worker_gateway import workers_path
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs.late_workers import DeletedJobs, stopping_late_workers
+from bamboo_operator.kube.objects import JobKey
+from gateway_kit import JOB, House, house, talk, token, until
+
+
+async def test_a_worker_that_may_not_come_in_is_told_so_and_can_end() -> None:
+    async with house() as place:
+        heard = await talk(place, token(uid="u9"))
+        assert heard[0] == Refused(reason="Unauthorized", message="job-w0 is not a running pod of this job")
+
+
+async def test_a_worker_that_floods_its_channel_is_heard_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bamboo.control.server.MESSAGES_AT_ONCE", 10)
+    monkeypatch.setattr("bamboo.control.server.MESSAGES_A_SECOND", 100.0)
+    async with house() as place, aiohttp.ClientSession() as session:
+        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket:
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            began = time.monotonic()
+            for _ in range(60):
+                await socket.send_str('{"type":"Heartbeat","step":1}')
+            await until(lambda: len(place.of(Received)) == 60)
+            assert time.monotonic() - began > 0.45, "50 of them at 100 a second"
+        await until(lambda: place.of(ChannelClosed))
+
+
+def pod_of(job: str, name: str, uid: str) -> dict[str, Any]:
+    """job: its uid."""
+    owner = {"kind": "BambooJob", "uid": job, "controller": True}
+    labels = {"bamboo.dev/job-name": JOB[1]}
+    metadata = {"name": name, "namespace": JOB[0], "uid": uid, "labels": labels, "ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}}
+
+
+async def test_workers_that_live_on_when_their_job_is_over_are_told_so() -> None:
+    """Only as long as the operator looks after the job."""
+    cluster = ClusterCache()
+    cluster.pod_event("ADDED", pod_of("u-job", "job-w0", "u0"))
+    async with house() as place, aiohttp.ClientSession() as session:
+        place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+        headers = {"Authorization": f"Bearer {token()}"}
+        over = Stop(reason="JobOver", message="the job is over")
+        async with (
+            stopping_late_workers((JOB, "u-job"), cluster, place.gateway, TokenReviewer(place.server), over),
+            session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket,
+        ):
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            assert json.loads((await socket.receive()).data) == {
+                "type": "Stop", "reason": "JobOver", "message": "the job is over"
+            }  # fmt: skip
+        assert await place.knock(f"Bearer {token()}") == (404, None)
+
+
+async def test_more_workers_than_there_are_descriptors_for_come_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    place = House()
+    port = await place.gateway.start("127.0.0.1", 0, bounds=ConnectionBounds(unauthenticated=8, known=1))
+    place.url = f"ws://127.0.0.1:{port}"
+    place.gateway.open(JOB, place.channels)
+    place.server.good[token()] = PodIdentity("team", "job-w0", "u0")
+    headers = {"Authorization": f"Bearer {token()}"}
+    async with aiohttp.ClientSession() as session:
+        async with session.ws_connect(place.url + workers_path(JOB), headers=headers) as socket:
+            await socket.send_str('{"type":"Hello","worker":"job-w0","host":"h","port":1}')
+            await until(lambda: place.of(WorkerJoined))
+            for _ in range(5):
+                assert await place.knock(f"Bearer {token()}") == (503, None)
+        await until(lambda: place.of(ChannelClosed))
+        assert await place.knock(f"Bearer {token()}") == (101, None)
+    await place.gateway.stop()
+    assert place.gateway.refusals["TooManyWorkers"] == 5
+    assert caplog.text.count("1 workers are connected: no more are accepted") == 1, "callers cannot fill the log"
+
+
+async def test_a_deleted_job_turns_no_worker_of_the_one_that_has_its_name_away() -> None:
+    """The new one's path may not be open yet, as when an operator starts: a worker that is refused would end."""
+    cluster = ClusterCache()
+    cluster.pod_event("ADDED", pod_of("u-old", "job-w0", "u0"))
+    cluster.pod_event("ADDED", pod_of("u-new", "job-w1", "u1"))
+    async with house() as place:
+        await place.gateway.close(JOB, place.channels)
+
+        async def uid_of(job: JobKey) -> str:
+            return "u-new"
+
+        deleted_jobs = DeletedJobs(cluster, place.gateway, TokenReviewer(place.server), uid_of)
+        deleted_jobs.job_deleted(JOB, "u-old")
+        await asyncio.sleep(0)  # its task opens the path
+        assert await place.knock(f"Bearer {token(pod='job-w1', uid='u1')}") == (503, None)
+        await deleted_jobs.stop()

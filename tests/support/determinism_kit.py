@@ -1,0 +1,30 @@
+"""Tasks that are repeatable, and others."""
+
+import torch
+from torch import nn
+
+from stage_kit import small_task
+
+
+def between(layer) -> object:
+    """A task with that layer in the middle."""
+    return small_task(layers=(lambda: nn.Linear(2, 3), layer, lambda: nn.Linear(3, 2)))
+
+
+class Late(nn.Module):
+    """Does something to its buffers in one forward of many."""
+
+    def __init__(self, act, at: int) -> None:
+        super().__init__()
+        self.act, self.at, self.calls = act, at, 0
+        self.register_buffer("table", torch.ones(3))
+        self.register_buffer("cache", None)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == self.at:
+            with torch.no_grad():
+                self.act(self)
+        return x * self.weight

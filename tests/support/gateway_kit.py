@@ -1,0 +1,120 @@
+"""A worker gateway, and callers at it."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from bamboo.control.channel_events import ChannelEvent, WorkerJoined
+from bamboo.control.protocol import Heartbeat, Hello, Message, Stop
+from bamboo.control.server import REFUSED_HEADER, Channels
+from bamboo_operator.auth.pod_tokens import (
+    PodIdentity,
+    TokenReviewer,
+    pod_authenticator,
+)
+from bamboo_operator.auth.worker_gateway import WorkerGateway, workers_path
+from bamboo_trainer.worker.control import Control
+
+JOB = ("team", "job")
+
+
+def token(pod: str = "job-w0", uid: str = "u0", namespace: str = "team", salt: str = "") -> str:
+    """As a pod's looks, but signed by nobody."""
+    claims = {"aud": ["bamboo.dev"], "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": uid}}}
+    return ".".join(_part(part) for part in ({"alg": "RS256", "salt": salt}, claims, {}))
+
+
+def _part(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+class ApiServer:
+    """Knows the tokens that it has been told are good; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.good: dict[str, PodIdentity] = {}
+        self.asked, self.at_once, self.most = 0, 0, 0
+        self.seconds = 0.0
+
+    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+        self.asked += 1
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.at_once -= 1
+        who = self.good.get(token)
+        if who is None:
+            return {"authenticated": False}
+        extra = {"authentication.kubernetes.io/pod-name": [who.pod], "authentication.kubernetes.io/pod-uid": [who.uid]}
+        user = {"username": f"system:serviceaccount:{who.namespace}:default", "extra": extra}
+        return {"authenticated": True, "audiences": [audience], "user": user}
+
+
+class House:
+    """A gateway with one job, whose pods are job-w0 (alive, u0) and job-w1 (lost)."""
+
+    def __init__(self) -> None:
+        self.server, self.gateway, self.events = ApiServer(), WorkerGateway(), list[ChannelEvent]()
+        uids = {"job-w0": "u0", "job-w1": ""}
+        check = pod_authenticator(JOB, TokenReviewer(self.server), uids.get)
+        self.channels = Channels(self.events.append, check)
+        self.url = ""
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def knock(self, header: str | None, place: str = workers_path(JOB)) -> tuple[int, str | None]:
+        """The status of the answer, 101 for a WebSocket; and why one is refused."""
+        headers = {} if header is None else {"Authorization": header}
+        async with aiohttp.ClientSession() as session:
+            try:
+                async with session.ws_connect(self.url + place, headers=headers):
+                    return 101, None
+            except aiohttp.WSServerHandshakeError as error:
+                return error.status, error.headers.get(REFUSED_HEADER) if error.headers else None
+
+
+@contextlib.asynccontextmanager
+async def house(tls: ssl.SSLContext | None = None) -> AsyncIterator[House]:
+    place = House()
+    port = await place.gateway.start("127.0.0.1", 0, tls)
+    place.url = f"{'wss' if tls else 'ws'}://127.0.0.1:{port}"
+    place.gateway.open(JOB, place.channels)
+    try:
+        yield place
+    finally:
+        await place.gateway.stop()
+
+
+def beat() -> Heartbeat:
+    return Heartbeat(step=1)
+
+
+async def until(condition: Any, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def talk(place: House, said: str, authority: str = "") -> list[Message]:
+    """What a real worker's end hears that stays until it hears something, or has joined."""
+    heard: list[Message] = []
+    hello = Hello(worker="job-w0", host="h", port=1)
+    control = Control(place.url + workers_path(JOB), lambda: said, lambda: hello, beat, heard.append, authority)
+    control.start()
+    try:
+        await until(lambda: heard or place.of(WorkerJoined))
+        if place.of(WorkerJoined):
+            place.channels.send("job-w0", Stop(reason="Test"))
+            await until(lambda: heard)
+    finally:
+        await asyncio.to_thread(control.close, 0.2)
+    return heard

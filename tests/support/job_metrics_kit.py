@@ -1,0 +1,56 @@
+"""Samples of metrics."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
+from bamboo.coordinator.events import CheckpointSummary
+from bamboo.metrics.exposition import Metric, MetricKind, MetricsPage, MetricsPageCollector
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.job_view import JobView
+from operator_kit import NOW, job, said
+
+POOLS = [
+    {"name": "spot", "capacity": "Spot", "pricePerHour": "0.50"},
+    {"name": "sure", "capacity": "OnDemand", "pricePerHour": "2.00", "afterSeconds": 60},
+]
+
+
+def exposed(page: MetricsPage) -> str:
+    registry = CollectorRegistry()
+    registry.register(MetricsPageCollector(page._exporter, lambda new: new._families.update(page._families)))
+    return generate_latest(registry).decode()
+
+
+def values(page: MetricsPage, metric: Metric) -> dict[tuple[str, ...], float]:
+    """By the metric's own labels; of a histogram its count."""
+    name = f"{metric.name}_count" if metric.kind is MetricKind.HISTOGRAM else metric.name
+    own = [label for label in metric.labels if label not in ("namespace", "job")]
+    samples = [sample for family in page.families() for sample in family.samples if sample.name == name]
+    return {tuple(sample.labels[label] for label in own): sample.value for sample in samples}
+
+
+def look(**more: object) -> JobView:
+    spec = job(nodePools=POOLS)
+    facts = StatusFacts(
+        now=NOW,
+        generation=1,
+        spec=spec,
+        pods={"spot": 2, "sure": 1},
+        paid={"spot": 2},
+        cost=Decimal("0.25"),
+        repeated_cost=Decimal("0.05"),
+    )
+    known = {"namespace": "default", "name": "tiny", "spec": spec, "facts": facts, "status": said(), **more}
+    return JobView(**known)  # type: ignore[arg-type]
+
+
+def kept() -> CheckpointSummary:
+    counts = CheckpointCounts().saved(2.0, 0.004).saved(40.0, 0.03).abandoning(AbandonReason.STORE_FAILED)
+    counts = counts.restoring(RestoreCause.WORKERS_GONE).unusable(RestoreProblem.DAMAGED).repeating(12, 0.5)
+    return CheckpointSummary(
+        step=8, age=30.0, seconds=40.0, bytes=100, every_steps=4, counts=replace(counts, bytes=250)
+    )

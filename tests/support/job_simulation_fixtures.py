@@ -1,0 +1,17 @@
+"""Fixtures of the tests that share them: see `job_simulation_kit`."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bamboo.profiles.profile import to_json
+from job_simulation_kit import job
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    one = job(3, 2, elastic={"minPipelines": 1})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(one.manifest))
+    (tmp_path / "profile.json").write_bytes(to_json(one.profile))
+    return str(tmp_path / "job.yaml"), str(tmp_path / "profile.json")

@@ -1,0 +1,12 @@
+"""Layers and workers for grids."""
+
+from bamboo.job.spec import TrainingSpec
+from bamboo.planning.plan import Peer
+
+
+def peer(name: str, zone: str = "") -> Peer:
+    return Peer(worker=name, host="h", port=1, zone=zone)
+
+
+def training(microbatches: int) -> TrainingSpec:
+    return TrainingSpec(steps=1, global_batch_size=microbatches, micro_batch_size=1)

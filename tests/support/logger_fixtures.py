@@ -1,0 +1,10 @@
+"""Fixtures of the tests that share them: see `logger_kit`."""
+
+import pytest
+
+from logger_kit import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)

@@ -1,0 +1,80 @@
+"""Loggers of a job."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bamboo.history.files import HistoryFile, HistoryFiles
+from bamboo.history.records import Record, StepRecord
+from bamboo.job.manifest import parse_manifest
+from bamboo_trainer.loggers.from_manifest import loggers_of
+from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
+from manifest_kit import bamboojob, training
+from stage_kit import small_task
+
+PATIENCE = 120.0
+
+
+def step(number: int, attempt: int = 1, **more) -> StepRecord:
+    return StepRecord(
+        attempt=attempt, step=number, time=100.0 + number, loss=1.0 / (number + attempt), gradient_norm=0.5, **more
+    )
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Kept:
+    """A logger that keeps what it is given. mood: "fails", "hangs" or fine."""
+
+    def __init__(self) -> None:
+        self.given: list[Record] = []
+        self.mood = ""
+        self.go_on = threading.Event()
+
+    def make(self, facts) -> "Kept":
+        self.facts = facts
+        return self
+
+    def write(self, records: Sequence[Record]) -> None:
+        if self.mood == "fails":
+            raise ConnectionError("no such host")
+        if self.mood == "hangs":
+            assert self.go_on.wait(PATIENCE)
+        self.given += records
+
+    def close(self) -> None:
+        pass
+
+
+class Store:
+    """A history in a folder, and what logs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url, self.told, self.records = str(folder / "h"), [], []
+
+    def threads(self, *loggers, begun: bool = True) -> LoggingThreads:
+        named = {f"l{number}": make for number, make in enumerate(loggers)}
+        threads = LoggingThreads(named, facts_of("job", self.url), self.url, self.told.append)
+        if begun:
+            threads.begin()
+        return threads
+
+    def add(self, threads: LoggingThreads | None, *records: Record) -> None:
+        self.records += records
+        HistoryFiles(self.url).write(HistoryFile(1, 1, 0), self.records)
+        if threads is not None:
+            threads.give(records)
+
+
+def named(*loggers, **more):
+    """What a manifest with these loggers gives a small task."""
+    document = bamboojob(
+        task={"entrypoint": "m:build"}, training=training(1, 2, 1, loggers=list(loggers)), topology={"stages": 1}
+    )
+    return loggers_of(small_task(**more), parse_manifest(document).training)

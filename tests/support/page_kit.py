@@ -1,0 +1,28 @@
+"""A job as its page shows it."""
+
+from typing import Any
+
+from bamboo.coordinator.events import Takeover
+from operator_kit import at
+
+TAKEOVER = Takeover(
+    epoch=2, victim="tiny-w1", worker="tiny-w0", pipeline=0, stage=1, step=7, notice=False,
+    decide_ms=1.0, reform_ms=20.0, recompute_ms=79.0, forwards=2, backwards=3, reused=4,
+)  # fmt: skip
+
+
+class Time:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written(state: str = "Running", **more: Any) -> dict[str, Any]:
+    """The status of a BambooJob."""
+    kind = {"Invalid": "Accepted", "Pending": "WorkersReady", "Saving": "Running"}.get(state, state)
+    condition = {
+        "type": kind, "status": "True", "reason": "Because", "message": f"It is {state}.", "lastTransitionTime": at(-9),
+    }  # fmt: skip
+    return {"state": state, "conditions": [condition], "startTime": at(-60), **more}

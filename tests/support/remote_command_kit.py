@@ -1,0 +1,72 @@
+"""Commands on a cluster, as they are typed."""
+
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from remote_kit import Asked, Json, event, kubeconfig, node, pod, refusal, server
+
+MANIFEST = """
+apiVersion: bamboo.dev/v1alpha1
+kind: BambooJob
+metadata: {name: story, resourceVersion: "9"}
+spec:
+  task: {entrypoint: "bamboo_trainer.models.mlp:build"}
+  training: {steps: 3, globalBatchSize: 4, microBatchSize: 2}
+  topology: {stages: 2}
+status: {state: Running}
+"""
+
+
+class Fake:
+    """Answers as an API server with one job and its pods. there: whether the job exists; forbidden: paths' endings."""
+
+    minor = "36+"
+
+    def __init__(self, body: Json, *, there: bool = True, forbidden: tuple[str, ...] = ()) -> None:
+        self.body, self.there, self.forbidden = body, there, forbidden
+
+    def __call__(self, asked: Asked) -> tuple[int, Any]:
+        last = asked.path.rsplit("/", 1)[1]
+        if any(asked.path.endswith(end) for end in self.forbidden):
+            return refusal(403, "Forbidden", f'{last} is forbidden: User "u" cannot list resource "{last}"')
+        if asked.method == "PATCH":
+            self.there = True
+            return 200, self.body
+        match last:
+            case "v1alpha1":
+                return 200, {}
+            case "version":
+                return 200, {"minor": self.minor}
+            case "bamboojobs":
+                return 200, {"items": [self.body] if self.there else []}
+            case "pods":
+                return 200, {"items": [pod(n) for n in range(5)]}
+            case "events":
+                kind = asked.query["fieldSelector"].split("=")[1].split(",")[0]
+                about = "story" if kind == "BambooJob" else "story-w1"
+                return 200, {"items": [event(about, f"Of{kind}", "a sentence")]}
+            case "log":
+                return 200, b"first\nlast\n"
+            case _ if asked.path.startswith("/api/v1/nodes/"):
+                return 200, node(last)
+            case _ if self.there and asked.path.endswith("/bamboojobs/story"):
+                return 200, self.body
+        return refusal(404, "NotFound", "not found")
+
+
+def type_in(folder: Path, fake: Fake, *arguments: str) -> tuple[int, str, str, list[Asked]]:
+    """What `bamboo ...` ends with, prints and complains of, and what it asked."""
+    with server(fake) as (url, asked):
+        path = kubeconfig(folder / "config", url, {"token": "t"})
+        manifest = folder / "job.yaml"
+        manifest.write_text(MANIFEST)
+        words = [str(manifest) if word == "FILE" else word for word in arguments]
+        if words[0] in ("submit", "run") and "--load" not in words:
+            words.append("--no-load")  # it takes seconds; tests/trainer/test_task_check.py has it
+        done = CliRunner().invoke(app, [*words, "--kubeconfig", str(path)])
+    assert "Traceback" not in done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr, asked

@@ -1,0 +1,39 @@
+"""Plans whose stages have several replicas."""
+
+from typing import Any
+
+from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.heirs import lost_runs
+from bamboo.planning.plan import Peer, Plan
+from bamboo.planning.transitions import PlanningView, takeover
+
+TRAINING = TrainingSpec(steps=1, global_batch_size=8, micro_batch_size=1)
+
+
+def planned(stages: int, pipelines: int, replicas: int, zones: str) -> Plan:
+    """With workers in these zones in turn."""
+    peers = [Peer(worker=f"w{i}", host="h", port=1, zone=zones[i % len(zones)]) for i in range(stages * pipelines)]
+    layers = tuple((s, s + 1) for s in range(stages))
+    return initial_plan(peers, layers, pipelines, TRAINING, RedundancySpec(replicas=replicas))
+
+
+def after_loss(plan: Plan, dead: set[str]) -> Any:
+    """What follows when all of these are lost at once, with all replicas in step."""
+    return takeover(
+        PlanningView(
+            plan=plan,
+            live={p.worker: p for p in plan.workers if p.worker not in dead},
+            leaving={},
+            synced=frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas),
+            redundancy=RedundancySpec(replicas=3),
+            pipelines=len(plan.pipelines),
+            generation=0,
+        )
+    )
+
+
+def adjacent_heirs_differ(plan: Plan, after: Plan) -> bool:
+    """Do two stages next to each other that were lost at once have two new owners?"""
+    lost = [c for c in plan.cells() if after.at(c).owner != plan.at(c).owner]
+    return any(len({after.at(c).owner for c in run}) > 1 for run in lost_runs(plan, lost))

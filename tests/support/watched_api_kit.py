@@ -1,0 +1,95 @@
+"""A small API server that is watched."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from bamboo.kube.kubeconfig import Access, ClusterServer, User
+from bamboo_operator.auth.pod_tokens import TokenReviewer
+from bamboo_operator.auth.worker_gateway import WorkerGateway
+from bamboo_operator.cluster.cache import ClusterCache
+from bamboo_operator.jobs.controller import JobController
+from bamboo_operator.jobs.shared import SharedResources
+from bamboo_operator.kube.api_calls import ApiCallCounts
+from bamboo_operator.kube.client import ApiClient, connect
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from http_kit import serving
+from manifest_kit import minimal
+
+KEY = ("default", "test")
+
+
+EARLY, LATE = "2026-03-01T12:00:00Z", "2026-03-01T12:00:05Z"
+
+
+class Server:
+    """uids: of the BambooJobs that there are. namespaces: in which pods can be made."""
+
+    def __init__(self) -> None:
+        self.uids: dict[tuple[str, str], str] = {}
+        self.namespaces = {"default"}
+        self.asked: list[str] = []
+        self.events: list[tuple[str, str]] = []  # reasons and messages
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path}")
+        parts = request.path.split("/")
+        namespace = parts[parts.index("namespaces") + 1]
+        if parts[-1] == "pods":
+            found = namespace in self.namespaces
+            return web.json_response(
+                {} if found else {"reason": "NotFound", "message": "no such namespace"}, status=201 if found else 404
+            )
+        if parts[-1] == "events":
+            event = await request.json()
+            self.events.append((event["reason"], event["message"]))
+            return web.json_response({}, status=201)
+        if parts[-1] == "status":
+            return web.json_response({})
+        uid = self.uids.get((namespace, parts[-1]))
+        return web.json_response(
+            {"metadata": {"uid": uid}} if uid else {"reason": "NotFound"}, status=200 if uid else 404
+        )
+
+
+@asynccontextmanager
+async def sharing(server: Server) -> AsyncIterator[SharedResources]:
+    async with serving(server.answer) as url:
+        connection = connect(Access(context="test", server=ClusterServer(url=url), user=User()), ApiCallCounts(), 32)
+        api = ApiClient(connection)
+        try:
+            yield SharedResources(
+                cluster=ClusterCache(), gateway=WorkerGateway(), api=api, reviews=TokenReviewer(api), key=b"k" * 16,
+                url="ws://127.0.0.1:1", settings=WorkerPodSettings(coordinator_url="", image="bamboo-trainer"),
+            )  # fmt: skip
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def managed(server: Server) -> AsyncIterator[JobController]:
+    async with sharing(server) as shared:
+        jobs = JobController(shared)
+        try:
+            yield jobs
+        finally:
+            await jobs.stop()
+
+
+def body(uid: str, made: str = EARLY, **spec: Any) -> dict[str, Any]:
+    document = minimal()
+    metadata = {**document["metadata"], "namespace": KEY[0], "name": KEY[1], "uid": uid, "generation": 1}
+    return {**document, "metadata": {**metadata, "creationTimestamp": made}, "spec": {**document["spec"], **spec}}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def uids(jobs: JobController) -> list[str]:
+    return [job.uid for job in jobs.running()]

@@ -1,0 +1,47 @@
+"""What no forward may change is refused before the step is applied."""
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer.tasks.user_code import TaskError
+from determinism_kit import Late, between
+from stage_kit import chain, one_step
+
+WHOLE = [(0, 3)]
+
+
+def exchange(layer: Late) -> None:
+    layer.table = layer.table + 1
+
+
+def adapt(layer: Late) -> None:
+    layer.adapter = nn.Parameter(torch.ones(3))
+
+
+LATE = {
+    "written": (lambda layer: layer.table.add_(1), "changes its buffer 'table'"),
+    "exchanged": (exchange, "changes its buffer 'table'"),
+    "made": (lambda layer: setattr(layer, "cache", torch.ones(3)), "changes its buffer 'cache'"),
+    "frozen": (lambda layer: layer.frozen.mul_(2), "changes its frozen parameter 'frozen'"),
+    "adapted": (adapt, "makes its parameter 'adapter'"),
+    "replaced": (lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(3))), "makes its parameter 'weight'"),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_what_first_changes_later_is_refused_before_that_step_is_applied(kind: str) -> None:
+    """Calls: two to compare, then three in each step."""
+    act, named = LATE[kind]
+    stages = chain(between(lambda: Late(act, 2 + 3 + 2)), [(0, 1), (1, 3)])
+    one_step(stages, 0)
+    with pytest.raises(TaskError, match=rf"layer 1 \(Late\) {named} in the forward, (so a repeated|after the)"):
+        one_step(stages, 1)
+    assert stages[1].version == 1
+
+
+def test_a_buffer_that_is_written_with_the_same_bits_stays() -> None:
+    stages = chain(between(lambda: Late(lambda layer: layer.table.copy_(torch.ones(3)), 7)), WHOLE)
+    for step in range(3):
+        one_step(stages, step)
+    assert stages[0].checksums() == stages[0].checksums()

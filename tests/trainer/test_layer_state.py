@@ -1,0 +1,132 @@
+"""A state that is kept layer by layer goes on in stages of any split, with the same bits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer.checkpoint.layer_file import decode
+from bamboo_trainer.stage.stage import Stage
+from split_state_kit import OPTIMIZERS, SPLITS, files_of, task_of
+from stage_kit import CONFIG, chain, one_step, small_gpt, small_task
+
+
+def restored(task, split, files):
+    """As workers read them: each stage only what it needs."""
+    stages = chain(task, split)
+    for stage, (first, end) in zip(stages, split, strict=True):
+        wanted = stage.layers_needed()
+        assert {*range(first, end)} <= {*wanted}
+        stage.restore_layers({layer: decode(files[layer]) for layer in wanted})
+    return stages
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_training_goes_on_at_another_split_as_if_it_had_never_stopped(optimizer, steps):
+    task = task_of(optimizer)
+    undisturbed = chain(task, SPLITS[1])
+    for k in range(steps):
+        one_step(undisturbed, k)
+    files = files_of(undisturbed)
+    others = [restored(task, split, files) for split in SPLITS]
+    for stages in others:
+        assert files_of(stages) == files
+        assert {stage.version for stage in stages} == {steps}
+    for k in range(steps, steps + 2):
+        losses = {one_step(stages, k) for stages in (undisturbed, *others)}
+        assert len(losses) == 1
+    later = files_of(undisturbed)
+    assert later != files
+    for stages in others:
+        assert files_of(stages) == later
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "dampening"])
+def test_tied_parameters_are_restored_on_every_stage_that_has_them(optimizer):
+    task = task_of(optimizer, tied=True)
+    for split in SPLITS:
+        undisturbed = chain(task, split)
+        for k in range(2):
+            one_step(undisturbed, k)
+        files = files_of(undisturbed)
+        assert "parameter:2.weight" in decode(files[2]).tensors
+        last = decode(files[5])
+        assert last.tensors.keys() == set()
+        assert last.names == {"weight": "parameter:2.weight", "again": "parameter:2.weight"}
+        for other in SPLITS:
+            assert files_of(restored(task, other, files)) == files
+        again = restored(task, split, files)
+        assert [one.digest() for one in again] == [one.digest() for one in undisturbed]
+        assert one_step(again, 2) == one_step(undisturbed, 2)
+        assert files_of(again) == files_of(undisturbed) != files
+
+
+def test_the_model_that_comes_with_bamboo_is_restored_too(tmp_path):
+    task = small_gpt(tmp_path)
+    whole = chain(task, [(0, 4)])
+    one_step(whole, 0)
+    files = files_of(whole)
+    apart = restored(task, [(0, 2), (2, 4)], files)
+    assert files_of(apart) == files
+    assert one_step(apart, 1) == one_step(restored(task, [(0, 2), (2, 4)], files), 1)
+
+
+def test_only_the_layers_that_a_worker_writes_are_copied():
+    stage = Stage(task_of(), 0, SPLITS[0], CONFIG)
+    assert stage.layer_states(only=[4, 1]).keys() == {1, 4}
+    state = stage.layer_states(only=[1])[1]
+    before = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    one_step([stage], 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in state.tensors.items())
+    assert set(state.names) == {"inner.weight", "inner.bias", "shift", "nothing", "temperature"}
+    assert state.names["inner.bias"] == "constant:1.inner.bias"
+    assert "constant:1.hidden" in state.tensors
+
+
+class Renamed(nn.Linear):
+    """Has a value in its state_dict that it does not hold."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self._register_state_dict_hook(self._more)
+
+    @staticmethod
+    def _more(module, state, prefix, _):
+        state[f"{prefix}doubled"] = 2 * module.weight.detach()
+
+
+def test_what_only_the_state_dict_has_is_kept_for_its_readers():
+    task = small_task(layers=(Renamed,))
+    stage = Stage(task, 0, [(0, 1)], CONFIG)
+    one_step([stage], 0)
+    files = files_of([stage])
+    state = decode(files[0])
+    assert state.names["doubled"] == "value:0.doubled"
+    assert torch.equal(state.tensors["value:0.doubled"], 2 * state.tensors["parameter:0.weight"])
+    assert files_of(restored(task, [(0, 1)], files)) == files
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda states: states.pop(4), "the state of layer 4 is missing"),
+        (lambda states: states.update({1: replace(states[1], version=7)}), "of steps 2 and 7, expected the same step"),
+        (lambda states: states[6].tensors.pop("parameter:6.bias"), "lacks parameter:6.bias"),
+        (lambda states: states[6].tensors.update({"parameter:6.x": torch.ones(2)}), "holds parameter:6.x, which"),
+        (lambda states: states[6].tensors.update({"parameter:6.bias": torch.ones(3)}), "6.bias is .* expected"),
+        (lambda states: states.update({0: states[6]}), "lacks parameter:0"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused_whole(change, message):
+    stage = Stage(task_of(), 0, SPLITS[0], CONFIG)
+    for k in range(2):
+        one_step([stage], k)
+    states = {layer: decode(data) for layer, data in files_of([stage]).items()}
+    change(states)
+    other = Stage(task_of(), 0, SPLITS[0], CONFIG)
+    digest = other.digest()
+    with pytest.raises(ValueError, match=message):
+        other.restore_layers(states)
+    assert (other.digest(), other.version) == (digest, 0)

@@ -1,0 +1,28 @@
+"""What the message log holds."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo_trainer.routing.message_log import MessageLog
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from memory_account_kit import storages
+
+TENSORS = [torch.zeros(n) for n in (1, 8, 64)]
+
+
+actions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.lists(st.integers(0, 2), max_size=2)))
+
+
+@given(actions)
+def test_the_log_counts_a_shared_storage_once(what: list[tuple[int, int, list[int]]]) -> None:
+    log, kept = MessageLog(), dict[Address, list[int]]()
+    for step, place, parts in what:
+        if place == 2:
+            log.committed(step)
+            kept = {address: held for address, held in kept.items() if address.step >= step}
+            continue
+        address = Address(FrameKind.ACTIVATION, 0, place, step)
+        kept[address] = parts
+        log.add(Frame(address=address, epoch=1, tensors=tuple(TENSORS[i][:1] for i in parts)))
+    assert log.storages == storages([TENSORS[i] for held in kept.values() for i in held])

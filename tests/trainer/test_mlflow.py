@@ -1,0 +1,23 @@
+"""The logger for MLflow."""
+
+import pytest
+
+from bamboo_trainer.loggers import mlflow
+from logger_kit import step
+
+pytest_plugins = ["logger_fixtures"]
+
+
+@pytest.mark.slow
+def test_a_run_of_mlflow_in_a_folder(store, monkeypatch, tmp_path):
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "runs").as_uri()
+    for number in range(2):  # the second one goes on in the run of the first
+        threads = store.threads(mlflow("experiment", uri), begun=False)
+        store.add(None, step(number))
+        threads.begin()
+        threads.close()
+    client = tracking.MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("experiment").experiment_id])
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "loss")) == [0, 1]

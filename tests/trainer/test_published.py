@@ -1,0 +1,87 @@
+"""What was trained is loaded by transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.store import CheckpointStore
+from bamboo_trainer.checkpoint.__main__ import main as export
+from bamboo_trainer.checkpoint.layer_file import encode
+from bamboo_trainer.loading import load_task
+from bamboo_trainer.models import huggingface
+from bamboo_trainer.reference import train
+from bamboo_trainer.task import Task
+from bamboo_trainer.training import TrainingConfig
+from checkpoint_kit import make_manifest
+from manifest_kit import bamboojob, training
+from stage_kit import chain
+from transformers_kit import LENGTH, config_of, layers_of, run, transformers
+
+pytest_plugins = ["transformers_fixtures"]
+
+
+ENTRYPOINT = "bamboo_trainer.models.huggingface:build"
+
+
+def write_checkpoint(folder: Path, task: Task, state: dict[str, Tensor]) -> None:
+    """Of two stages, as they write it."""
+    store, place, parts = CheckpointStore(str(folder)), Attempt(0, "a"), {}
+    for stage in chain(task, [(0, 3), (3, 5)]):
+        for number, layer in stage._layers.items():
+            prefix = f"layers.{number}."
+            layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+        for number, layer_state in stage.layer_states().items():
+            parts[number] = store.write_part(place, number, encode(layer_state))
+    store.commit(make_manifest(place, [parts[number] for number in sorted(parts)]))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "bert"])
+def test_what_was_trained_is_exported_and_loaded_by_transformers(family: str, tmp_path: Path) -> None:
+    config = config_of(family, learningRate=1e-2)
+    task = load_task(ENTRYPOINT, config)
+    plain = TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=2, micro_batch_size=2)
+    _, state = train(task, plain, 2)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    if family == "gpt2":
+        write_checkpoint(kept, task, state)
+    else:
+        for stage in range(2):
+            mine = {k: t for k, t in state.items() if (int(k.split(".")[1]) >= 3) == bool(stage)}
+            save_file({k: t.clone() for k, t in mine.items()}, kept / f"stage-00{stage}.safetensors")
+    manifest = tmp_path / "job.yaml"
+    document = {"task": {"entrypoint": ENTRYPOINT, "config": config}, "training": training(2, 4, 2)}
+    manifest.write_text(json.dumps(bamboojob(**document, topology={"stages": 2})))
+    out = tmp_path / "out"
+    arguments = ["--format", "huggingface", "--output", str(out), "--quiet"]
+    assert export([*arguments, "--job", str(manifest), "--", str(kept)]) == 0
+    auto = transformers.AutoModelForMaskedLM if family == "bert" else transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(out, output_loading_info=True, local_files_only=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    layers = layers_of(task)
+    for number, layer in enumerate(layers):
+        prefix = f"layers.{number}."
+        layer.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
+    for module in (*layers, model):
+        module.eval()
+    inputs, _ = task.dataset.batch([3, 4])
+    assert torch.equal(run(layers, inputs)[0], model(input_ids=inputs[0]).logits)
+
+
+def test_tokenizer_files_come_along_and_the_folder_may_be_elsewhere(published: Path, tmp_path: Path) -> None:
+    task = huggingface.build({"model": str(published), "data": {"length": LENGTH}})
+    _, state = train(
+        task, TrainingConfig(seed=0, precision="fp32", max_gradient_norm=None, microbatches=1, micro_batch_size=2), 1
+    )
+    save_file({k: t.clone() for k, t in state.items()}, tmp_path / "stage-000.safetensors")
+    out = tmp_path / "out"
+    arguments = ["--format", "huggingface", "--output", str(out), "--quiet", "--", str(tmp_path)]
+    assert export(arguments) == 1
+    assert export(["--model", str(published), *arguments]) == 0
+    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]

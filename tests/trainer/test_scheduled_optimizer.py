@@ -1,0 +1,189 @@
+"""Parameter groups of a user's optimizer: their learning rates, and groups that are empty on some stage."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
+from bamboo_trainer.tasks.task_errors import TaskError
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from training_job import Fault, Job
+
+Named = Iterable[tuple[str, nn.Parameter]]
+UNCLIPPED = replace(CONFIG, max_gradient_norm=None)
+
+
+class Shift(nn.Module):
+    """Nothing but a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.bias
+
+
+LAYERS = (lambda: nn.Linear(2, 3), nn.Tanh, lambda: nn.Linear(3, 3, bias=False), Shift, lambda: nn.Linear(3, 2))
+SPLITS = (
+    [(0, 5)],
+    [(0, 2), (2, 5)],
+    [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)],  # nothing to train, no biases, biases only
+)
+
+
+def by_name(kind: Callable[..., torch.optim.Optimizer], biases: dict[str, float], **settings: float):
+    """Weights as the optimizer's settings have them, biases with their own."""
+
+    def build(named: Named) -> torch.optim.Optimizer:
+        pairs = list(named)
+        weights = [p for name, p in pairs if not name.endswith("bias")]
+        rest = [p for name, p in pairs if name.endswith("bias")]
+        return kind([{"params": rest, **biases}, {"params": weights}], **settings)
+
+    return build
+
+
+def grouped_task(optimizer: Callable[[Named], torch.optim.Optimizer]) -> Task:
+    return small_task(layers=LAYERS, optimizer=optimizer, learning_rate=lambda step: 0.1 / (step + 1))
+
+
+GROUPED = {
+    "AdamW": by_name(torch.optim.AdamW, {"weight_decay": 0.0}, weight_decay=0.3),
+    "AdamW with rates": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, weight_decay=0.3),
+    "foreach": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, foreach=True),
+    "fused AdamW": by_name(torch.optim.AdamW, {"weight_decay": 0.0, "lr": 3e-4}, lr=1e-3, fused=True),
+    "fused Adam": by_name(torch.optim.Adam, {"lr": 3e-4}, lr=1e-3, fused=True, amsgrad=True),
+    "fused momentum": by_name(torch.optim.SGD, {"lr": 7.0}, lr=2.0, momentum=0.9, fused=True),
+    "fused Adagrad": by_name(torch.optim.Adagrad, {"lr": 0.0}, lr=0.1, fused=True),
+    "momentum": by_name(torch.optim.SGD, {"momentum": 0.0, "lr": 7.0}, lr=2.0, momentum=0.9),
+    "Adagrad": by_name(torch.optim.Adagrad, {"lr": 0.0}, lr=0.1),
+    "NAdam": by_name(torch.optim.NAdam, {"lr": 0.2}, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=len)
+@pytest.mark.parametrize("name", GROUPED)
+def test_parameter_groups_train_as_in_plain_pytorch_on_any_split(name, split):
+    task = grouped_task(GROUPED[name])
+    losses, state = reference.train(task, UNCLIPPED, 4)
+    stages = chain(task, split, UNCLIPPED)
+    assert [one_step(stages, k, UNCLIPPED) for k in range(4)] == losses
+    torch.testing.assert_close(state_of(stages), state, rtol=0, atol=0)
+
+
+def test_groups_by_name_are_not_one_group():
+    def trained(biases: dict[str, float]) -> torch.Tensor:
+        optimizer = by_name(torch.optim.AdamW, biases, lr=1e-3, weight_decay=0.3)
+        return reference.train(grouped_task(optimizer), UNCLIPPED, 2)[1]["layers.3.bias"]
+
+    alike, undecayed, slower = trained({}), trained({"weight_decay": 0.0}), trained({"lr": 3e-4})
+    assert not torch.equal(alike, undecayed)
+    assert not torch.equal(alike, slower)
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "moved"),
+    [
+        (0.1, {}, 2.0),
+        (0.1, {"lr": 0.1}, 2.0),
+        (0.1, {"lr": 0.03}, 0.6),
+        (0.5, {"lr": 5.0}, 20.0),
+        (0.1, {"lr": 0.0}, 0.0),
+        (0.0, {}, 2.0),
+        (torch.tensor(0.5), {"lr": 0.25}, 1.0),
+    ],
+)
+def test_a_group_keeps_its_multiple_of_the_learning_rate(default, own, moved):
+    plain, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    task = small_task(
+        optimizer=lambda named: torch.optim.SGD([{"params": [plain]}, {"params": [other], **own}], lr=default),
+        learning_rate=lambda version: 2.0 * (version - 6),
+    )
+    optimizer = ScheduledOptimizer(task, [("plain", plain), ("other", other)])
+    for steps, version in enumerate((7, 7), start=1):
+        plain.grad, other.grad = torch.ones(2), torch.ones(2)
+        optimizer.step(version)
+        torch.testing.assert_close(plain.detach(), torch.full((2,), -2.0 * steps))
+        torch.testing.assert_close(other.detach(), torch.full((2,), -moved * steps))
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_restored_stage_keeps_its_groups(name):
+    task = grouped_task(GROUPED[name])
+    one = Stage(task, 0, SPLITS[0], CONFIG)
+    one_step([one], 0)
+    two = Stage(task, 0, SPLITS[0], CONFIG)
+    two.restore(*one.snapshot())
+    for stage in (one, two):
+        one_step([stage], 1)
+    assert one.digest() == two.digest()
+
+
+def pairs_in_groups(named: Named) -> torch.optim.Optimizer:
+    pairs = list(named)
+    biases = [pair for pair in pairs if pair[0].endswith("bias")]
+    return torch.optim.SGD([{"params": biases}, {"params": [pair for pair in pairs if pair not in biases]}])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (by_name(torch.optim.SGD, {"lr": 0.1}, lr=0.0), "rate of their own .0.1, 0.0., but the optimizer's default"),
+        (by_name(torch.optim.SGD, {}, lr=-1.0), "task.optimizer raised ValueError: Invalid learning rate: -1.0"),
+        (pairs_in_groups, "task.optimizer raised ValueError: all optimizer param groups should be with/without names"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_is_told(optimizer, message):
+    with pytest.raises(TaskError, match=message):
+        chain(grouped_task(optimizer), SPLITS[2])
+
+
+@pytest.mark.parametrize("name", [name for name in GROUPED if name.startswith(("fused", "foreach"))])
+def test_owners_and_replicas_of_any_split_have_the_same_bits_with_fused_kernels(name: str) -> None:
+    """An owner steps all parameters of its stage in one call, and who replicates it, or holds other layers, others."""
+    task = grouped_task(GROUPED[name])
+    chains = [chain(task, split) for split in SPLITS]
+    replicas = [Stage(task, 0, SPLITS[1], CONFIG)]
+    replicas[0].restore(*chains[1][0].snapshot())
+    for step in range(3):
+        for stages in chains:
+            one_step(stages, step)
+        replicas[0].restore(*chains[1][0].snapshot())
+    whole, *others = [add_digests(stage.share_of_digest() for stage in stages) for stages in chains]
+    assert others == [whole] * len(others)
+    assert replicas[0].digest() == chains[1][0].digest()
+    again = Stage(task, 0, SPLITS[0], CONFIG)
+    again.restore_layers({i: s for stage in chains[2] for i, s in stage.layer_states().items()})
+    for stages in ([again], *chains):
+        one_step(stages, 3)
+    assert again.digest() == chains[0][0].digest() == add_digests(s.share_of_digest() for s in chains[2])
+
+
+def fused(config: Mapping[str, Any]) -> Task:
+    return grouped_task(GROUPED["fused AdamW"])
+
+
+def test_a_job_with_a_fused_optimizer_has_the_same_bits_on_any_grid_and_after_a_loss() -> None:
+    def manifest(stages: int, pipelines: int) -> dict[str, Any]:
+        return bamboojob(
+            task={"entrypoint": "test_scheduled_optimizer:fused"},
+            training=training(4, 4, 2, maxGradientNorm=1.0),
+            topology={"stages": stages, "pipelines": pipelines},
+        )
+
+    jobs = [Job(manifest(*grid)).run() for grid in ((1, 1), (4, 1), (2, 2))]
+    lost = (Fault("OptimizerStep", Cell(0, 1), 2), Fault("ReplicaUpdate", Cell(0, 0), 2, after=True))
+    jobs += [Job(manifest(2, 2), (fault,)).run() for fault in lost]
+    assert len({add_digests(job.digests) for job in jobs}) == 1
+    assert all(job.finish is not None and job.finish.reason == "Complete" for job in jobs)

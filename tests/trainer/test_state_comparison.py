@@ -1,0 +1,84 @@
+"""Who holds other bits, and in which parameter."""
+
+import random
+from itertools import count
+
+import pytest
+import torch
+from test_engine import manifest
+from torch import nn
+
+from bamboo.control.platform import Platform
+from bamboo_trainer import reference
+from bamboo_trainer.commit.state_comparison import EVERY, is_due
+from bamboo_trainer.tasks.inspection.determinism import NotDeterministic
+from stage_kit import small_task
+from training_job import Job
+
+
+class Noisy(torch.optim.SGD):
+    """Adds what nobody can repeat, from the third step on."""
+
+    steps = 0
+
+    def step(self):
+        super().step()
+        self.steps += 1
+        if self.steps > 2:
+            with torch.no_grad():
+                self.param_groups[0]["params"][-1].add_(random.random())
+
+
+def noisy(config):
+    return small_task(
+        layers=[lambda: nn.Linear(2, 2)] * 2,
+        optimizer=lambda named: Noisy([p for _, p in named], lr=0.1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "mode"), [(2, 1, "LazyForward"), (1, 2, "None"), (2, 2, "LazyForward")]
+)
+def test_holders_of_a_stage_whose_bits_differ_end_the_job_soon(stages, pipelines, mode, monkeypatch) -> None:
+    """Owner and replica, or the owners of two pipelines: at the next comparison, after 4 of 40 steps."""
+    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
+    document = manifest(stages, pipelines, mode=mode, steps=40)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    message = r"other bits of stage \d after 4 steps; first difference: parameter 'bias' of layer \d \(Linear\)"
+    with pytest.raises(NotDeterministic, match=message):
+        Job(document).run()
+
+
+def test_workers_that_may_differ_are_not_compared(monkeypatch) -> None:
+    """Neither while they train nor at the end."""
+    monkeypatch.setattr(reference, "build_noisy", noisy, raising=False)
+    document = manifest(1, 2, mode="None", steps=6)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_noisy"}
+    document["spec"]["worker"] = {"allowMixedPlatforms": True}
+    job = Job(document, platforms=(Platform(device="A"), Platform(device="B"))).run()
+    assert job.finish is not None
+    assert job.finish.reason == "Complete"
+
+
+def test_states_that_differ_as_they_were_built_end_the_job_at_once(monkeypatch) -> None:
+    """As by their hardware, or by the order of a set."""
+    built = count()
+
+    class Elsewhere(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.weight.data.fill_(next(built))
+
+    monkeypatch.setattr(
+        reference, "build_elsewhere", lambda config: small_task(layers=[Elsewhere], costs=[1]), raising=False
+    )
+    document = manifest(1, 2, mode="None", steps=40)
+    document["spec"]["task"] = {"entrypoint": "bamboo_trainer.reference:build_elsewhere"}
+    job = Job(document)
+    with pytest.raises(NotDeterministic, match=r"\(Elsewhere\)"):
+        job.run()
+    assert job.state.step == 0
+
+
+def test_states_are_compared_early_and_then_regularly() -> None:
+    assert [v for v in range(4 * EVERY + 1) if is_due(v)] == [0, 1, 2, 4, 8, 16, 32, 64, 96, 128]

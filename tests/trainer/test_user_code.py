@@ -1,0 +1,128 @@
+"""What a task's layers and data may do."""
+
+import inspect
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from bamboo_trainer import reference
+from bamboo_trainer.models import mlp
+from bamboo_trainer.tasks import user_code
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from bamboo_trainer.tasks.task_errors import TaskError
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
+from stage_task_kit import Any, Counting, Defaults, One, Pairs, Several
+
+
+@pytest.mark.parametrize("split", [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 3), (3, 4)]])
+def test_layers_may_pass_tuples(split):
+    task = mlp.build({"width": 8, "blocks": 2, "samples": 64})
+    losses, state = reference.train(task, CONFIG, 5)
+    stages = chain(task, split)
+    assert [one_step(stages, k) for k in range(5)] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(state_of(stages), state, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_forward_takes_is_asked_once_and_keeps_no_layer_alive(monkeypatch):
+    asked = []
+    signature = inspect.signature
+
+    def asking(forward):
+        if forward.__name__ == "forward":  # torch asks, too, of other functions
+            asked.append(forward)
+        return signature(forward)
+
+    monkeypatch.setattr(user_code.inspect, "signature", asking)
+    stages = chain(small_task(layers=(Pairs, Several, Defaults, Any, One)), [(0, 5)])
+    for k in range(3):
+        one_step(stages, k)
+    assert len(asked) == 4  # the first layer gets one tensor
+    monkeypatch.undo()
+    layer = Several()
+    gone = weakref.ref(layer)
+    user_code.call_layer(layer, (torch.ones(2, 2), torch.ones(2, 2)))
+    del layer
+    assert gone() is None
+
+
+class Flags(nn.Module):
+    """Passes a number part on."""
+
+    def forward(self, x):
+        return x * 2, torch.arange(len(x))
+
+
+class Renumbering(nn.Module):
+    def forward(self, parts):
+        return parts[0] + parts[1].add_(1)[:, None]
+
+
+class Sometimes(nn.Module):
+    """Writes only where it finds large values, so perhaps not in the first forward."""
+
+    def forward(self, x):
+        return x.mul_(0.5) if bool((x > 100).any()) else x * 0.5
+
+
+@pytest.mark.parametrize("split", [[(0, 4)], [(0, 1), (1, 4)], [(0, 2), (2, 4)], SPLITS[4]], ids=str)
+@pytest.mark.parametrize("checkpointed", [(), (0, 1, 2, 3)])
+@pytest.mark.parametrize("writer", ["first", "ReLU", "Renumbering"])
+def test_a_layer_that_writes_to_its_inputs_is_refused_in_every_split(split, checkpointed, writer):
+    linear, relu = partial(nn.Linear, 2, 2), partial(nn.ReLU, inplace=True)
+    layers, name = {
+        "first": ((relu, linear, nn.Tanh, linear), r"layer 0 \(ReLU\)"),
+        "ReLU": ((linear, nn.Dropout, relu, linear), r"layer 2 \(ReLU\)"),
+        "Renumbering": ((linear, Flags, Renumbering, linear), r"layer 2 \(Renumbering\)"),
+    }[writer]
+    task = small_task(layers=layers, checkpointed=checkpointed)
+    with pytest.raises(TaskError, match=rf"^{name} writes to its inputs"):
+        one_step(chain(task, split), 0)
+    with pytest.raises(TaskError, match=rf"^{name} writes to its inputs"):
+        layer_costs(task, 2)
+
+
+@pytest.mark.parametrize("split", [[(0, 2)], [(0, 1), (1, 2)]], ids=str)
+def test_a_layer_that_first_writes_later_is_refused_then(split):
+    stages = chain(small_task(layers=(partial(nn.Linear, 2, 2), Sometimes)), split)
+    one_step(stages, 0)
+    with torch.no_grad():
+        for parameter in stages[0]._layers[0].parameters():
+            parameter.fill_(1000.0)
+    with pytest.raises(TaskError, match=r"^layer 1 \(Sometimes\) writes to its inputs"):
+        one_step(stages, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str)
+@pytest.mark.parametrize("split", [[(0, 2)], [(0, 1), (1, 2)]], ids=str)
+def test_what_cannot_be_sent_may_not_be_passed_on_in_any_split(dtype, split):
+    class Casting(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to(dtype)
+
+    class Back(nn.Module):
+        def forward(self, x):
+            return torch.view_as_real(x)[..., 0] if dtype.is_complex else x.float()
+
+    stages = chain(small_task(layers=(partial(Casting, 2, 2), Back)), split)
+    with pytest.raises(TaskError, match=rf"^layer 0 \(Casting\) returned a tensor of {dtype}, expected one of"):
+        one_step(stages, 0)
+
+
+def test_a_sparse_tensor_may_not_be_passed_on():
+    class Sparse(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).to_sparse()
+
+    with pytest.raises(TaskError, match=r"^layer 0 \(Sparse\) returned a tensor of layout torch.sparse_coo"):
+        one_step(chain(small_task(layers=(partial(Sparse, 2, 2),)), [(0, 1)]), 0)
+
+
+def test_the_dataset_must_return_tuples_of_tensors():
+    for wrong in (None, (torch.zeros(2),), (torch.zeros(2), torch.zeros(2)), ((torch.zeros(2),), [1])):
+        data = Counting((torch.zeros(12, 2),), (torch.zeros(12, 2),))
+        data.batch = lambda indices, wrong=wrong: wrong
+        with pytest.raises(TaskError, match=r"^the dataset returned .*, expected \(inputs, targets\)"):
+            one_step(chain(small_task(dataset=data), [(0, 3)]), 0)

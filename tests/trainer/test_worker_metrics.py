@@ -1,0 +1,120 @@
+"""What a worker serves: what its time goes to, what it sends, what it holds."""
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bamboo.metrics.exposition import Exporter
+from bamboo.planning.plan import Cell, CheckpointId
+from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.transport.frames import Address, Again, Frame
+from bamboo_trainer.transport.frames import FrameKind as FrameKind
+from bamboo_trainer.worker import metrics
+from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.checkpointing import Checkpointing
+from manifest_kit import bamboojob, training
+from metrics_kit import check_page
+from prometheus_kit import promtool
+from training_job import Job
+
+MANIFEST = bamboojob(
+    "small",
+    task={"entrypoint": "bamboo_trainer.models.mlp:build"},
+    training=training(6, 16, 8),
+    topology={"stages": 2},
+)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        found: int = free.getsockname()[1]
+    return found
+
+
+@pytest.fixture
+def agent() -> Iterator[WorkerAgent]:
+    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings())
+    yield worker
+    worker.transport.close(0.0)
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_worker_serves_its_engines_numbers(agent: WorkerAgent, port: int) -> None:
+    assert isinstance(agent.observer, TimeAccount)
+    metrics.serve(agent, agent.observer, "127.0.0.1", port)
+    check_page(Exporter.WORKER, scrape(port), complete=False)  # nothing has begun yet
+    job = Job(MANIFEST)
+    job.run()
+    roots = [node for node in job.nodes.values() if Cell(0, 0) in node.inside.executor.cells]
+    agent.engine, agent.device = roots[0].engine, "cpu"
+    agent.checkpoints = Checkpointing(job.spec, job.spec.topology.stages, "", lambda message: None)
+    agent.checkpoints.keep(CheckpointId(step=1, id="a"), {}, 0.25)
+    text = scrape(port)
+    check_page(Exporter.WORKER, text, complete=True)
+    assert promtool("check", "metrics", stdin="\n".join(line for line in text.splitlines() if "process_" not in line)
+                    + "\n") == ""  # fmt: skip
+    lines = text.splitlines()
+    assert 'bamboo_worker_stages{role="owner"} 1.0' in lines
+    assert "bamboo_worker_step_duration_seconds_count 5.0" in lines
+    assert "bamboo_worker_step 6.0" in lines
+    assert "bamboo_worker_checkpoint_stall_seconds_total 0.25" in lines
+    assert "bamboo_worker_checkpoint_written_bytes_total 0.0" in lines
+    assert any(
+        line.startswith('bamboo_worker_memory_bytes{kind="parameters"}') and line[-4:] != " 0.0" for line in lines
+    )
+
+
+def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: WorkerAgent) -> None:
+    agent.transport.peers({"w1": ("127.0.0.1", 1)})
+    address = Address(FrameKind.ACTIVATION, 0, 1, 0, 0)
+    agent.transport.send("w1", Frame(address=address, epoch=1))
+    once = agent.transport.sent[FrameKind.ACTIVATION]
+    assert once > 0
+    assert sum(agent.transport.resent) == 0
+    again = Frame(address=address, epoch=1, payload=Again())
+    agent.transport.send("w1", again)
+    assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
+    agent.transport.send("stranger", again)
+    assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
+
+
+def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
+    assert f"cannot listen on port {port} of 127.0.0.1: {os.strerror(98)}" in caplog.text
+
+
+def test_a_caller_who_says_nothing_does_not_keep_others_away(
+    agent: WorkerAgent, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "CALLER_SECONDS", 0.3)
+    metrics.serve(agent, TimeAccount(), "127.0.0.1", port)
+    with socket.create_connection(("127.0.0.1", port)):
+        assert "bamboo_worker_time_seconds_total" in scrape(port)
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
+def test_a_port_that_is_none_is_named(port: str, tmp_path: Path) -> None:
+    needed = {
+        "BAMBOO_WORKER": "w0",
+        "BAMBOO_COORDINATOR": "ws://127.0.0.1:1/",
+        "BAMBOO_TOKEN_FILE": str(tmp_path / "t"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "bamboo_trainer"], env={**os.environ, **needed, "BAMBOO_METRICS_PORT": port},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f'BAMBOO_METRICS_PORT: expected a port, got "{port}"' in done.stderr
