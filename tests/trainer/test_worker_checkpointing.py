@@ -1,17 +1,25 @@
 """A worker's part in checkpoints, with a real store: what is kept by one split is restored by another, bit for bit."""
 
+import errno
+import os
 import queue
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bamboo.checkpoint.layout import Attempt
+from bamboo.checkpoint.store import CheckpointStore
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import CheckpointId
+from bamboo.storage.files import Buffer
+from bamboo.storage.local_files import LocalFiles
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.worker.checkpointing import Checkpointing, RestoreError
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
@@ -185,3 +193,64 @@ def test_no_thread_is_left(tmp_path: Path, folder: Path) -> None:
     assert [thread.name for thread in set(threading.enumerate()) - before] == ["checkpoints"]
     worker.part.close()
     assert not set(threading.enumerate()) - before
+
+
+class Full(LocalFiles):
+    """A disk with room for so many bytes."""
+
+    def __init__(self, root: Path, room: int) -> None:
+        super().__init__(str(root))
+        self.folder, self.room = root, room
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        used = sum(one.stat().st_size for one in self.folder.rglob("*") if one.is_file())
+        if used + sum(memoryview(chunk).nbytes for chunk in chunks) > self.room:
+            raise OSError(errno.ENOSPC, "full")
+        super().write(path, chunks)
+
+
+def test_what_did_not_fit_is_removed_so_that_the_next_one_fits(tmp_path: Path, folder: Path) -> None:
+    """Else a store that was full once would stay so: what is left of one try has taken the room for all others."""
+    stages = trained(tmp_path, 2, 1)
+    worker, other = Worker(folder), Worker(folder)
+    worker.save(stages, at(1))
+    size = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file())
+    ours, others = stages
+    worker.part._store = CheckpointStore(str(folder), files=Full(folder, size * 5 // 4))
+    other.part.keep(at(2), others.layer_states(), 0.0)
+    for _ in range(others.layers):
+        assert isinstance(other.hear(), protocol.PartsWritten)
+    old = folder / Attempt(0, "dead").folder
+    old.mkdir()
+    (old / "layer-00000.safetensors").write_bytes(b"x")
+    long_ago = time.time() - 2 * 3600.0
+    os.utime(old / "layer-00000.safetensors", (long_ago, long_ago))
+    worker.part.keep(at(2), ours.layer_states(), 0.0)
+    said = worker.hear()
+    while not isinstance(said, protocol.CheckpointFailed):
+        said = worker.hear()
+    assert "no space left" in said.message
+    assert worker.find().checkpoint == at(1), "it is what is asked for next, when what is left has been removed"
+    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
+    worker.part.close()
+    other.part.close()
+
+
+def test_who_hears_that_a_checkpoint_is_given_up_writes_no_more_of_it_and_removes_what_is_there(
+    tmp_path: Path, folder: Path
+) -> None:
+    stages = trained(tmp_path, 2, 1)
+    worker = Worker(folder)
+    worker.save(stages, at(1))
+    worker.part.keep(at(2), stages[0].layer_states(), 0.0)
+    for _ in range(stages[0].layers):
+        worker.hear()
+    worker.part.drop([at(2)])
+    assert worker.find().checkpoint == at(1)
+    assert {one.name for one in folder.iterdir()} == {Attempt(1, "a1").folder}
+    worker.part.drop([at(1)])
+    assert worker.find().checkpoint == at(1), "a complete one stays, whatever is said"
+    worker.part.keep(at(1), {}, 0.0)
+    worker.part.drop([at(1)])
+    assert worker.find().checkpoint == at(1), "also if this worker has written of it last"
+    worker.part.close()

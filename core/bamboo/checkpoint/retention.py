@@ -8,6 +8,7 @@ from bamboo.checkpoint.found import Found, FoundState, newest_first
 from bamboo.checkpoint.layout import Attempt
 
 DEAD_AFTER_SECONDS: Final = 24 * 3600.0
+GIVEN_UP_SECONDS: Final = 3600.0  # twice as long as a checkpoint may take: who wrote nothing since then has given it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,11 @@ class CheckpointStore:
         self._delete(attempt.manifest)
         self._delete(attempt.folder)
 
+    def delete_unfinished(self, attempt: Attempt) -> None:
+        """What was written of an attempt that is given up; if it is complete it stays. Raises StoreUnavailable."""
+        if not any(entry.name == MANIFEST for entry in self._entries(attempt.folder)):
+            self._delete(attempt.folder)
+
     def _look(self, folder: FileEntry) -> Found | None:
         """None if it has just gone."""
         attempt = attempt_of(folder.name)

@@ -234,6 +234,8 @@ class WorkerAgent:
             case DropCopies(checkpoints=checkpoints):
                 if self.engine:
                     self.engine.drop_copies(checkpoints)
+                if self.checkpoints:
+                    self.checkpoints.drop(checkpoints)
             case Save():
                 self.to_save.append(message)
             case NoticeReceived(seconds=seconds):

@@ -20,7 +20,7 @@ from bamboo.checkpoint.found import FoundState
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.manifest import CheckpointManifest, CheckpointPart, DataPosition
 from bamboo.checkpoint.resume import choose
-from bamboo.checkpoint.retention import removable
+from bamboo.checkpoint.retention import DEAD_AFTER_SECONDS, GIVEN_UP_SECONDS, removable
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.control.protocol import (
     MOST_TEXT,
@@ -63,7 +63,12 @@ class _Layers:
     states: dict[int, LayerState]  # those that are not written yet
 
 
-Work = _Layers | CommitCheckpoint | FindCheckpoint
+@dataclass(frozen=True, slots=True)
+class _Remains:
+    checkpoint: CheckpointId  # of which nothing is of use any more, unless it is complete
+
+
+Work = _Layers | _Remains | CommitCheckpoint | FindCheckpoint
 AboutCheckpoint = PartsWritten | CheckpointCommitted | CheckpointFailed
 
 
@@ -88,6 +93,7 @@ class Checkpointing:
         self._opening = threading.Lock()
         self._manifests: dict[CheckpointId, CheckpointManifest] = {}
         self._newest: CheckpointId | None = None  # of which layers were to be written
+        self._begun: CheckpointId | None = None  # of which this worker has begun to write; of the thread
         self._unwritten: list[_Layers] = []
         self._stall = 0.0  # seconds that copying them took
         self.stalled = 0.0  # the same of all checkpoints
@@ -113,6 +119,14 @@ class Checkpointing:
 
     def commit(self, request: CommitCheckpoint) -> None:
         self._do(request)
+
+    def drop(self, checkpoints: Sequence[CheckpointId]) -> None:
+        """Each was given up, or there is a newer one. If it is that which is being written, no more of it is, and what
+        is there is removed.
+        """
+        if self._newest is not None and self._newest in checkpoints:
+            self._do(_Remains(self._newest))
+            self._newest = None
 
     def find(self, request: FindCheckpoint) -> None:
         self._do(request)
@@ -170,7 +184,7 @@ class Checkpointing:
         except queue.Full:
             if isinstance(work, _Layers):
                 work.states.clear()
-            if not isinstance(work, FindCheckpoint):
+            if not isinstance(work, FindCheckpoint | _Remains):
                 self._tell(
                     CheckpointFailed(checkpoint=work.checkpoint, message="the store is too slow for this worker")
                 )
@@ -199,14 +213,34 @@ class Checkpointing:
         return True
 
     def _failed(self, work: Work, message: str) -> None:
-        if isinstance(work, FindCheckpoint):
-            self._to_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
+        match work:
+            case FindCheckpoint():
+                self._to_coordinator(CheckpointFound(number=work.number, problem=message[:MOST_TEXT]))
+            case _Remains():
+                logger.warning("what is left of a checkpoint was not removed: %s", message)
+            case _Layers() | CommitCheckpoint():
+                self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:MOST_TEXT]))
+        if isinstance(work, _Layers):  # no part of it will be used, and a full store has no room for the next one
+            self._clear(work.checkpoint)
+
+    def _clear(self, checkpoint: CheckpointId) -> None:
+        """What all have written of it, and what others have left behind long ago. If the store is away that stays."""
+        try:
+            self._remove(checkpoint)
+        except StorageError as error:
+            logger.warning("what is left of a checkpoint was not removed: %s", error)
         else:
-            self._tell(CheckpointFailed(checkpoint=work.checkpoint, message=message[:MOST_TEXT]))
+            self._collect(GIVEN_UP_SECONDS)
+
+    def _remove(self, checkpoint: CheckpointId) -> None:
+        if checkpoint == self._begun:
+            self._open().delete_unfinished(Attempt(checkpoint.step, checkpoint.id))
+            self._begun = None
 
     def _handle(self, work: Work) -> None:
         match work:
             case _Layers(checkpoint, states):
+                self._begun = checkpoint
                 for layer in sorted(states):
                     if self._newest != checkpoint:
                         return  # it was given up, or another one would not have begun
@@ -219,6 +253,8 @@ class Checkpointing:
                 self._tell(CheckpointCommitted(checkpoint=checkpoint))
                 self._collect()
                 self._tell(CheckpointCommitted(checkpoint=checkpoint, tidied=True))
+            case _Remains(checkpoint):
+                self._remove(checkpoint)
             case FindCheckpoint():
                 self._to_coordinator(self._find(work))  # if it is lost it is asked for again
 
@@ -242,13 +278,16 @@ class Checkpointing:
         )
         self._open().commit(manifest)
 
-    def _collect(self) -> None:
+    def _collect(self, dead_after: float = DEAD_AFTER_SECONDS) -> None:
         """Remove what keepLatest does not keep. What cannot be removed now is found the next time."""
         assert self._spec.checkpoint is not None
         store, spec = self._open(), self._spec.checkpoint
         owner = self._owner if spec.resume is Resume.NEVER else None  # then others are none of its own
         try:
-            for removal in removable(store.list(), spec.keep_latest, now=time.time(), digest=self._digest, owner=owner):
+            for removal in removable(
+                store.list(), spec.keep_latest, now=time.time(), digest=self._digest, owner=owner,
+                dead_after=dead_after,
+            ):  # fmt: skip
                 store.delete(removal.attempt)
         except StorageError as error:
             logger.warning("old checkpoints were not removed: %s", error)

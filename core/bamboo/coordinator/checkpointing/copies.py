@@ -34,14 +34,14 @@ def committed(turn: Turn, newest: CheckpointId) -> None:
 
 
 def given_up(turn: Turn, checkpoint: CheckpointId | None) -> None:
-    """That checkpoint will not be one."""
-    if checkpoint is not None and checkpoint in turn.state.checkpoints.copies:
-        _drop(turn, (checkpoint,))
+    """That checkpoint will not be one. Its writers stop, too, and remove what they have written of it."""
+    if checkpoint is not None:
+        _drop(turn, (checkpoint,), frozenset(turn.state.checkpoints.dealt.values()))
 
 
-def _drop(turn: Turn, useless: tuple[CheckpointId, ...]) -> None:
+def _drop(turn: Turn, useless: tuple[CheckpointId, ...], others: frozenset[WorkerId] = frozenset()) -> None:
     copies = turn.state.checkpoints.copies
-    holders = {w for one in useless for w in copies[one]}
+    holders = others.union(*(copies.get(one, {}) for one in useless))
     message = protocol.DropCopies(checkpoints=useless)
     turn.do(*(Send(w, message) for w in turn.state.workers if w in holders))
     _set(turn, {one: who for one, who in copies.items() if one not in useless})
