@@ -92,7 +92,7 @@ def _walk(
     for index in range(last + 1):
         layer = _rounded(build(index), TrainingConfig.of(spec.training).parameter_dtype)
         with within:
-            inputs = tuple(p.detach().requires_grad_(p.is_floating_point() and index > 0) for p in parts)
+            inputs = tuple(p.detach().requires_grad_(p.requires_grad) for p in parts)
             own = {t.untyped_storage()._cdata for t in (*layer.parameters(), *layer.buffers())}
             with _kept(own) as kept:
                 with autocast(torch.device("cpu"), spec.training.precision.value):

@@ -88,8 +88,9 @@ class ForwardRunner:
             leaves, read = self._load(step, microbatch)
             targets = read if self._last else None
         else:
-            there = (p.detach().to(self._device) for p in inputs)
-            leaves = tuple(p.requires_grad_(p.is_floating_point()) for p in there)
+            parts, needed = split_needs(inputs)
+            there = (p.detach().to(self._device) for p in parts)
+            leaves = tuple(p.requires_grad_(need) for p, need in zip(there, needed, strict=True))
         return Forwarding(step, microbatch, leaves, leaves, self._first, self._end, targets, on_host)
 
     def advance(self, forwarding: Forwarding) -> None:
@@ -114,3 +115,22 @@ class ForwardRunner:
     def _stays(self, tensor: Tensor) -> bool:
         """Is it on the device in any case? Parameters are, and their casts, which all microbatches share."""
         return self._parameters.holds(tensor) or is_cast(tensor, self._parameters.holds)
+
+
+def with_needs(outputs: Parts, needed: Sequence[bool]) -> Parts:
+    """What a stage tells the next one: its outputs, and, if a part of floats needs no gradient, as nothing in front of
+    it is trained, which ones do. Layers pass no complex numbers, so a last tensor of these is no output.
+    """
+    if all(need for part, need in zip(outputs, needed, strict=True) if part.is_floating_point()):
+        return outputs
+    return (*outputs, torch.tensor(needed, dtype=torch.complex64))
+
+
+def split_needs(given: Parts) -> tuple[Parts, tuple[bool, ...]]:
+    """The parts alone, and for each whether it needs a gradient. Raises ValueError if these are not as many."""
+    if not given or not given[-1].is_complex():
+        return given, tuple(part.is_floating_point() for part in given)
+    parts, told = given[:-1], given[-1].reshape(-1).tolist()
+    if len(parts) != len(told):
+        raise ValueError(f"expected {len(told)} parts, got {len(parts)}")
+    return parts, tuple(part.is_floating_point() and need == 1 for part, need in zip(parts, told, strict=True))

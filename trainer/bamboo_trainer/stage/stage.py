@@ -19,7 +19,7 @@ from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
-from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner
+from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
 from bamboo_trainer.stage.gradient_sum import GradientSum
 from bamboo_trainer.stage.state import layer_state, snapshot
 from bamboo_trainer.stage.state.late_copies import LateCopies
@@ -43,9 +43,9 @@ from bamboo_trainer.transport.payloads import Contributed
 class Stage:
     """The state of one stage and its forward, backward and optimizer step.
 
-    The boundary contract: outputs are all parts; gradients are those of the floating-point parts only, in
-    order (integer parts have none). A part that the loss does not depend on has NO_GRADIENT: zeros would reach the
-    parameters behind it. Saved contexts keep the inputs they were given (no copy): reuse a pooled buffer only after the
+    The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
+    gradients are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or
+    that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep the inputs they were given (no copy): reuse a pooled buffer only after the
     microbatch's backward.
     """
 
@@ -118,9 +118,8 @@ class Stage:
         """Before the first forward of all: is what the task does deterministic? Raises NotDeterministic."""
         if not self._config.deterministic:
             return
-        self._first_look.before(
-            self._reader, (self._stage, step, microbatch), inputs, self._device, self._forwards.call
-        )
+        given, place = None if inputs is None else split_needs(inputs)[0], (self._stage, step, microbatch)
+        self._first_look.before(self._reader, place, given, self._device, self._forwards.call)
 
     def _forward(self, work: Work, step: int, microbatch: int, inputs: Parts | None) -> Parts:
         run = partial(self._run, step, microbatch, inputs)
@@ -157,7 +156,8 @@ class Stage:
                 work.metrics[forwarding.microbatch] = metrics | {LOSS_SCALE: (scale.scale, 1.0)}
             return ()
         outputs = (p.detach() for p in forwarding.parts)
-        return tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
+        kept = tuple(p.clone() if self._parameters.holds(p) else p for p in outputs)
+        return with_needs(kept, [p.requires_grad for p in forwarding.parts])
 
     def wait(self) -> None:
         """Until what was started on the device is done."""
@@ -185,7 +185,7 @@ class Stage:
         """A forward and a backward for nothing but to have them run once."""
         work = self.begin([microbatch], [microbatch, microbatch + 1])
         outputs = self._forward(work, step, microbatch, inputs)
-        zeros = tuple(torch.zeros_like(p) for p in outputs if p.is_floating_point())
+        zeros = tuple(torch.zeros_like(p) for p in split_needs(outputs)[0] if p.is_floating_point())
         self.backward(work, step, microbatch, None if self.last else zeros)
 
     @property

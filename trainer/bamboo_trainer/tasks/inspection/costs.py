@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bamboo.job.spec import JobSpec
-from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
 from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -48,7 +48,7 @@ def layer_costs(task: Task, micro_batch_size: int) -> tuple[float, ...]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # made here, because it takes a second of imports
     costs: list[float] = []
     while len(costs) < len(task.layers):
-        imagined, left = Imagined(task, len(costs), run.parts, mode), len(task.layers) - len(costs)
+        imagined, left = Imagined(task, len(costs), run, mode), len(task.layers) - len(costs)
         counted, problem = lines_of_child(str(imagined.cost()) for _ in range(left))
         costs += map(float, counted)
         if len(costs) < len(task.layers):
@@ -71,13 +71,15 @@ def stated_costs(task: Task, costs: Sequence[float]) -> tuple[float, ...]:
 
 
 class _RealRun:
-    """Layers run for real, one after the other, as far as anybody asks. parts: the inputs of layer `next`."""
+    """Layers run for real, one after the other, as far as anybody asks. parts: the inputs of layer `next`. trained: is
+    anything in front of it?
+    """
 
     def __init__(self, task: Task, micro_batch_size: int) -> None:
         self._task = task
         length = len(task.dataset)
         self.parts, _ = load_batch(task, [i % length for i in range(micro_batch_size)])
-        self.next = 0
+        self.next, self.trained = 0, False
 
     def cost(self, index: int) -> int:
         """Of that layer, after those before it have been run, too."""
@@ -87,8 +89,8 @@ class _RealRun:
                 with Operations() as operations:
                     self.parts = run_layer(layer, self.next, self.parts)
                 self.next += 1
-        trains = any(p.requires_grad for p in layer.parameters()) or index > 0
-        return operations.total * (1 + BACKWARD * trains) + _gradients(layer)
+                self.trained = self.trained or any(p.requires_grad for p in layer.parameters())
+        return operations.total * (1 + BACKWARD * self.trained) + _gradients(layer)
 
 
 def _gradients(layer: nn.Module) -> int:
@@ -103,22 +105,23 @@ def _gradients(layer: nn.Module) -> int:
 class Imagined:
     """Layers run one after the other on tensors without data."""
 
-    def __init__(self, task: Task, index: int, parts: Parts, mode: FakeTensorMode) -> None:
-        """parts: the inputs of layer `index`, the first to be run, with data or without."""
-        self._task, self._next, self._parts, self._mode = task, index, parts, mode
+    def __init__(self, task: Task, index: int, before: _RealRun, mode: FakeTensorMode) -> None:
+        """before: has come to layer `index`, the first to be run."""
+        self._task, self._next, self._parts, self._mode = task, index, before.parts, mode
+        self._needed = [part.is_floating_point() and before.trained for part in before.parts]  # a gradient
 
     def cost(self) -> int:
         """Of the next layer. Raises whatever it raises because there are no data, or anyway."""
         index, layer = self._next, layer_without_values(self._task, self._next, self._mode)
         with self._mode:
             blank = [cast(Tensor, self._mode.from_tensor(p.detach())) for p in self._parts]
-            given = tuple(p.requires_grad_(p.is_floating_point() and index > 0) for p in blank)
+            given = tuple(p.requires_grad_(need) for p, need in zip(blank, self._needed, strict=True))
             with AllStepsAtOnce(), Operations() as operations:
                 outputs = run_layer(layer, index, given)
                 ends = [p for p in outputs if p.requires_grad]
                 if ends:
                     torch.autograd.backward(ends, [torch.empty_like(p) for p in ends])
-            self._parts = tuple(p.detach() for p in outputs)
+            self._parts, self._needed = tuple(p.detach() for p in outputs), [p.requires_grad for p in outputs]
         self._next += 1
         return operations.total + _gradients(layer)
 

@@ -1,0 +1,119 @@
+"""Layers in front of the first one that is trained have no backward, wherever the model is split, as in PyTorch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bamboo.control.digests import add_digests
+from bamboo.planning.plan import Cell
+from bamboo_trainer import reference
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.stage.forwarding import split_needs, with_needs
+from bamboo_trainer.stage.work import NO_GRADIENT
+from bamboo_trainer.task import Parts, Task
+from bamboo_trainer.tasks.inspection.costs import layer_costs
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, begin, chain, microbatch, one_step, state_of
+from training_job import Fault, Job
+
+WIDTH = 4
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        raise AssertionError("the backward of a layer in front of all that is trained")
+
+
+class Layer(nn.Module):
+    """Passes on a mask of floats, too, which nobody trains."""
+
+    def __init__(self, trained: bool, looked: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH).requires_grad_(trained)
+        self.looked = looked
+
+    def forward(self, x: Tensor, mask: Tensor) -> Parts:
+        if self.looked:
+            x = NoBackward.apply(x)
+        return torch.tanh(self.inner(x)) * mask, mask
+
+
+def task_of(trained: tuple[bool, ...], looked: bool) -> Task:
+    points = torch.arange(24.0 * WIDTH).reshape(24, WIDTH) / 100
+    first = trained.index(True)
+    return Task(
+        layers=[lambda n=n, one=one: Layer(one, looked and n <= first) for n, one in enumerate(trained)],
+        loss=lambda outputs, targets: (outputs[0] - targets[0]).square().mean(),
+        dataset=TensorDataset((points, (points > 0.3).float()), (points.flip(1),)),
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=0.1),
+        learning_rate=lambda step: 0.1,
+    )
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    return task_of((False, False, True, False, True), looked=False)
+
+
+def test_nothing_goes_back_in_front_of_what_is_trained() -> None:
+    task = task_of((False, False, True, False, True), looked=True)
+    stages = chain(task, [(0, 1), (1, 2), (2, 4), (4, 5)], replace(CONFIG, deterministic=False))
+    crossed = microbatch(stages, [begin(stage) for stage in stages], 0, 0)
+    needs = [split_needs(parts)[1] for parts in crossed[:3] if parts]
+    assert needs == [(False, False), (False, False), (True, False)]
+    last, third, second, first = crossed[4:]
+    assert last is not None
+    assert [part.shape for part in last] == [(2, WIDTH), NO_GRADIENT.shape]
+    assert third == second == (NO_GRADIENT, NO_GRADIENT)
+    assert first == ()
+
+
+def test_numbers_are_those_of_plain_pytorch_on_any_split() -> None:
+    task = task_of((False, False, True, False, True), looked=False)
+    expected = reference.train(task, CONFIG, 3)[1]
+    for split in ([(0, 5)], [(0, 1), (1, 2), (2, 4), (4, 5)]):
+        stages = chain(task, split)
+        for step in range(3):
+            one_step(stages, step)
+        torch.testing.assert_close(state_of(stages), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_grid_and_no_loss_of_a_worker_changes_the_bits() -> None:
+    def job(stages: int, pipelines: int, *faults: Fault) -> Job:
+        document = bamboojob(
+            task={"entrypoint": "test_frozen_layers:build"},
+            training=training(3, 8, 2),
+            topology={"stages": stages, "pipelines": pipelines},
+            redundancy={"mode": "EagerBackward"},
+        )
+        return Job(document, faults).run()
+
+    alone = job(1, 1)
+    for other in (job(5, 1, Fault("Backward", Cell(0, 1), 1)), job(3, 2, Fault("Forward", Cell(1, 2), 1, 2))):
+        assert other.state.takeovers
+        assert other.state.losses == alone.state.losses
+        assert add_digests(other.digests) == add_digests(alone.digests)
+
+
+def test_a_backward_that_is_not_run_costs_nothing() -> None:
+    _, frozen, trained, behind, _ = layer_costs(task_of((False, False, True, False, True), looked=True), 8)
+    assert frozen < 0.6 * behind < behind < trained
+
+
+def test_what_needs_a_gradient_is_told_only_where_something_does_not() -> None:
+    floats, whole = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    assert with_needs((floats, whole), [True, False]) == (floats, whole)
+    assert split_needs((floats, whole)) == ((floats, whole), (True, False))
+    told = with_needs((floats, whole, floats), [False, False, True])
+    assert len(told) == 4
+    assert split_needs(told) == ((floats, whole, floats), (False, False, True))
+    with pytest.raises(ValueError, match="expected 3 parts, got 2"):
+        split_needs((floats, whole, told[-1]))
