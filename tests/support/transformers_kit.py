@@ -43,6 +43,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": SMALL | {"pad_token_id": 0, "local_attention": 8},
     "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "bloom": {"hidden_size": 16, "n_layer": 3, "n_head": 4, "vocab_size": WORDS},
+    "llama4_text": GROUPED | {"head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 24},
+    "mamba2": {
+        "hidden_size": 16, "num_hidden_layers": 3, "vocab_size": WORDS, "state_size": 4, "num_heads": 4,
+        "head_dim": 8, "n_groups": 2, "chunk_size": 4,
+    },
+    "qwen3_moe": GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
+    "jetmoe": SMALL | {
+        "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 4
+    },
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ process holds the whole model; `bamboo export --format huggingface` writes what 
 Nothing is ever fetched from the Hub.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from bamboo_trainer import schedules
 from bamboo_trainer.from_module import example_of, task_of
+from bamboo_trainer.models.parts.huggingface_experts import balanced_experts
 from bamboo_trainer.models.parts.huggingface_weights import PublishedWeights
 from bamboo_trainer.models.parts.sequences import Objective, accuracy, open_sequences, token_loss, with_length
 from bamboo_trainer.models.parts.settings import decaying, evaluation
@@ -37,7 +39,8 @@ class HuggingFaceSettings:
     """task.config. Either model (a folder) or architecture (a config.json's content, or a model_type alone).
 
     data, evaluation: as `models.sequences` reads them. objective: "causal" or "masked"; None: what the model is for.
-    blocks: the names of its lists of blocks, if they are not found.
+    blocks: the names of its lists of blocks, if they are not found. router_aux_loss_coef: of the loss that balances
+    experts; None: as the model's config says.
     """
 
     model: str | None = None
@@ -52,6 +55,7 @@ class HuggingFaceSettings:
     warmup_steps: int = 0
     weight_decay: float = 0.0
     checkpoint: bool = False
+    router_aux_loss_coef: float | None = None
 
 
 _KEYS: Final[dict[str, tuple[str, Any]]] = {
@@ -67,6 +71,7 @@ _KEYS: Final[dict[str, tuple[str, Any]]] = {
     "warmupSteps": ("warmup_steps", int),
     "weightDecay": ("weight_decay", float),
     "checkpoint": ("checkpoint", bool),
+    "routerAuxLossCoef": ("router_aux_loss_coef", float),
 }
 
 
@@ -88,7 +93,8 @@ def build(config: Mapping[str, Any], training: TrainingFacts | None = None) -> T
         weights = PublishedWeights(Path(settings.model))
     make = partial(make_model, model_config, objective, settings.attention)
     call, read = partial(_logits, dataset.masked), weights.read if weights else None
-    split = SplitModule(make, settings.blocks, example_of(dataset), call, read)
+    balance = partial(balanced_experts, coefficient=settings.router_aux_loss_coef, masked=dataset.masked)
+    split = SplitModule(make, settings.blocks, example_of(dataset), call, read, balance)
     if weights:
         weights.check(split.forms)
     return task_of(
@@ -113,6 +119,10 @@ def read_settings(config: Mapping[str, Any]) -> HuggingFaceSettings:
     expect(settings.attention in (None, *ATTENTIONS), f"attention must be sdpa or eager, got {settings.attention!r}")
     expect(settings.learning_rate > 0, f"learningRate must be positive, got {settings.learning_rate}")
     expect(settings.warmup_steps >= 0, f"warmupSteps must be at least 0, got {settings.warmup_steps}")
+    expect(
+        settings.router_aux_loss_coef is None or settings.router_aux_loss_coef >= 0,
+        f"routerAuxLossCoef must be at least 0, got {settings.router_aux_loss_coef}",
+    )
     expect(settings.weight_decay >= 0, f"weightDecay must be at least 0, got {settings.weight_decay}")
     return settings
 
@@ -203,8 +213,9 @@ def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
     """inputs: token ids, and a mask of those that count if the data have one."""
     ids = inputs[0]
     mask = inputs[1] if masked else torch.ones_like(ids)
+    more = {"output_router_logits": False} if hasattr(model.config, "output_router_logits") else {}
     with _masks_made(masked):
-        output = model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True)
+        output = model(input_ids=ids, attention_mask=mask, use_cache=False, return_dict=True, **more)
     logits: Tensor = output.logits
     return logits
 
@@ -212,10 +223,11 @@ def _logits(masked: bool, model: nn.Module, inputs: Parts) -> Tensor:
 @contextmanager
 def _masks_made(padded: bool) -> Iterator[None]:
     """transformers leaves a mask out if nothing is masked, which depends on values. Here it is left out if the data
-    have no mask, and is there for every microbatch if they have one; the result is the same.
+    have no mask, and is there for every microbatch if they have one; that of recurrent layers, [samples, length], is
+    always there. The result is the same.
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as functions
-
+    masking_utils: Any = importlib.import_module("transformers.masking_utils")
+    functions, is_tracing = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, masking_utils.is_tracing
     before = {name: functions[name] for name in ATTENTIONS}
 
     def made(original: Callable[..., Any], *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
@@ -226,8 +238,10 @@ def _masks_made(padded: bool) -> Iterator[None]:
 
     for name, original in before.items():
         functions[name] = partial(made, original)
+    masking_utils.is_tracing = lambda tensor=None: tensor is not None or is_tracing(tensor)
     try:
         yield
     finally:
+        masking_utils.is_tracing = is_tracing
         for name in before:
-            del functions[name]  # type: ignore[no-untyped-call]
+            del functions[name]

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from bamboo_trainer.split.alongside import Alongside, Seen
 from bamboo_trainer.split.call_settings import around
 from bamboo_trainer.split.recording import RESULTS, Key, Recording, Shape, called, name_of, numbered, tensors_in
 from bamboo_trainer.split.structures import CannotSplit, put_together, take_apart
@@ -28,7 +30,8 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 
 
 class Route:
-    """What all layers of a split model know. blocks: their names, in the order of their calls.
+    """What all layers of a split model know. blocks: their names, in the order of their calls. alongside: what goes
+    with the model's own tensors, if anything does.
 
     at: the recording for inputs of these shapes. base: one of them.
     """
@@ -37,6 +40,7 @@ class Route:
         self, base: Recording, at: Recordings, mode: FakeTensorMode, blocks: Sequence[str], call: Call
     ) -> None:
         self.base, self.mode, self.blocks, self.call = base, mode, blocks, call
+        self.alongside: Alongside | None = None
         self._at = at
         count = len(blocks)
         own = base.own_code
@@ -81,6 +85,25 @@ class SplitLayer(nn.Module):
         return f"before {blocks[0]}" if self._position == 0 else f"after {blocks[-1]}"
 
     def forward(self, *parts: Tensor) -> Tensor | Parts:
+        beside = self._route.alongside
+        if beside is None:
+            return self._own(parts)
+        first, last = (self._position == self._route.positions[end] for end in (0, -1))
+        given, along = (parts, beside.begin(parts)) if first else (parts[: -beside.size], parts[-beside.size :])
+        block = self._block()
+        with Seen(beside.watched(block) if block else []) as seen:
+            result = self._own(given)
+        along = beside.after(seen.outputs, along)
+        if last:
+            beside.end(along)
+        return result if last else (*result, *along)
+
+    def _block(self) -> nn.Module | None:
+        blocks = self._route.blocks
+        return self.module.get_submodule(blocks[self._position - 1]) if 0 < self._position <= len(blocks) else None
+
+    def _own(self, parts: Parts) -> Parts:
+        """What the model's forward passes on, or returns at its end."""
         route, position = self._route, self._position
         first = position == route.positions[0]
         values, shapes = self._unpacked(parts, first)
@@ -108,7 +131,7 @@ class SplitLayer(nn.Module):
         base = self._route.base
         keys = base.boundaries[self._before()]
         values = {
-            key: part if key in base.gradients else part.detach()
+            key: _arrived(base, key, part if key in base.gradients else part.detach())
             for key, part in zip(keys, parts[: len(keys)], strict=True)
         }
         carriers = parts[len(keys) :]
@@ -122,7 +145,8 @@ class SplitLayer(nn.Module):
     @staticmethod
     def _passed(recording: Recording, key: Key, value: Tensor) -> Tensor:
         """Of one layout wherever the layer that gets it is: the bits of a product may depend on it."""
-        return (value if key in recording.gradients else value.detach()).contiguous()
+        passed = value if key in recording.gradients else value.detach()
+        return (torch.view_as_real(passed.resolve_conj()) if key in recording.complex else passed).contiguous()
 
     @staticmethod
     def _shape_parts(shapes: Shapes, kept: Parts) -> Parts:
@@ -136,6 +160,10 @@ class SplitLayer(nn.Module):
         with around(self._route.base.settings[i]):
             result = block(*args, **kwargs)
         note_outs(recording, i, result, self._route.blocks[i], values)
+
+
+def _arrived(recording: Recording, key: Key, part: Tensor) -> Tensor:
+    return torch.view_as_complex(part) if key in recording.complex else part
 
 
 def note_outs(recording: Recording, i: int, result: Any, name: str, values: dict[Key, Tensor]) -> None:
@@ -164,6 +192,10 @@ def _seated(model: nn.Module, names: Sequence[str], instead: Callable[..., Any])
             del block.__dict__["forward"]
             if forward is not None:
                 block.__dict__["forward"] = forward
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _Enough(BaseException):
@@ -207,6 +239,7 @@ class ModelRun(TorchFunctionMode):
         if self._real:
             return [self._values["input", 0, n] for n in range(len(self._shapes))]
         self._stack.enter_context(_disable_current_modes())
+        self._stack.enter_context(saved_tensors_hooks(_as_it_is, _as_it_is))  # others' want values
         self._stack.enter_context(self._route.mode)
         self._paused = True
         inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in self._shapes]

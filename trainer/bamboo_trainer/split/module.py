@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bamboo_trainer.split.alongside import Alongside
 from bamboo_trainer.split.first_values import FirstValues, without_values
 from bamboo_trainer.split.layers import Call, Route, Shapes, SplitLayer
 from bamboo_trainer.split.recording import Recording, record, shapes_of
 from bamboo_trainer.split.structures import CannotSplit, Form, put_together, take_apart
 from bamboo_trainer.task import Parts
-from bamboo_trainer.tasks.inspection.no_values import values_wanted
+from bamboo_trainer.tasks.inspection.no_values import failing_quietly, values_wanted
 from bamboo_trainer.tasks.task_errors import told
 
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -39,10 +40,12 @@ class SplitModule:
         example: Parts,
         call: Call | None = None,
         read: Read | None = None,
+        alongside: Callable[[nn.Module], Alongside | None] | None = None,
     ) -> None:
         """blocks: names of a ModuleList or Sequential, or of several that are called one after the other; None: the
         module is a Sequential of them, or they are in its one ModuleList. example: inputs of some samples.
-        call: (model, inputs) -> what it returns; None: the inputs are its arguments.
+        call: (model, inputs) -> what it returns; None: the inputs are its arguments. alongside: of the model, what goes
+        with its tensors.
 
         Raises CannotSplit.
         """
@@ -54,6 +57,7 @@ class SplitModule:
         self._outs: dict[tuple[type, str, Shapes], tuple[Shapes, Form]] = {}
         base = self._recorded(shapes_of(example))
         self.route = Route(base, self._recorded, self._mode, self.blocks, self._call)
+        self.route.alongside = alongside(self._model) if alongside else None
         self._slots = list(_slots(self._model))
         self._hidden = self._without_parameters()
         self._places = self._owners(base)
@@ -92,7 +96,7 @@ class SplitModule:
     def _recorded(self, shapes: Shapes) -> Recording:
         if shapes not in self._recordings:
             model = self._copy()
-            with torch.random.fork_rng(devices=[]), _disable_current_modes(), self._mode:
+            with torch.random.fork_rng(devices=[]), _disable_current_modes(), self._mode, failing_quietly():
                 inputs = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
                 blocks = [model.get_submodule(name) for name in self.blocks]
                 found = record(model, blocks, self.blocks, inputs, self._call, self._really)

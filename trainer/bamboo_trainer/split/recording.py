@@ -45,9 +45,9 @@ class Recording:
     returns.
 
     boundaries: by position, the tensors that later positions need, in order. own_code: positions that run code of the
-    model's besides a block. gradients: tensors that have one. written: tensors that a position
-    writes to, though they come from earlier ones. made: the names of the functions that made such tensors.
-    used: by position, ids of parameters and buffers that its own code uses.
+    model's besides a block. gradients: tensors that have one. complex: those of complex numbers, which cross as pairs
+    of real ones. written: tensors that a position writes to, though they come from earlier ones. made: the names of the
+    functions that made such tensors. used: by position, ids of parameters and buffers that its own code uses.
     """
 
     calls: tuple[Form, ...]
@@ -61,6 +61,7 @@ class Recording:
     boundaries: tuple[tuple[Key, ...], ...]
     own_code: frozenset[int]
     gradients: frozenset[Key]
+    complex: frozenset[Key]
     written: frozenset[tuple[int, Key]]
     made: Mapping[Key, str]
     used: Mapping[int, frozenset[int]]
@@ -138,6 +139,7 @@ class _Recorder(TorchFunctionMode):
         self._last_use: dict[Key, int] = {}
         self._order: list[Key] = []
         self._gradients: set[Key] = set()
+        self._complex: set[Key] = set()
         self._written: set[tuple[int, Key]] = set()
         self._made: dict[Key, str] = {}
         self._used: dict[int, set[int]] = {}
@@ -205,6 +207,7 @@ class _Recorder(TorchFunctionMode):
             boundaries=boundaries,
             own_code=frozenset(own | (self._ran & {0, count + 1})),
             gradients=frozenset(self._gradients),
+            complex=frozenset(self._complex),
             written=frozenset(self._written),
             made=self._made,
             used={position: frozenset(ids) for position, ids in self._used.items()},
@@ -286,6 +289,8 @@ class _Recorder(TorchFunctionMode):
         self._order.append(key)
         if tensor.requires_grad:
             self._gradients.add(key)
+        if tensor.is_complex():
+            self._complex.add(key)
 
     def _use(self, tensor: Tensor) -> Key | None:
         """Note that this position needs it. None for what the model owns."""

@@ -1,6 +1,6 @@
 """A forward of one microbatch on its way through a stage's layers, and what runs it layer by layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial

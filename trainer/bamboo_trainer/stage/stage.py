@@ -45,8 +45,8 @@ class Stage:
 
     The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
     gradients are those of the floating-point parts only, in order (integer parts have none). A part that needs none, or
-    that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep the inputs they were given (no copy): reuse a pooled buffer only after the
-    microbatch's backward.
+    that the loss does not depend on, has NO_GRADIENT: zeros would reach the parameters behind it. Saved contexts keep
+    the inputs they were given (no copy): reuse a pooled buffer only after the microbatch's backward.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bamboo.job.spec import JobSpec
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.child import lines_of_child
+from bamboo_trainer.tasks.inspection.no_values import failing_quietly
 from bamboo_trainer.tasks.inspection.operations import OPERATIONS_PER_BYTE, AllStepsAtOnce, Operations
 from bamboo_trainer.tasks.task_errors import TaskError
 from bamboo_trainer.tasks.user_code import build_layer, load_batch, run_layer
@@ -113,7 +114,7 @@ class Imagined:
     def cost(self) -> int:
         """Of the next layer. Raises whatever it raises because there are no data, or anyway."""
         index, layer = self._next, layer_without_values(self._task, self._next, self._mode)
-        with self._mode:
+        with self._mode, failing_quietly():
             blank = [cast(Tensor, self._mode.from_tensor(p.detach())) for p in self._parts]
             given = tuple(p.requires_grad_(need) for p, need in zip(blank, self._needed, strict=True))
             with AllStepsAtOnce(), Operations() as operations:

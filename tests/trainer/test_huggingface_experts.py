@@ -1,0 +1,56 @@
+"""Mixtures of experts of transformers are balanced as transformers does it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bamboo_trainer.models import huggingface
+from bamboo_trainer.tasks.capture import Capture, capturing
+from transformers_kit import FAMILIES, config_of, layers_of, run, state_of, transformers
+
+
+@pytest.mark.parametrize(
+    ("family", "padding"),
+    [
+        ("mixtral", True),
+        *(pytest.param(f, p, marks=pytest.mark.slow) for f in ("qwen3_moe", "jetmoe") for p in (True, False)),
+    ],
+)
+def test_experts_are_balanced_as_by_transformers(family: str, padding: bool) -> None:
+    config = config_of(family, data={"padding": padding}, routerAuxLossCoef=0.5)
+    task = huggingface.build(config)
+    layers = layers_of(task)
+    published = huggingface.published_config(huggingface.read_settings(config))
+    model = huggingface.make_model(published, "causal")
+    model.load_state_dict(state_of(layers))
+    inputs, (labels,) = task.dataset.batch([1, 5, 7])
+    mask = inputs[1] if padding else None
+    output = model(inputs[0], mask, labels=labels, shift_labels=labels, output_router_logits=True)
+    capture = Capture()
+    with capturing(capture):
+        (logits,) = run(layers, inputs)
+    ((name, added),) = capture.losses
+    assert name == "router"
+    coefficient = published.aux_loss_coef if family == "jetmoe" else published.router_aux_loss_coef
+    torch.testing.assert_close(added, 0.5 * output.aux_loss)
+    ours, theirs = task.loss((logits,), (labels,)), output.loss - coefficient * output.aux_loss
+    (ours.total / ours.weight + added).backward()
+    (theirs + 0.5 * output.aux_loss).backward()
+    gradients = {k.removeprefix("module."): p.grad for layer in layers for k, p in layer.named_parameters()}
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[key], parameter.grad)
+
+
+def test_whether_experts_are_balanced_is_said_as_for_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def coefficient(**config: Any) -> float | None:
+        beside = huggingface.build(config_of("mixtral", **config)).layers[0].func.__self__.route.alongside
+        return None if beside is None else beside._coefficient
+
+    assert coefficient() is None
+    assert coefficient(routerAuxLossCoef=0.25) == 0.25
+    monkeypatch.setitem(FAMILIES, "mixtral", FAMILIES["mixtral"] | {"output_router_logits": True})
+    assert coefficient() == transformers.MixtralConfig().router_aux_loss_coef
+    assert coefficient(routerAuxLossCoef=0) is None
+    with pytest.raises(ValueError, match="transformers has no loss that balances experts for a GPT2LMHeadModel"):
+        huggingface.build(config_of("gpt2", routerAuxLossCoef=0.1))
