@@ -8,19 +8,17 @@ KEPT_STEPS = 3
 
 
 class CommitLog:
-    """Commits and ready reports by step; remembers the last few, and those that a late replica still needs."""
+    """Commits and ready reports by step; remembers the last few, and those that a late replica still needs.
+
+    newest: the newest committed step that is known; if none is, the one before the first.
+    """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
         """first_step: of the states that the workers began with. loss_unit: of losses that are sums (`StepPolicy`)."""
-        self._first_step, self._loss_unit = first_step, loss_unit
+        self.newest, self._loss_unit = first_step - 1, loss_unit
         self.commits: dict[int, Commit] = {}
         self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
-
-    @property
-    def newest(self) -> int:
-        """The newest committed step that is known; if none is, the one before the first."""
-        return max(self.commits, default=self._first_step - 1)
 
     def ready(self, step: int, report: Ready) -> None:
         """The first report of a cell counts: a later one is the same, sent again."""
@@ -29,6 +27,7 @@ class CommitLog:
 
     def record(self, step: int, commit: Commit) -> None:
         self.commits[step] = commit
+        self.newest = max(self.newest, step)
         self._generations[step + 1] = commit.generation
         self._ready.pop(step, None)
 

@@ -192,6 +192,15 @@ class Components:
         kind, address = frame.address.kind, frame.address
         known, cell = frame.epoch <= self.plan.current.epoch, address.cell
         match kind:
+            case (
+                FrameKind.ACTIVATION
+                | FrameKind.GRADIENT
+                | FrameKind.CONTRIBUTION
+                | FrameKind.RESULT
+                | FrameKind.TIED
+                | FrameKind.PARTIAL_SUM
+            ) if cell in self.executor.cells:
+                self.executor.accept(frame)
             case FrameKind.COMMIT:
                 self.on_commit(address.step, frame.payload)
             case FrameKind.READY:
@@ -213,15 +222,6 @@ class Components:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
-            case (
-                FrameKind.ACTIVATION
-                | FrameKind.GRADIENT
-                | FrameKind.CONTRIBUTION
-                | FrameKind.RESULT
-                | FrameKind.TIED
-                | FrameKind.PARTIAL_SUM
-            ) if cell in self.executor.cells:
-                self.executor.accept(frame)
             case FrameKind.GRADIENT if self.redundant.wants(frame):
                 self.redundant.keep(frame)
             case _:
@@ -280,7 +280,7 @@ class Components:
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
-        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran(), owned=True)
+        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran, owned=True)
         if applicable is not None:
             self._apply(applicable)
             return True
@@ -289,7 +289,7 @@ class Components:
             self.executor.execute(ready)
             self._meter.executed(ready, self.memory)
             return True
-        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran(), owned=False)
+        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran, owned=False)
         if applicable is not None:
             self._apply(applicable)
             return True

@@ -263,7 +263,8 @@ class Engine:
     @property
     def origin(self) -> int:
         """Of that plan; 0 before the first one."""
-        return self.newest_plan.origin if self.newest_plan else 0
+        newest = self.newest_plan
+        return newest.origin if newest else 0
 
     @property
     def step(self) -> int:

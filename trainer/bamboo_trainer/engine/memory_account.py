@@ -47,10 +47,8 @@ class MemoryMeter:
         if cell_step.next is None:
             self._take(account, cell_step.step)
             self.latest = self._highest
-        elif isinstance(cell_step.next, Backward):
-            before, after = cell_step.program[: cell_step.done], cell_step.program[cell_step.done + 1 :]
-            if not all(any(isinstance(i, Backward) for i in part) for part in (before, after)):
-                self._take(account, cell_step.step)
+        elif isinstance(cell_step.next, Backward) and cell_step.place in cell_step.outer_backwards:
+            self._take(account, cell_step.step)
 
     def changed(self, step: int, account: Callable[[], Memory]) -> None:
         """A new plan, or an optimizer step, on a worker that runs no cell: it has no other occasion."""

@@ -128,7 +128,10 @@ class StageTimer:
         return [(ranges.index(t.layers), t) for t in self._latest if t.microbatches and t.layers in ranges]
 
     def _of(self, stage: int) -> _Stage:
-        return self._stages.setdefault(stage, _Stage())
+        found = self._stages.get(stage)
+        if found is None:
+            found = self._stages[stage] = _Stage()
+        return found
 
     def _times(self, stage: int, first: int, end: int) -> StageTimes:
         measured = self._stages[stage]

@@ -1,6 +1,5 @@
 """What this worker sent to other cells and may have to send again."""
 
-from collections import Counter
 from collections.abc import Iterator
 
 from bamboo.planning.plan import Cell
@@ -15,7 +14,7 @@ class MessageLog:
 
     def __init__(self) -> None:
         self.storages: dict[int, int] = {}
-        self._uses: Counter[int] = Counter()
+        self._uses: dict[int, int] = {}
         self._frames: dict[Cell, dict[Address, Frame]] = {}
 
     def add(self, frame: Frame) -> None:
@@ -23,7 +22,7 @@ class MessageLog:
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
             self.storages[address] = storage.nbytes()
-            self._uses[address] += 1
+            self._uses[address] = self._uses.get(address, 0) + 1
         frames = self._frames.setdefault(frame.address.cell, {})
         if frame.address in frames:
             self._remove(frames, frame.address)

@@ -14,6 +14,7 @@ class PlanState:
         self.worker = worker
         self.current = first
         self.heirs_may_differ = heirs_may_differ(first)
+        self._workers = first.worker_ids()  # of the plan in force
         self.pending: Plan | None = None
         self.links_down: set[WorkerId] = set()
         self._required_epoch = 0
@@ -36,6 +37,7 @@ class PlanState:
         """That plan is in force from now on."""
         self.current = plan
         self.heirs_may_differ = heirs_may_differ(plan)
+        self._workers = plan.worker_ids()
         if self.pending and self.pending.epoch <= plan.epoch:
             self.pending = None
         self.links_down &= plan.worker_ids()
@@ -58,15 +60,15 @@ class PlanState:
         return self.current.at(cell).owner
 
     def others(self) -> set[WorkerId]:
-        return set(self.current.worker_ids()) - {self.worker}
+        return set(self._workers) - {self.worker}
 
     def accepts(self, sender: WorkerId, epoch: int) -> bool:
         """False for what a worker had sent before it was declared lost, which may arrive after that."""
-        return epoch > self.current.epoch or sender in self.current.worker_ids()
+        return epoch > self.current.epoch or sender in self._workers
 
     def link_broke(self, peer: WorkerId) -> bool:
         """True if the peer belongs to the plan."""
-        if peer not in self.current.worker_ids():
+        if peer not in self._workers:
             return False
         self.links_down.add(peer)
         return True
@@ -74,4 +76,4 @@ class PlanState:
     def link_stands(self, peer: WorkerId) -> bool:
         """True if the peer belongs to the plan."""
         self.links_down.discard(peer)
-        return peer in self.current.worker_ids()
+        return peer in self._workers

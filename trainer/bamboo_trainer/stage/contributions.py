@@ -3,7 +3,7 @@
 Contributions are many small tensors, so they are kept as the bytes of all of them, and a list of what these are.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,9 @@ class Recorded:
 
     contributions: tuple[Contribution, ...]
     data: Tensor
+
+
+_NONE: Final = Recorded((), torch.empty(0, dtype=torch.uint8))
 
 
 def packed(recorded: Mapping[int, Recorded]) -> tuple[Contributed, Parts]:
@@ -80,8 +83,10 @@ class RunningBuffers:
             for name, buffer in one.buffers.items():
                 yield index, one.place(name), buffer
 
-    def record(self, contributed: Iterable[tuple[nn.Module, Parts]]) -> Recorded:
+    def record(self, contributed: Sequence[tuple[nn.Module, Parts]]) -> Recorded:
         """What one microbatch's forward has contributed. Raises TaskError if it is to buffers of a stranger."""
+        if not contributed:
+            return _NONE
         contributions, data = [], []
         for module, tensors in contributed:
             number = self._numbers.get(id(module))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from bamboo_trainer.tasks.user_code import call_layer, forward_seed, run_layer, 
 from bamboo_trainer.training import TrainingConfig
 
 Metrics = dict[str, Sum]
+_AS_IT_IS: Final = nullcontext()
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +100,8 @@ class ForwardRunner:
         seed, capture = forward_seed(self._config.seed, f.step, f.microbatch, index), Capture()
         once = partial(self.call, index, seed, capture=capture)
         call = recomputing(once) if index in self._checkpointed else once
-        with torch.enable_grad(), contexts_on_host(self._stays) if f.on_host else nullcontext():
+        recorded = _AS_IT_IS if torch.is_grad_enabled() else torch.enable_grad()
+        with recorded, contexts_on_host(self._stays) if f.on_host else _AS_IT_IS:
             f.parts = run_layer(self._layers[index], index, f.parts, call)
             f.ran_layer(capture)
             if f.done and self._last:

@@ -6,7 +6,7 @@ replay get the same bits.
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ from bamboo_trainer.tasks.user_code import (
 from bamboo_trainer.training import TrainingConfig, loss_unit
 from bamboo_trainer.transport.payloads import Contributed
 
+_UNSCALED: Final = BackwardScale()
+
 
 class Stage:
     """The state of one stage and its forward, backward and optimizer step.
@@ -64,6 +66,7 @@ class Stage:
         self._device = torch.device(device)
         self._first, self._end = stages[stage]
         self._last = stage == len(stages) - 1
+        self._named = f"layers {self._first} to {self._end - 1}"
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
@@ -209,8 +212,7 @@ class Stage:
         leaves, given = work.ends(microbatch, gradients, self._config.microbatches, self._backward_scale())
         pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
         if pairs:
-            layers = f"layers {self._first} to {self._end - 1}"
-            with in_task(f"the backward of {layers}, at step {step}, microbatch {microbatch},"), keep_casts():
+            with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
                 torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
             self._parameters.mark(work.gradients.target, work.gradients.marked)
         work.gradients.added(microbatch)
@@ -221,7 +223,7 @@ class Stage:
 
     def _backward_scale(self) -> BackwardScale:
         scale = self._optimizer_state.loss_scale
-        return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else BackwardScale()
+        return BackwardScale(scale.scale, scale.scale / self._weight_unit) if scale else _UNSCALED
 
     @property
     def _unscale(self) -> float:

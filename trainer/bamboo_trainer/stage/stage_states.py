@@ -99,9 +99,10 @@ class StageStates:
         """The oldest version that is held here."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
-    def tied_to(self, index: int) -> list[int]:
+    def tied_to(self, index: int) -> tuple[int, ...]:
         """The other stages that share parameters with this one, in order."""
-        return sorted({s for segment in self[index].tied_segments() for s in segment.stages} - {index})
+        segments = self[index].tied_segments()
+        return tuple(sorted({s for segment in segments for s in segment.stages} - {index})) if segments else ()
 
     # final gradients
 
@@ -128,7 +129,7 @@ class StageStates:
         state = self.by_stage[index]
         return state.version + (state.version in state.final)
 
-    def applicable(self, committed: Container[int], ran: Container[int], owned: bool) -> int | None:
+    def applicable(self, committed: Container[int], ran: Callable[[], Container[int]], owned: bool) -> int | None:
         """A stage whose step is committed and whose final gradient is here. owned: of those that are run here.
 
         ran: those whose step was run here, so that what it sent is in the log. All others of a version wait for each
@@ -137,7 +138,7 @@ class StageStates:
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
-            if ready and (index in ran or self._all_have_final(state.version)):
+            if ready and (index in ran() or self._all_have_final(state.version)):
                 return index
         return None
 

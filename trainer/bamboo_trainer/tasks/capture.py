@@ -1,7 +1,5 @@
 """What the modules of a layer leave in a forward beside its outputs: contributions to buffers, and own losses."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,11 +45,14 @@ def current() -> Capture | None:
     return _CAPTURE.get()
 
 
-@contextmanager
-def capturing(capture: Capture) -> Iterator[None]:
+class capturing:
     """Around a forward."""
-    token = _CAPTURE.set(capture)
-    try:
-        yield
-    finally:
-        _CAPTURE.reset(token)
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __enter__(self) -> None:
+        self._token = _CAPTURE.set(self._capture)
+
+    def __exit__(self, *_: object) -> None:
+        _CAPTURE.reset(self._token)

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 # What `training.precision` calls them; fp32 is no product of a cast.
 REDUCED: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NOTHING: Final = nullcontext()
 
 
 # Their weights are few, and their kernels want them in fp32 if the input is.
@@ -32,14 +33,14 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
 
 
-@contextmanager
-def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
+def autocast_and_keep(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """The same, but what was cast inside is found again next time, until `forget_casts`."""
     reduced = REDUCED.get(precision)
-    if reduced is None:
-        yield
-        return
-    kind = device.type
+    return _NOTHING if reduced is None else _autocast_and_keep(device.type, reduced)
+
+
+@contextmanager
+def _autocast_and_keep(kind: str, reduced: torch.dtype) -> Iterator[None]:
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     torch.set_autocast_enabled(kind, True)
     torch.set_autocast_dtype(kind, reduced)
@@ -52,16 +53,16 @@ def autocast_and_keep(device: torch.device, precision: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, enabled)
 
 
-@contextmanager
-def keep_casts() -> Iterator[None]:
+class keep_casts:
     """Around a backward in which layers are run again: torch then enters and leaves autocast by itself.
 
     What runs in another thread, as a backward on a GPU does, is not kept from forgetting them; they come again.
     """
-    torch.autocast_increment_nesting()
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        torch.autocast_increment_nesting()
+
+    def __exit__(self, *_: object) -> None:
         torch.autocast_decrement_nesting()
 
 

@@ -3,8 +3,6 @@
 import errno
 import sysconfig
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -80,15 +78,18 @@ def is_tasks(error: BaseException) -> bool:
     return bool(mattering) and _is_users(mattering[-1])
 
 
-@contextmanager
-def in_task(what: str) -> Iterator[None]:
+class in_task:
     """Around a call into the task: an error there becomes a TaskError, or a TaskOutOfMemory, that begins with what."""
-    try:
-        yield
-    except TaskError:
-        raise
-    except Exception as error:
-        raise blamed(what, error) from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, TaskError):
+            raise blamed(self._what, error) from error
 
 
 def blamed(what: str, error: Exception) -> TaskError | TaskOutOfMemory:

@@ -4,7 +4,7 @@ A dataset that hangs, or a kernel that never ends, holds up the engine's thread 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bamboo.planning.plan import Cell
 from bamboo_trainer.engine.observer import Observer
@@ -12,8 +12,7 @@ from bamboo_trainer.engine.observer import Observer
 FIRST_CALLS = ("Rehearsal",)  # what they take says nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(NamedTuple):
     name: str
     cell: Cell
     step: int

@@ -45,7 +45,8 @@ class Outbound:
         self._on_broke = on_broke
         self._on_stands = on_stands
         self._rate = rate
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[list[wire.Buffer]] = deque()
         self._sock: socket.socket | None = None
         self._standing = False  # the socket is past the handshake
@@ -57,7 +58,7 @@ class Outbound:
         self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
 
     def send(self, buffers: list[wire.Buffer]) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
                 return

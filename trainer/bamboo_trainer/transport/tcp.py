@@ -36,7 +36,8 @@ class TcpTransport:
         self._state_rate: float | None = None
         self._deliver = deliver
         self._news = threading.Lock()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._peers: dict[WorkerId, tuple[str, int]] = {}
         self._outbound: dict[tuple[WorkerId, wire.Lane], Outbound] = {}
         self._inbound: dict[tuple[WorkerId, wire.Lane], Inbound] = {}  # the admitted ones
@@ -61,7 +62,7 @@ class TcpTransport:
         buffers = wire.encode_frame(frame)
         size = sum(map(len, buffers))
         key = (peer, wire.lane_of(frame.address.kind))
-        with self._changed:
+        with self._lock:
             if self._closed or peer not in self._peers:
                 logger.debug("frame to %s dropped: not in the plan", peer)
                 return
@@ -73,7 +74,7 @@ class TcpTransport:
                 self._outbound[key] = link
                 self._start(link.thread)
             self.sent[frame.address.kind] += size
-            if frame.again:
+            if frame.payload is not None and frame.again:
                 self.resent[frame.address.kind] += size
         link.send(buffers)
 
@@ -142,7 +143,7 @@ class TcpTransport:
     def arrived(self, link: Inbound, frame: Frame) -> None:
         """For readers only."""
         assert link.hello is not None
-        with self._changed:
+        with self._lock:
             current = self._inbound.get((link.hello.worker, link.hello.lane)) is link
         if current:
             self._deliver(Arrived(link.hello.worker, frame))

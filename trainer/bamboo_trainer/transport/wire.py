@@ -50,6 +50,7 @@ DTYPES: Final = {
     "c128": torch.complex128,
 }
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_KINDS: Final = {int(kind): kind for kind in FrameKind}
 
 Buffer = bytes | memoryview
 
@@ -110,26 +111,31 @@ _META_ERRORS: Final = (msgspec.MsgspecError, ValueError, TypeError, OverflowErro
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
     """The storage of a contiguous CPU tensor of any dtype and shape, as bytes; writable."""
+    if tensor.dtype is torch.float32 and tensor.numel():
+        return tensor.numpy().data.cast("B")  # most tensors are of these, and this takes half the time
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def encode_frame(frame: Frame) -> list[Buffer]:
     """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go."""
-    tensors = [tensor.detach().cpu().contiguous() for tensor in frame.tensors]
-    unknown = {tensor.dtype for tensor in tensors} - _NAMES.keys()
-    if unknown:
-        raise ValueError(f"{frame.address}: dtypes {unknown} cannot be sent")
-    specs = [(_NAMES[tensor.dtype], tuple(tensor.shape)) for tensor in tensors]
+    views, specs, body_length = [], [], 0
+    for tensor in frame.tensors:
+        here = tensor.detach().cpu().contiguous()
+        if here.dtype not in _NAMES or here.dim() > MAX_DIMENSIONS:
+            raise ValueError(f"{frame.address}: {unsendable(here, _NAMES)}")
+        specs.append((_NAMES[here.dtype], tuple(here.shape)))
+        if here.nbytes:
+            views.append(byte_view(here))
+            body_length += here.nbytes
     meta = msgspec.msgpack.encode(_Meta(specs, frame.payload))
-    body_length = sum(tensor.nbytes for tensor in tensors)
-    if len(meta) > MAX_META or body_length > MAX_BODY or any(t.dim() > MAX_DIMENSIONS for t in tensors):
+    if len(meta) > MAX_META or body_length > MAX_BODY:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
         kind, *place = frame.address
         header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
-    return [header + meta, *(byte_view(tensor) for tensor in tensors if tensor.nbytes)]
+    return [header + meta, *views]
 
 
 def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:
@@ -150,11 +156,10 @@ def parse_header(raw: bytes | bytearray) -> Header:
         raise WireError(f"magic {magic!r}, version {version}")
     if meta > MAX_META or body > MAX_BODY:
         raise WireError(f"meta {meta}, body {body} bytes: too large")
-    try:
-        address = Address(FrameKind(kind), pipeline, stage, step, microbatch, part)
-    except ValueError as error:
-        raise WireError(f"kind {kind}") from error
-    return Header(address, epoch, origin, meta, body)
+    known = _KINDS.get(kind)
+    if known is None:
+        raise WireError(f"kind {kind}")
+    return Header(Address(known, pipeline, stage, step, microbatch, part), epoch, origin, meta, body)
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
@@ -163,20 +168,21 @@ def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSp
         meta = _META_DECODER.decode(raw)
     except _META_ERRORS as error:
         raise WireError(f"meta: {error}") from error
-    specs = tuple(_spec(name, shape) for name, shape in meta.tensors)
-    size = sum(spec.size for spec in specs)
+    specs = tuple([_spec(name, shape) for name, shape in meta.tensors])
+    size = sum([spec.size for spec in specs])
     if size != body_length:
         raise WireError(f"tensors of {size} bytes in a body of {body_length}")
     return specs, meta.payload
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> TensorSpec:
-    if name not in DTYPES:
+    dtype = DTYPES.get(name)
+    if dtype is None:
         raise WireError(f"dtype {name[:32]!r}")
     # With a zero among them, the other dimensions could still overflow the strides.
-    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(d or 1 for d in shape) > MAX_BODY:
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod([d or 1 for d in shape]) > MAX_BODY:
         raise WireError(f"shape of {len(shape)} dimensions out of bounds")
-    return TensorSpec(DTYPES[name], shape)
+    return TensorSpec(dtype, shape)
 
 
 def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffer]:

@@ -1,8 +1,7 @@
 """Where the worker's main thread hears of what other threads have for it."""
 
-import threading
-from collections import deque
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 from bamboo.control.protocol import CommitCheckpoint, NoticeReceived, ToWorker
 from bamboo_trainer.transport.base import Event
@@ -22,20 +21,17 @@ class Inbox:
     """The one place where a worker blocks: what other threads say, in order of arrival."""
 
     def __init__(self) -> None:
-        self._items: deque[Item] = deque()
-        self._news = threading.Condition()
+        self._items: SimpleQueue[Item] = SimpleQueue()  # a signal handler may add while the main thread takes
 
     def put(self, item: Item) -> None:
-        with self._news:
-            self._items.append(item)
-            self._news.notify()
+        self._items.put(item)
 
     def take(self, seconds: float) -> list[Item]:
         """All that is there; waits for something for at most that long."""
-        with self._news:
-            if not self._items and seconds > 0:
-                self._news.wait(seconds)
-            items = []
-            while self._items:  # one by one: the signal handler may add while we take
-                items.append(self._items.popleft())
+        items = []
+        try:
+            items.append(self._items.get(block=seconds > 0, timeout=seconds))
+            while True:
+                items.append(self._items.get_nowait())
+        except Empty:
             return items

@@ -1,6 +1,7 @@
 """A cell's work on one step."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -86,7 +87,8 @@ class CellStep:
     since: the step with which this worker began to run the cell. evaluations: instructions at the program's beginning
     that evaluate the state, before the step itself.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
-    share its microbatches. is_portion: it is but one of those, and its owner may be another worker.
+    share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
+    the places of the first and the last one.
     """
 
     cell: Cell
@@ -107,12 +109,14 @@ class CellStep:
     evaluations: int = 0
     portions: tuple[Portion, ...] = ()
     is_portion: bool = False
+    outer_backwards: tuple[int, ...] = ()
 
     @classmethod
     def of_portion(cls, cell: Cell, layout: Layout, portion: Range, stage: Stage) -> Self:
         """The step that the stage's version is ready for, of a portion of a cell: beside whoever owns the cell."""
-        work = stage.begin(range(*portion), layout.bounds)
-        return cls(cell, stage.version, layout, portion_program(portion), work=work, is_portion=True)
+        work, program = stage.begin(range(*portion), layout.bounds), portion_program(portion)
+        outer = _outer_backwards(program)
+        return cls(cell, stage.version, layout, program, work=work, is_portion=True, outer_backwards=outer)
 
     def start(
         self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int, evaluating: Evaluating
@@ -120,12 +124,13 @@ class CellStep:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
         active = layout is not None and self.cell.pipeline < layout.pipelines
-        self.program, self.evaluations = [], 0
+        self.program, self.evaluations, self.outer_backwards = [], 0, ()
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared = self._ranges(layout)
             step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, lookahead, shared)
             self.program, self.evaluations = [*before, *step], len(before)
+            self.outer_backwards = _outer_backwards(step)
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
         self.inbox = {a: f for a, f in self.inbox.items() if a.step >= self.step}
         self.consumed.clear()
@@ -180,18 +185,22 @@ class CellStep:
 
     def is_ahead(self, instruction: Instruction) -> bool:
         """Has it been computed in advance?"""
+        if self.ahead is None:
+            return False
         match instruction:
             case Forward(m):
-                return self.ahead is not None and m in self.ahead.outputs
+                return m in self.ahead.outputs
             case Backward(m):
-                return self.ahead is not None and m in self.ahead.gradients
+                return m in self.ahead.gradients
             case _:
                 return False
 
     def has_begun_ahead(self, instruction: Instruction) -> bool:
         """Is a part of it computed in advance, so that it needs no input any more?"""
-        begun = isinstance(instruction, Forward) and self.ahead and instruction.microbatch in self.ahead.forwardings
-        return bool(begun) or self.is_ahead(instruction)
+        if self.ahead is None:
+            return False
+        begun = isinstance(instruction, Forward) and instruction.microbatch in self.ahead.forwardings
+        return begun or self.is_ahead(instruction)
 
     def drop(self, address: Address) -> None:
         """The frame is no longer needed, whether it has arrived or not."""
@@ -218,3 +227,9 @@ class CellStep:
         """
         assert self.work is not None
         return self.final if self.final is not None else self.work.gradients.total()
+
+
+def _outer_backwards(program: Sequence[Instruction]) -> tuple[int, ...]:
+    """The places of the first and the last backward, if there are any."""
+    places = [place for place, instruction in enumerate(program) if isinstance(instruction, Backward)]
+    return (places[0], places[-1]) if places else ()

@@ -192,7 +192,9 @@ class Executor:
     def next_ready(self) -> CellStep | None:
         """The cell whose next instruction is the most urgent of those that can run now."""
         ready = [cell_step for cell_step in self.cell_steps() if self._is_ready(cell_step)]
-        return min(ready, key=lambda cell_step: cell_step.urgency) if ready else None
+        if len(ready) > 1:
+            return min(ready, key=lambda cell_step: cell_step.urgency)
+        return ready[0] if ready else None
 
     def _is_ready(self, cell_step: CellStep) -> bool:
         instruction = cell_step.next
@@ -211,7 +213,7 @@ class Executor:
         if isinstance(instruction, ReportReady):
             strict = cell_step.step < self._steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
-        return all(address in cell_step.inbox for address in self._needed(cell_step, [instruction]))
+        return cell_step.inbox.keys() >= set(self._needed(cell_step, [instruction]))
 
     def _must_not_be_repeated(self, cell_step: CellStep) -> bool:
         """Might those who would have to repeat the cell's step lack what another lost cell has sent for it?

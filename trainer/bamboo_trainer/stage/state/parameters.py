@@ -5,8 +5,9 @@ optimizer skips the others, as plain PyTorch does with those whose `grad` is Non
 gradient it is summed, sent, logged and repeated with it, and has no way of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,9 @@ class Slot:
         return self.parameter.numel() + 1
 
     def of(self, flat: Tensor) -> Tensor:
-        return flat[self.offset : self.mark].view(self.parameter.shape)
+        """Its place in a contiguous tensor, in its shape; by one operation, as backwards ask for each parameter."""
+        shape = self.parameter.shape
+        return flat.as_strided(shape, contiguous_strides(shape), flat.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +142,10 @@ class FlatParameters:
             self.gradient_size += _padded(slot.size)
         self._bound: Tensor | None = None
         self._marks = torch.tensor([place.mark for place in self._places], dtype=torch.int64, device=device)
-        self._reached: set[int] = set()  # numbers of the places whose gradient a backward has added to
+        self._reached: dict[int, Tensor] = {}  # by number of the place, parameters to whose gradient a backward added
         for number, place in enumerate(self._places):
-            place.parameter.register_post_accumulate_grad_hook(_note(self._reached, number))  # type: ignore[no-untyped-call]
+            note = partial(self._reached.__setitem__, number)  # holds nothing of the stage, which is freed at once
+            place.parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
         held = [self.flat, *(slot.parameter for slot in self.slots), *self.constants.values()]
         strided = [t for t in held if t.layout is torch.strided]  # `snapshot.check` refuses the others
         self._storages = {t.untyped_storage().data_ptr() for t in strided if t.numel()}
@@ -211,10 +215,11 @@ class FlatParameters:
 
     def mark(self, gradient: Tensor, marked: set[int]) -> None:
         """Mark in the gradient what backwards have reached since the last call. marked: places that it has marked."""
-        new = sorted(self._reached - marked)
+        new = sorted(self._reached.keys() - marked)
         self._reached.clear()
-        if new:
-            gradient.index_fill_(0, self._marks[new], 1.0)
+        if new:  # to take some of the marks takes longer than to write them
+            marks = self._marks if len(new) == len(self._places) else self._marks[new]
+            gradient.index_fill_(0, marks, 1.0)
             marked.update(new)
 
     def used(self, gradient: Tensor) -> list[bool]:
@@ -243,14 +248,14 @@ class FlatParameters:
             yield f"constant:{name}", constant
 
 
+def contiguous_strides(shape: Sequence[int]) -> list[int]:
+    """In elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return strides[::-1]
+
+
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _note(reached: set[int], number: int) -> Callable[[Tensor], None]:
-    """A hook for a parameter. It holds nothing of the stage, which would then not be freed at once."""
-
-    def accumulated(_: Tensor) -> None:
-        reached.add(number)
-
-    return accumulated
