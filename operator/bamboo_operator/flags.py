@@ -49,6 +49,13 @@ _NodeMarks = Annotated[
     Path | None,
     typer.Option(help="YAML file with your own marks on nodes that will be taken away (docs/install.md)."),
 ]
+_NodeRecord = Annotated[
+    str | None,
+    typer.Option(
+        help="NAMESPACE/NAME of a ConfigMap in which it records what happens to the nodes of workers, for"
+        " `bamboo traces fetch`; default: nowhere."
+    ),
+]
 _TlsCert = Annotated[
     Path | None, typer.Option(help="PEM file with the certificate that workers are shown; then --url is wss://.")
 ]
@@ -110,6 +117,7 @@ class WorkerFlags:
     run_as_user: _RunAsUser = 65532
     metadata: _Metadata = "off"
     node_marks: _NodeMarks = None
+    node_record: _NodeRecord = None
     network_policy: _NetworkPolicy = True
     disruption_budgets: _DisruptionBudgets = True
 
@@ -129,6 +137,12 @@ class WorkerFlags:
             return read_marks(self.node_marks) if self.node_marks else ()
         except ManifestError as error:
             raise wrong("; ".join(f"--node-marks: {problem}" for problem in error.problems)) from None
+
+    def record_place(self) -> LeaseName | None:
+        try:
+            return LeaseName.parse(self.node_record) if self.node_record else None
+        except ValueError as error:
+            raise wrong(f"--node-record: {error}") from None
 
     def key(self) -> bytes:
         key = _read("--key-file", self.key_file.read_bytes)
@@ -207,6 +221,7 @@ def operator_options(ports: PortFlags, workers: WorkerFlags, tls: TlsFlags, leas
         listen=listen, web_listen=web_listen, url=ports.url, namespaces=list(ports.namespace or ()),
         certificate=certificate, lease=lease.name(), identity=lease.identity or socket.gethostname(),
         label_active=lease.label_active, workers=workers.settings(authority), key=workers.key(), marks=workers.marks(),
+        node_record=workers.record_place(),
     )  # fmt: skip
 
 

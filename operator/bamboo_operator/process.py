@@ -1,6 +1,7 @@
 """The operator from its start to its end: what there is, and in which order it begins and ends."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from bamboo_operator.kube.credentials import AUTHORITY_FILE, kopf_login, operato
 from bamboo_operator.kube.lease import LEASE_CONNECTIONS, Lease, LeaseLost, LeaseName
 from bamboo_operator.kube.objects import JobKey
 from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.recording.recorder import NodeRecorder
 from bamboo_operator.status.job_view import JobView
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class OperatorOptions:
     """url: under which workers reach this process; by default its own address.
 
     lease: None if there can be no other operator. identity: of this one as its holder. label_active: its pod, while
-    it works; those that wait are ready, too.
+    it works; those that wait are ready, too. node_record: the ConfigMap in which nodes are recorded.
     """
 
     listen: tuple[str, int]
@@ -62,6 +64,7 @@ class OperatorOptions:
     identity: str
     marks: tuple[NodeMark, ...] = ()
     label_active: bool = False
+    node_record: LeaseName | None = None
 
 
 async def run_operator(options: OperatorOptions, stop: asyncio.Event) -> None:
@@ -86,6 +89,7 @@ class _Operator:
             self._active = ActiveLabel(renewer, options.lease, options.identity)
         self._gateway, self._watch_health = WorkerGateway(), WatchHealth()
         self._jobs: JobController | None = None
+        self._recorder: NodeRecorder | None = None
         self._works = False
         self._closing = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -173,6 +177,9 @@ class _Operator:
             key=options.key, url=options.url or own, settings=options.workers, marks=options.marks,
         )  # fmt: skip
         jobs = self._jobs = JobController(shared)
+        if options.node_record:
+            self._recorder = NodeRecorder(shared.cluster, self._api, options.node_record, jobs.pools, options.marks)
+            self._begin(self._recorder.run())
         sources = MetricSources(
             reconcilers=jobs.running, gateway=self._gateway, calls=self._calls, counts=shared.counts
         )
@@ -221,6 +228,10 @@ class _Operator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._recorder:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self._recorder.end()
         if self._lease:
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):

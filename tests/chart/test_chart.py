@@ -165,6 +165,7 @@ def test_the_operators_flags_follow_the_values(rendered: dict[str, list[Json]]) 
         "--network-policy",
         "--lease=bamboo-system/bamboo-operator",
         "--identity=$(POD_NAME)",
+        "--node-record=bamboo-system/bamboo-operator-nodes",
     ]
     everything = container(rendered["everything"])["args"]
     assert {"--namespace=team-a", "--namespace=team-b", "--verbose", "--metadata=aws"} <= set(everything)
@@ -185,7 +186,8 @@ def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
     own = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     assert found["env"].index(own) < found["env"].index({"name": "A", "value": "b"})
     assert {rule["resourceNames"][0] for rule in one(documents, "Role")["rules"] if "resourceNames" in rule} == {
-        "b-bamboo-operator"
+        "b-bamboo-operator",
+        "b-bamboo-operator-nodes",
     }
 
 

@@ -36,6 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     price: float | None = None
     zone: str = ""
     notice: float | None = None
+    pool: str = ""
     on_demand: float | None = msgspec.field(default=None, name="onDemand")
 
 
@@ -97,6 +98,7 @@ def _entry(one: NodeChange | PriceChange) -> Entry:
         remove=None if added else one.node,
         zone=one.zone,
         notice=one.notice,
+        pool=one.pool,
     )
 
 
@@ -109,12 +111,14 @@ def _parsed(path: str, number: int, entry: Entry) -> NodeChange | PriceChange:
         raise NodeTraceError(f"{path} line {number}: notice is of a removal, not of {said[0]}")
     if entry.on_demand is not None and said != ["price"]:
         raise NodeTraceError(f"{path} line {number}: onDemand is of a price, not of {said[0]}")
+    if entry.pool and said == ["price"]:
+        raise NodeTraceError(f"{path} line {number}: pool is of a node, not of a price")
     if entry.price is not None:
         return PriceChange(at=entry.at, zone=entry.zone, usd_per_hour=entry.price, on_demand=entry.on_demand)
     change = Change.ADD if entry.add is not None else Change.REMOVE
     node = entry.add if entry.add is not None else entry.remove
     assert node is not None
-    return NodeChange(at=entry.at, change=change, node=node, zone=entry.zone, notice=entry.notice)
+    return NodeChange(at=entry.at, change=change, node=node, zone=entry.zone, notice=entry.notice, pool=entry.pool)
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], path: str, number: int, line: str) -> T:

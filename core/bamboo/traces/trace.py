@@ -25,8 +25,8 @@ class Change(StrEnum):
 class NodeChange:
     """A node came or was taken away.
 
-    at: seconds since the trace began. zone: "" if it is not known. notice: seconds between the notice and the removal;
-    None if there was none, or if it is not known.
+    at: seconds since the trace began. zone, pool: "" if it is not known. notice: seconds between the notice and the
+    removal; None if there was none, or if it is not known.
     """
 
     at: float
@@ -34,6 +34,7 @@ class NodeChange:
     node: str
     zone: str = ""
     notice: float | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _problems(changes: tuple[NodeChange, ...], prices: tuple[PriceChange, ...]) 
         checked(change.at, "the time")
         if change.notice is not None:
             checked(change.notice, "the notice")
-        for name, what in ((change.node, "a node"), (change.zone, "a zone")):
+        for name, what in ((change.node, "a node"), (change.zone, "a zone"), (change.pool, "a pool")):
             if len(name) > MOST_NAME or not name.isprintable():
                 yield f"the name of {what} must have at most {MOST_NAME} printable characters, not {name[:40]!r}"
         if not change.node:

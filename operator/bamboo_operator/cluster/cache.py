@@ -67,6 +67,10 @@ class ClusterCache:
     def forget_node(self, name: str) -> None:
         self.node_event("DELETED", self.nodes[name])
 
+    def workers_on(self, node: str) -> list[tuple[JobKey, Object]]:
+        """The pods on that node, each with its job."""
+        return [(job, self._pods[job][name]) for job, name in sorted(self._placed.get(node, ()))]
+
     def node_of(self, pod: Object) -> Object | None:
         return self.nodes.get((pod.get("spec") or {}).get("nodeName") or "")
 

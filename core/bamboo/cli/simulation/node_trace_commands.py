@@ -3,14 +3,15 @@
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bamboo.cli.dispatch import usage
+from bamboo.cli.dispatch import run, usage
+from bamboo.cli.options import ClusterPlace
 from bamboo.names import EXIT_FAILED
 from bamboo.terminal.option_groups import grouped
 from bamboo.traces.generate import Generation, Pattern, generate
@@ -18,8 +19,13 @@ from bamboo.traces.json_lines import to_json_lines
 from bamboo.traces.trace import NodeTraceError, Trace
 
 node_traces = typer.Typer(
-    help="Look at recordings of spot nodes, convert and generate them.", no_args_is_help=True, rich_markup_mode=None
+    help="Look at recordings of spot nodes, convert, generate and fetch them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
+
+
+OPERATOR_NAMESPACE = "bamboo-system"  # where docs/install.md puts it
 
 
 class TraceFormat(StrEnum):
@@ -72,6 +78,20 @@ def convert(files: Files, zone: Zone = "", output: Written = None) -> None:
     Example: bamboo traces convert nodes.csv prices.csv --zone us-east-1a --output trace.jsonl
     """
     _write(to_json_lines(_read(files, zone)), output)
+
+
+@node_traces.command("fetch")
+@grouped
+def fetch_record(cluster: ClusterPlace, output: Written = None) -> None:
+    """Write what the operator has recorded of the nodes that workers ran on, as a trace.
+
+    --namespace is the operator's, by default bamboo-system. The trace is replayed by `bamboo simulate --trace`.
+
+    Example: bamboo traces fetch --output ours.jsonl
+    """
+    from bamboo.remote.node_record import fetch
+
+    run(replace(cluster, namespace=cluster.namespace or OPERATOR_NAMESPACE), lambda session: fetch(session, output))
 
 
 def _read(files: list[str], zone: str) -> Trace:
