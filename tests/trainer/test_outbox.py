@@ -1,7 +1,5 @@
 """To whom a worker sends what, and what it sends again."""
 
-from collections.abc import Mapping
-
 import msgspec
 import torch
 
@@ -10,6 +8,7 @@ from bamboo.planning.plan import Cell, Plan
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.transport.frames import Address, Again, Frame, FrameKind
+from recording_transport import RecordingTransport
 from replica_kit import planned
 
 PLAN = planned(3, 1, 1, "a")
@@ -17,25 +16,8 @@ OWNER = [PLAN.at(Cell(0, s)).owner for s in range(3)]
 SHADOW = [PLAN.at(Cell(0, s)).shadow for s in range(3)]
 
 
-class Sent:
-    """A transport that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[str, Frame]] = []
-        self.addresses: Mapping[str, tuple[str, int]] = {}
-
-    def send(self, peer: str, frame: Frame) -> None:
-        self.frames.append((peer, frame))
-
-    def peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
-        self.addresses = peers
-
-    def close(self, flush_seconds: float) -> None:
-        raise AssertionError("nobody closes it")
-
-
-def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, Sent, list[Frame]]:
-    sent, own = Sent(), list[Frame]()
+def outbox(worker: str, plan: Plan = PLAN) -> tuple[Outbox, RecordingTransport, list[Frame]]:
+    sent, own = RecordingTransport(), list[Frame]()
     return Outbox(PlanState(worker, plan), sent, own.append), sent, own
 
 
@@ -69,7 +51,7 @@ def test_gradients_go_to_a_shadow_that_runs_backwards_in_advance() -> None:
 
 
 def test_what_is_sent_again_says_so_and_has_the_epoch_of_now() -> None:
-    state, sent = PlanState(OWNER[0], PLAN), Sent()
+    state, sent = PlanState(OWNER[0], PLAN), RecordingTransport()
     box = Outbox(state, sent, lambda frame: None)
     box.emit(Address(FrameKind.ACTIVATION, 0, 1, 4, 0), [torch.ones(2)])
     box.emit(Address(FrameKind.ACTIVATION, 0, 2, 4, 0))

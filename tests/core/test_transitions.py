@@ -1,0 +1,137 @@
+"""From the plan in force to the next one: whatever is lost, leaves or comes, it is sound and reaches its target."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bamboo.job.spec import RedundancyMode, RedundancySpec
+from bamboo.planning.plan import Cell, Peer, Plan, plan_problems
+from bamboo.planning.transitions import (
+    PlanningView,
+    StageLost,
+    Urgency,
+    copies,
+    drain,
+    improve,
+    is_protected,
+    switch_mode,
+    takeover,
+)
+from replica_kit import planned
+
+
+def view(
+    plan: Plan, *, dead: Collection[str] = (), more: int = 0, synced: bool = True, **given: object
+) -> PlanningView:
+    """more: workers that stand by. synced: all replicas are in step."""
+    live = {p.worker: p for p in plan.workers if p.worker not in dead}
+    live |= {f"n{i}": Peer(worker=f"n{i}", host="h", port=1) for i in range(more)}
+    level = frozenset((c, w) for c in plan.cells() for w in plan.at(c).replicas) if synced else frozenset()
+    known: dict[str, object] = {"leaving": {}, "redundancy": RedundancySpec(), "pipelines": len(plan.pipelines)}
+    return PlanningView(plan=plan, live=live, synced=level, generation=plan.target.generation, **{**known, **given})  # type: ignore[arg-type]
+
+
+def owners(plan: Plan) -> dict[Cell, str]:
+    return {cell: plan.at(cell).owner for cell in plan.cells()}
+
+
+def settled(found: PlanningView) -> PlanningView:
+    """After all improvements, each with its replicas filled; bounded, since each has to get on."""
+    for _ in range(20):
+        after = improve(found)
+        if after is None:
+            return found
+        assert plan_problems(after) == []
+        assert after.epoch == found.plan.epoch + 1
+        level = frozenset((c, w) for c in after.cells() for w in after.at(c).replicas)
+        found = replace(found, plan=after, synced=level)
+    raise AssertionError("the plan changes for ever")
+
+
+def test_nothing_is_taken_over_while_nobody_is_lost() -> None:
+    assert takeover(view(planned(3, 2, 1, "ab"))) is None
+
+
+@given(st.integers(2, 4), st.integers(1, 3), st.data())
+def test_any_one_worker_may_be_lost(stages: int, pipelines: int, data: st.DataObject) -> None:
+    plan = planned(stages, pipelines, 1, "ab")
+    dead = data.draw(st.sampled_from(sorted(plan.worker_ids())))
+    after = takeover(view(plan, dead={dead}))
+    assert isinstance(after, Plan)
+    assert plan_problems(after) == []
+    assert after.boundary is False, "at once"
+    assert dead not in after.holders() | after.worker_ids()
+    for cell, owner in owners(plan).items():
+        heir = after.at(cell).owner
+        siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(pipelines)}
+        assert heir == owner if owner != dead else heir in {*plan.at(cell).replicas, *siblings}
+
+
+def test_a_stage_that_nobody_holds_in_step_is_lost() -> None:
+    plan = planned(3, 1, 1, "a")
+    dead = plan.at(Cell(0, 1)).owner
+    assert takeover(view(plan, dead={dead}, synced=False)) == StageLost((Cell(0, 1),))
+    other = next(w for w in sorted(plan.worker_ids()) if w not in plan.at(Cell(0, 1)).holders)
+    after = takeover(view(plan, dead={dead}, synced=False, reported={1: (other,)}))
+    assert isinstance(after, Plan)
+    assert after.at(Cell(0, 1)).owner == other, "it says that it has it"
+
+
+def test_copies_are_those_that_one_may_count_on() -> None:
+    plan = planned(2, 2, 1, "ab")
+    level = view(plan).synced
+    assert [copies(plan, level, c) for c in plan.cells()] == [2, 2, 2, 2]
+    assert [copies(plan, frozenset(), c) for c in plan.cells()] == [1, 1, 1, 1], "the other pipeline's owner"
+    alone = planned(2, 1, 1, "a")
+    assert not is_protected(alone, frozenset(), Cell(0, 0))
+    assert is_protected(alone, view(alone).synced, Cell(0, 0))
+
+
+@given(st.integers(2, 4), st.data())
+def test_a_standby_heals_the_pipeline_in_the_end(stages: int, data: st.DataObject) -> None:
+    plan = planned(stages, 1, 1, "ab")
+    dead = data.draw(st.sampled_from(sorted(plan.worker_ids())))
+    after = takeover(view(plan, dead={dead}, more=1))
+    assert isinstance(after, Plan)
+    final = settled(replace(view(after, more=1)))
+    assert improve(final) is None
+    assert len(set(owners(final.plan).values())) == stages, "nobody runs two stages any more"
+    assert all(is_protected(final.plan, final.synced, cell) for cell in final.plan.cells())
+    assert "n0" in owners(final.plan).values()
+
+
+@pytest.mark.parametrize(("urgency", "boundary"), [(Urgency.SOON, True), (Urgency.NOW, False)])
+def test_who_leaves_hands_over_at_a_boundary_if_there_is_time(urgency: Urgency, boundary: bool) -> None:
+    plan = planned(3, 1, 1, "a")
+    worker = plan.at(Cell(0, 2)).owner
+    after = drain(view(plan, leaving={worker: urgency}))
+    assert after is not None
+    assert plan_problems(after) == []
+    assert (after.boundary, after.reason) == (boundary, "PlannedTakeover")
+    assert after.at(Cell(0, 2)).owner == plan.at(Cell(0, 2)).shadow
+    assert worker in after.at(Cell(0, 2)).replicas, "it holds the state until it goes"
+
+
+def test_with_time_it_waits_for_a_spare_worker_to_be_filled() -> None:
+    plan = planned(3, 1, 1, "a")
+    worker = plan.at(Cell(0, 2)).owner
+    waiting = view(plan, leaving={worker: Urgency.NONE}, more=1)
+    assert drain(waiting) is None
+    filling = improve(waiting)
+    assert filling is not None
+    assert "n0" in filling.at(Cell(0, 2)).replicas
+    ready = replace(waiting, plan=filling, synced=waiting.synced | {(Cell(0, 2), "n0")})
+    after = drain(ready)
+    assert after is not None
+    assert after.at(Cell(0, 2)).owner == "n0"
+
+
+def test_another_mode_begins_with_the_next_step() -> None:
+    plan = planned(2, 1, 1, "a")
+    assert switch_mode(view(plan)) is None
+    after = switch_mode(view(plan, redundancy=RedundancySpec(mode=RedundancyMode.EAGER_BACKWARD)))
+    assert after is not None
+    assert (after.mode, after.boundary, owners(after)) == (RedundancyMode.EAGER_BACKWARD, True, owners(plan))

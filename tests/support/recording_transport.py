@@ -1,0 +1,27 @@
+"""A transport that goes nowhere: it keeps what it is given."""
+
+from collections.abc import Mapping
+
+from bamboo_trainer.transport.frames import Frame
+
+
+class RecordingTransport:
+    """frames: with their receivers, in order. addresses: of the peers, as they were said last."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[str, Frame]] = []
+        self.addresses: Mapping[str, tuple[str, int]] = {}
+
+    def send(self, peer: str, frame: Frame) -> None:
+        self.frames.append((peer, frame))
+
+    def peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
+        self.addresses = peers
+
+    def close(self, flush_seconds: float) -> None:
+        raise AssertionError("nobody closes it")
+
+    def take(self) -> list[tuple[str, Frame]]:
+        """What was sent since the last call."""
+        found, self.frames = self.frames, []
+        return found

@@ -1,0 +1,165 @@
+"""How a step is committed: what the root decides, whom it tells, and what a new root waits for."""
+
+import math
+
+import msgspec
+import pytest
+
+from bamboo.control.protocol import CheckpointBegun, Message, StepCommitted, TakeCheckpoint
+from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.history import NoHistory
+from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.transport.payloads import Commit, Ready
+from recording_transport import RecordingTransport
+from replica_kit import planned
+
+PLAN = planned(3, 1, 1, "a")
+FIRST = PLAN.at(ROOT).owner
+SECOND, THIRD = (PLAN.at(Cell(0, s)).owner for s in (1, 2))
+WISH = TakeCheckpoint(number=4, at=2, writers=((FIRST,), (SECOND,), (THIRD,)))
+
+
+class One:
+    """A worker's committer, with no states of its own, and what it says."""
+
+    def __init__(self, worker: str, plan: Plan = PLAN, policy: StepPolicy = APPLIES_ALL) -> None:
+        self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
+        self.plan = PlanState(worker, plan)
+        self.outbox = Outbox(self.plan, self.net, lambda frame: None)
+
+        def build(*_: object) -> None:
+            raise AssertionError("nothing is built")
+
+        states = StageStates(build, False, {})  # type: ignore[arg-type]
+        self.committer = Committer(
+            self.plan, self.outbox, states, self.said.append, lambda: self.now, lambda: "attempt", NoHistory(),
+            policy=policy,
+        )  # fmt: skip
+
+    def report(self, step: int, loss: float = 1.0) -> None:
+        for stage in range(3):
+            losses = dict.fromkeys(range(8), loss) if stage == 2 else {}
+            self.committer.log.ready(step, Ready(cell=Cell(0, stage), squared_norm=[1.0], losses=losses))
+
+    def decide(self, step: int) -> Commit | None:
+        return self.committer.decide(step, PLAN.target)
+
+
+def new_root() -> Plan:
+    """The plan after the loss of the first root: its shadow runs stage 0."""
+    shadow = PLAN.at(ROOT).shadow
+    assert shadow is not None
+    row = (Assignment(owner=shadow), *PLAN.pipelines[0][1:])
+    row = tuple(msgspec.structs.replace(a, replicas=tuple(w for w in a.replicas if w != FIRST)) for a in row)
+    workers = tuple(p for p in PLAN.workers if p.worker != FIRST)
+    return msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, pipelines=(row,), workers=workers)
+
+
+def commit_of(root: One, step: int) -> Commit:
+    root.report(step)
+    commit = root.decide(step)
+    assert commit is not None
+    assert root.committer.record(step, commit)
+    return commit
+
+
+def test_the_root_tells_everybody_and_the_coordinator() -> None:
+    root = One(FIRST)
+    assert root.committer.is_root
+    assert not One(SECOND).committer.is_root
+    assert root.decide(0) is None
+    commit = commit_of(root, 0)
+    root.committer.publish(0, commit)
+    assert [(peer, frame.address.kind) for peer, frame in root.net.take()] == [
+        (worker, FrameKind.COMMIT) for worker in sorted([SECOND, THIRD])
+    ]
+    (told,) = root.said
+    assert isinstance(told, StepCommitted)
+    assert (told.step, told.loss, told.microbatches, told.skipped) == (0, 1.0, 8, False)
+
+
+def test_a_commit_is_recorded_once() -> None:
+    root = One(FIRST)
+    commit = commit_of(root, 0)
+    assert not root.committer.record(0, commit)
+    assert root.decide(0) is None, "what is committed is not decided again"
+
+
+@pytest.mark.parametrize(("policy", "skipped"), [(APPLIES_ALL, False), (StepPolicy(skips=True), True)])
+def test_a_step_that_is_not_finite_is_skipped_if_the_policy_says_so(policy: StepPolicy, skipped: bool) -> None:
+    root = One(FIRST, policy=policy)
+    root.report(0, loss=math.inf)
+    commit = root.decide(0)
+    assert commit is not None
+    assert commit.skipped is skipped
+
+
+def test_the_wish_for_a_checkpoint_is_met_by_the_step_that_it_names_and_once() -> None:
+    root = One(FIRST)
+    root.committer.take_checkpoint(WISH)
+    assert commit_of(root, 0).checkpoint is None
+    marked = commit_of(root, 1)
+    assert marked.checkpoint is not None
+    assert (marked.checkpoint.number, marked.checkpoint.id, marked.checkpoint.writers) == (4, "attempt", WISH.writers)
+    assert commit_of(root, 2).checkpoint is None
+    root.committer.take_checkpoint(WISH)
+    (said,) = root.said
+    assert isinstance(said, CheckpointBegun)
+    assert (said.checkpoint.step, commit_of(root, 3).checkpoint) == (2, None)
+
+
+def test_who_is_no_root_takes_no_wishes() -> None:
+    other = One(SECOND)
+    other.committer.take_checkpoint(WISH)
+    other.report(5)
+    commit = other.decide(5)
+    assert commit is not None
+    assert commit.checkpoint is None
+
+
+def test_no_step_begins_after_the_one_at_which_layers_are_split_anew() -> None:
+    root = One(FIRST)
+    root.committer.take_checkpoint(msgspec.structs.replace(WISH, hold=True))
+    for step in range(2):
+        commit_of(root, step)
+    assert root.committer.ends_before == 2
+
+
+def test_a_new_root_decides_only_when_all_others_have_reported() -> None:
+    plan = new_root()
+    root = One(plan.at(ROOT).owner)
+    root.plan.activate(plan)
+    root.committer.meet_root(PLAN)
+    (other,) = root.plan.others()
+    assert root.committer.awaited_reports == {other}
+    root.report(0)
+    assert root.decide(0) is None
+    root.committer.report_received(other, PLAN.epoch)
+    assert root.decide(0) is None, "said under the plan before, it may not be all"
+    root.committer.report_received(other, plan.epoch)
+    assert root.decide(0) is not None
+
+
+def test_others_tell_a_new_root_what_they_know_and_again_when_the_link_broke() -> None:
+    plan = new_root()
+    other = One(next(w for w in sorted(plan.worker_ids()) if w != plan.at(ROOT).owner))
+    other.committer.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=PLAN.epoch))
+    other.plan.activate(plan)
+    other.committer.meet_root(PLAN)
+    other.committer.relinked(plan.at(ROOT).owner)
+    other.committer.relinked("another worker")
+    sent = other.net.take()
+    assert [(peer, frame.address.kind) for peer, frame in sent] == [(plan.at(ROOT).owner, FrameKind.HEARD)] * 2
+    assert [step for step, _ in sent[0][1].payload] == [0]
+
+
+def test_the_layout_of_a_step_is_the_one_that_the_commit_before_named() -> None:
+    root = One(FIRST)
+    assert root.committer.layout(0) == PLAN.target
+    root.committer.record(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=9, epoch=PLAN.epoch))
+    assert (root.committer.generation(1), root.committer.layout(1)) == (9, None)
