@@ -2,8 +2,6 @@
 
 from bamboo.control.history_feed import AT_ONCE, MOST_WAITING, HistoryFeed
 from bamboo.control.protocol import HistoryKept
-from bamboo.history.records import from_lines
-from bamboo.local.history_end import end_history
 
 pytest_plugins = ["history_fixtures"]
 
@@ -35,14 +33,3 @@ def test_what_a_root_is_told_is_bounded():
         assert len(events.events) <= AT_ONCE
         told += [event.number for event in events.events]
     assert told == list(range(6, MOST_WAITING + 6))
-
-
-def test_the_end_of_a_local_run_adds_what_no_worker_has_written(kept):
-    feed = HistoryFeed("z", lambda: 9999.0)
-    feed.add("Complete", "all is done", warning=False)
-    url = str(kept / "history" / "job")
-    for _ in range(2):  # twice does no harm
-        end_history(url, feed.rest(), kept)
-    records = from_lines((kept / "history.jsonl").read_bytes(), "history.jsonl")
-    assert len(records) == 11
-    assert (records[-1].reason, records[-1].attempt) == ("Complete", 2)

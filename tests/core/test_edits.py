@@ -1,10 +1,20 @@
-"""From which checkpoint a job goes on, and which ones are removed."""
+"""What of an edited spec a running job takes over, and which jobs have the same numbers."""
 
+from typing import Any
+
+import pytest
 import yaml
 
-from bamboo.job.edits import numbers_digest
+from bamboo.job.edits import (
+    MOST_NAMED,
+    apply_edit,
+    apply_edit_to_manifest,
+    numbers_digest,
+    refusal_message,
+    refused_fields,
+)
 from bamboo.job.manifest import parse_manifest
-from manifest_kit import WHOLE
+from manifest_kit import WHOLE, minimal
 
 
 def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
@@ -37,3 +47,41 @@ def test_a_checkpoint_belongs_to_whatever_has_the_same_numbers():
         changed("training", reproducible=False, gradientGroups=None),
     ]
     assert len({digest, *others}) == len(others) + 1
+
+
+OLD = minimal()
+TRAINING = OLD["spec"]["training"]
+
+
+def edited(**spec: Any) -> dict[str, Any]:
+    return {**OLD, "spec": {**OLD["spec"], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "refused"),
+    [
+        ({}, ()),
+        ({"suspend": True}, ()),
+        ({"topology": {**OLD["spec"]["topology"], "pipelines": 2}, "redundancy": {"replicas": 2}}, ()),
+        ({"topology": {"stages": 4}}, ("spec.topology.stages",)),
+        (
+            {"training": {**OLD["spec"]["training"], "seed": 9, "steps": 11}},
+            ("spec.training.steps", "spec.training.seed"),
+        ),
+    ],
+)
+def test_a_running_job_takes_over_what_changes_no_numbers_and_names_the_rest(
+    edit: dict[str, Any], refused: tuple[str, ...]
+) -> None:
+    old, wanted = parse_manifest(OLD), parse_manifest(edited(**edit))
+    assert set(refused_fields(old, wanted)) == set(refused)
+    in_force = apply_edit(old, wanted)
+    assert (in_force == wanted) == (not refused)
+    assert in_force == parse_manifest(apply_edit_to_manifest(OLD, edited(**edit)))
+
+
+def test_of_many_refused_fields_some_are_named() -> None:
+    assert refusal_message(("spec.a",)).startswith("spec.a: is fixed")
+    many = refusal_message(tuple(f"spec.f{i}" for i in range(MOST_NAMED + 3)))
+    assert "spec.f9 and 3 more: are fixed" in many
+    assert "spec.f10" not in many

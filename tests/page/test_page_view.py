@@ -1,0 +1,53 @@
+"""The page of a local run."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app as command_line
+from bamboo.coordinator.events import Emit, Finish, Outcome
+from bamboo.local.views.page_view import PageView
+from bamboo.local.views.summary import summarize
+from bamboo.page import document as d
+from bamboo.terminal.picture import Footer, render
+from operator_kit import job, said
+from page_kit import Time
+
+
+async def test_the_view_of_a_run_from_its_start_to_its_end() -> None:
+    clock = Time()
+    view = PageView(job(nodePools=[{"name": "a", "pricePerHour": "1.0"}]), clock=clock)
+    assert (view.document().state.name, view.document().progress.steps) == ("Starting", 10)
+    view.start(lambda wish: None)
+    view.status(said(step=0, loss=None, losses=()))
+    view.status(said(step=1, loss=4.0))
+    view.emit(Emit("WorkerLost", "w1 is lost", True))
+    shown = view.document()
+    assert (shown.points, len(shown.marks), shown.cost is not None) == (((1, 1000.0, 4.0, None, None),), 1, True)
+    finish = Finish(Outcome.FAILED, "LossNotFinite", "the loss is not a number")
+    view.finish(summarize("tiny", said(), finish, batch=8, seconds=1.0))
+    view.stop()
+    assert view.document().state == d.PageState(
+        name="Failed", tone="bad", sentence="the loss is not a number", over=True
+    )
+
+
+@pytest.mark.parametrize("page", ["", "http://127.0.0.1:40429/#token=abc"])
+def test_the_live_view_names_the_page(page: str) -> None:
+    console = Console(file=io.StringIO(), record=True, width=80)
+    console.print(render("tiny", said(), [], elapsed=1.0, footer=Footer(page=page)))
+    assert (f"page: {page}" in console.export_text()) is bool(page)
+
+
+def test_a_port_without_a_page_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{apiVersion: bamboo.dev/v1alpha1, kind: BambooJob, metadata: {name: t}, spec: {task: {entrypoint: 'm:b'},"
+        " topology: {stages: 2}, training: {steps: 1, globalBatchSize: 2, microBatchSize: 1}}}"
+    )
+    result = CliRunner().invoke(command_line, ["run", str(path), "--no-page", "--page-port", "80"])
+    assert result.exit_code == 2
+    assert "--page-port and --no-page: expected at most one of them" in result.output

@@ -1,0 +1,61 @@
+"""The house: rooms of at most twelve modules, files that can be read at one go, and tests beside what they test."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"core": "bamboo", "trainer": "bamboo_trainer", "operator": "bamboo_operator"}
+MOST_MODULES, MOST_LINES = 12, 400
+
+# Tests of what several modules do together, by what they are about; each other one is named after a module.
+SCENARIOS = {
+    "core": {"checkpoint_s3", "coordinator_distrust", "coordinator_waiting", "fuzz", "kube_proxy", "manifest_fuzz",
+             "metrics_restart", "metrics_run", "replicas", "storage_faults", "zone_costs"},
+    "trainer": {"checkpoint_restore", "datasets", "ema", "faults", "gpu", "history_run", "loggers", "model_library",
+                "parameter_precision", "report", "skipped_steps", "slow_workers", "transport", "transport_memory",
+                "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions", "zone_traffic_of_engines"},
+    "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},
+    "cli": {"cli_docs"},
+    "page": {"page_browser"},
+}  # fmt: skip
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Of the product, with their distribution; without `__init__` and `__main__`."""
+    for distribution, package in PACKAGES.items():
+        for file in sorted((ROOT / distribution / package).rglob("*.py")):
+            if not file.stem.startswith("__"):
+                yield distribution, file
+
+
+def test_a_room_has_at_most_twelve_modules() -> None:
+    rooms = Counter(str(file.parent.relative_to(ROOT)) for _, file in modules())
+    assert {room: count for room, count in rooms.items() if count > MOST_MODULES} == {}
+
+
+def test_a_file_has_at_most_four_hundred_lines() -> None:
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for _, file in modules()}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_every_room_says_in_one_sentence_what_it_is_for() -> None:
+    rooms = {file.parent for _, file in modules()}
+    assert {str(room) for room in rooms if not (room / "__init__.py").read_text().startswith('"""')} == set()
+
+
+def names_of_tests() -> set[str]:
+    """`module`, and `room_module` or `distribution_module` where the module's name alone would say too little."""
+    found = set()
+    for distribution, file in modules():
+        rooms = file.relative_to(ROOT / distribution / PACKAGES[distribution]).parts[:-1]
+        found |= {file.stem, *(f"{room}_{file.stem}" for room in (distribution, *rooms))}
+    return found
+
+
+@pytest.mark.parametrize("folder", SCENARIOS)
+def test_a_test_is_named_after_the_module_that_it_tests(folder: str) -> None:
+    tests = {file.stem.removeprefix("test_") for file in (ROOT / "tests" / folder).glob("test_*.py")}
+    assert tests - names_of_tests() == SCENARIOS[folder], "a scenario is listed above; another test has a module's name"

@@ -1,0 +1,69 @@
+"""Servers of pages."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from bamboo_operator.http.job_pages import JobPages
+from bamboo_operator.status.facts import StatusFacts
+from bamboo_operator.status.job_view import JobView
+from http_kit import serving
+from operator_kit import NOW, job
+
+TEAM = ("team", "tiny")
+
+
+def authorized(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+class Reviewer:
+    """What an API server says of tokens: GOOD may get the job, OTHER is somebody else, WORKER has another audience."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.attributes: list[dict[str, str]] = []
+        self.fault: Exception | None = None
+        self.hold: asyncio.Event | None = None
+        self.now = self.most = 0
+
+    async def review_token(self, token: str, audience: str) -> dict[str, Any]:
+        self.tokens.append(token)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            if self.hold:
+                await self.hold.wait()
+        finally:
+            self.now -= 1
+        if self.fault:
+            raise self.fault
+        if token == "WORKER":
+            return {"authenticated": True, "audiences": ["bamboo.dev"], "user": {"username": "w"}}
+        if token not in ("GOOD", "OTHER"):
+            return {"authenticated": False}
+        user = {"username": token.lower(), "uid": "1", "groups": ["g"], "extra": {"a": ["b"]}}
+        return {"authenticated": True, "audiences": [audience], "user": user}
+
+    async def review_access(self, user: dict[str, Any], attributes: dict[str, str]) -> dict[str, Any]:
+        assert (user["groups"], user["extra"]) == (["g"], {"a": ["b"]})
+        self.attributes.append(attributes)
+        return {"allowed": user["username"] == "good"}
+
+
+@asynccontextmanager
+async def cluster(reviewer: Reviewer) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    """A session and the address of the operator's web port; there is one job, team/tiny."""
+    spec = job()
+    known = JobView(
+        namespace="team", name="tiny", spec=spec, facts=StatusFacts(now=NOW, generation=1, spec=spec),
+        written={"state": "Suspended"},
+    )  # fmt: skip
+    app = web.Application()
+    JobPages(lambda key: known if key == TEAM else None, reviewer).add_to(app)
+    async with serving(app) as url, aiohttp.ClientSession() as session:
+        yield session, url
