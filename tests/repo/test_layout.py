@@ -1,5 +1,6 @@
 """The house: rooms of at most twelve modules, files that can be read at one go, and tests beside what they test."""
 
+import ast
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ MOST_MODULES, MOST_LINES = 12, 400
 SCENARIOS = {
     "core": {"checkpoint_s3", "coordinator_distrust", "coordinator_waiting", "fuzz", "kube_proxy", "manifest_fuzz",
              "metrics_restart", "metrics_run", "replicas", "storage_faults", "zone_costs"},
-    "trainer": {"checkpoint_restore", "datasets", "ema", "faults", "gpu", "history_run", "loggers", "model_library",
-                "parameter_precision", "report", "skipped_steps", "slow_workers", "transport", "transport_memory",
-                "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions", "zone_traffic_of_engines"},
+    "trainer": {"checkpoint_restore", "datasets", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
+                "model_library", "parameter_precision", "report", "skipped_steps", "slow_workers", "transport",
+                "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions",
+                "zone_traffic_of_engines"},
     "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},
-    "cli": {"cli_docs"},
+    "cli": {"cli_docs", "node_record_cli"},
     "page": {"page_browser"},
 }  # fmt: skip
 
@@ -59,3 +61,13 @@ def names_of_tests() -> set[str]:
 def test_a_test_is_named_after_the_module_that_it_tests(folder: str) -> None:
     tests = {file.stem.removeprefix("test_") for file in (ROOT / "tests" / folder).glob("test_*.py")}
     assert tests - names_of_tests() == SCENARIOS[folder], "a scenario is listed above; another test has a module's name"
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places = Counter(
+        node.name
+        for _, file in modules()
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: count for name, count in places.items() if count > 1} == {}
