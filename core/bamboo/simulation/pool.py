@@ -1,9 +1,6 @@
 """Many runs, of either model, over the processors of this machine. Results do not depend on how many these are."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,6 +8,7 @@ from bamboo.simulation.figures import Figures, SimulationError
 from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, model_of, simulate_job
 from bamboo.simulation.job.step_times import StepModel
+from bamboo.simulation.processes import in_processes
 from bamboo.simulation.research.cost_model import ResearchOptions, simulate
 from bamboo.simulation.research.research_events import Moment, ResearchHours
 from bamboo.simulation.research.research_workloads import Workload
@@ -82,19 +80,9 @@ def _in_chunks(
     """at_once: processes, and runs that a process does before it gives them back."""
     jobs, size = at_once
     chunks = [runs[start : start + size] for start in range(0, len(runs), size)]
-    if jobs == 1 or len(chunks) == 1:
-        for chunk in chunks:
-            found = simulate_chunk(chunk)
-            yield from found
-            done(len(found))
-        return
-    executor = ProcessPoolExecutor(min(jobs, os.cpu_count() or 1), initializer=_leave_signals_to_parent)
-    try:
-        for found in executor.map(simulate_chunk, chunks):
-            yield from found
-            done(len(found))
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+    for found in in_processes(simulate_chunk, chunks, jobs):
+        yield from found
+        done(len(found))
 
 
 def _simulate_chunk(runs: Sequence[ResearchRun]) -> list[Figures]:
@@ -114,10 +102,3 @@ def _simulate_seed(one: JobSeed, model: StepModel) -> JobResult:
         return simulate_job(replace(one.run, trace=trace), model=model)
     except SimulationError as error:
         raise SimulationError(f"rate {one.generation.removal:g}, seed {one.seed}: {error}") from None
-
-
-def _leave_signals_to_parent() -> None:
-    """Ctrl-C goes to all processes of the terminal; the parent ends the others. SIGTERM ends them as usual."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,0 +1,88 @@
+"""What is left of `bamboo simulate` and `bamboo plan` when they are stopped: nothing, and the usual exit code."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from test_step_times import manifest
+
+from bamboo.names import EXIT_INTERRUPTED
+
+PATIENCE = 120.0  # seconds, of a very slow machine
+ENDLESS = [
+    pytest.param(
+        ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"],
+        id="simulate",
+    ),
+]
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that have not ended; of each the line of its state begins after its name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def until_there_are(group: int, least: int, most: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not least <= len(members(group)) <= most:
+        assert time.monotonic() < deadline, f"{len(members(group))} processes, expected {least} to {most}"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """With at least two processes beside the one that the user started, all in a group of their own."""
+    document = manifest(12, 4, 48)
+    document["spec"]["training"]["steps"] = 100_000_000
+    (folder / "job.yaml").write_text(yaml.safe_dump(document))
+    words = [str(folder / "job.yaml") if word == "JOB" else word for word in arguments]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bamboo", *words, "--jobs", "2"],
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder,
+    )  # fmt: skip
+    try:
+        until_there_are(process.pid, min(3, 1 + (os.cpu_count() or 1)), 3)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize("arguments", ENDLESS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, as a terminal sends it; SIGTERM to the first process alone."""
+    with running(arguments, tmp_path) as process:
+        if number is signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == EXIT_INTERRUPTED
+        assert b"Traceback" not in output + errors
+        until_there_are(process.pid, 0, 0)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize("arguments", ENDLESS[:1])
+def test_processes_end_with_the_one_that_started_them(arguments: list[str], tmp_path: Path) -> None:
+    """Also when that one is killed, and can end nobody."""
+    with running(arguments, tmp_path) as process:
+        process.kill()
+        until_there_are(process.pid, 0, 0)
