@@ -10,7 +10,7 @@ PAGE = Path(__file__).parent / "cli.md"
 WIDTH = "100"
 
 HERE = (
-    "run", "validate", "simulate", "profile", "trace", "traces", "checkpoints", "export", "data", "history",
+    "run", "validate", "plan", "simulate", "profile", "trace", "traces", "checkpoints", "export", "data", "history",
     "completion", "version",
 )  # fmt: skip
 CLUSTER = (

@@ -21,6 +21,13 @@ ENDLESS = [
         ["simulate", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "8"],
         id="simulate",
     ),
+    pytest.param(
+        [
+            *("plan", "JOB", "--profile", "bert-v100", "--preempt-rate", "0.5", "--hours", "5000", "--seeds", "50"),
+            *("--stages", "12", "--pipelines", "2,3,4", "--micro-batch", "1", "--nodes", "48", "--write", "out.yaml"),
+        ],
+        id="plan",
+    ),
 ]
 
 

@@ -19,7 +19,7 @@ from bamboo.cli.data_commands import data
 from bamboo.cli.dispatch import on_cluster, usage
 from bamboo.cli.history_command import app as history_command
 from bamboo.cli.run_options import LocalRunOptions
-from bamboo.cli.simulation import profile_command, simulate_command
+from bamboo.cli.simulation import plan_command, profile_command, simulate_command
 from bamboo.cli.simulation.node_trace_commands import node_traces
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.manifest_warnings import warnings
@@ -45,6 +45,7 @@ app.add_typer(data, name="data")
 app.add_typer(rollouts, name="rollout")
 app.registered_commands += checkpoint_commands.app.registered_commands
 app.registered_commands += simulate_command.app.registered_commands
+app.registered_commands += plan_command.app.registered_commands
 app.registered_commands += profile_command.app.registered_commands
 app.registered_commands += cluster_commands.registered_commands
 app.registered_commands += history_command.registered_commands

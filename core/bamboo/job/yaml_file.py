@@ -18,11 +18,12 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """What a file holds. lines: of its fields, from 1, by their paths as problems have them."""
+    """What a file holds. lines: of its fields, from 1, by their paths as problems have them. text: as it is written."""
 
     name: str
     document: dict[str, Any]
     lines: Mapping[str, int]
+    text: str
 
     def place(self, problem: Problem) -> Problem:
         """The problem with its file and its line, or that of the object it is in, before its path."""
@@ -84,9 +85,20 @@ def read_manifest_source(path: str) -> ManifestSource:
     if len(raw) > MAX_BYTES:
         raise wrong("larger than 1 MiB")
     try:
-        documents = [(d, node) for d, node in _documents(raw.decode("utf-8-sig")) if d is not None]
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise wrong("not valid YAML: not UTF-8 text") from None
+    return source_of(name, text)
+
+
+def source_of(name: str, text: str) -> ManifestSource:
+    """The same of what is in memory. Raises ManifestError."""
+
+    def wrong(message: str) -> ManifestError:
+        return ManifestError(Problem(name, message))
+
+    try:
+        documents = [(d, node) for d, node in _documents(text) if d is not None]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -103,7 +115,7 @@ def read_manifest_source(path: str) -> ManifestSource:
         raise ManifestError(Problem("manifest", f"expected an object, got {show(document)}"))
     lines: dict[str, int] = {}
     _note_lines(node, "", lines, MAX_DEPTH)
-    return ManifestSource(name, document, lines)
+    return ManifestSource(name, document, lines, text)
 
 
 def _documents(text: str) -> Iterator[tuple[Any, yaml.Node]]:

@@ -30,34 +30,46 @@ def draw(cases: Sequence[tuple[str, Sequence[JobResult]]], title: str, path: Pat
 
     Raises SimulationError if matplotlib is missing or the file cannot be written.
     """
-    if find_spec("matplotlib") is None:
-        raise SimulationError("--plot needs matplotlib, not installed here; pip install 'bamboo[plots]' installs it")
-    from matplotlib.figure import Figure
-
     rows = -(-len(PANELS) // COLUMNS)
-    figure = Figure(figsize=(4.6 * COLUMNS, 2.9 * rows), facecolor=GROUND, layout="constrained")
-    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    figure = new_figure("--plot", (4.6 * COLUMNS, 2.9 * rows), title)
     for number, (name, said) in enumerate(PANELS, start=1):
         axes = figure.add_subplot(rows, COLUMNS, number)
-        _style(axes, said)
+        style(axes, said, "hours")
         for (case, results), colour in zip(cases, COLOURS * len(cases), strict=False):
             _curves(axes, name, (case, [result.series for result in results]), colour)
         axes.set_ylim(bottom=0)
         if number == 1 and len(cases) > 1:
             axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    save(figure, "--plot", path)
+
+
+def new_figure(flag: str, size: tuple[float, float], title: str) -> Any:
+    """With its title. flag: of the command line, for messages. Raises SimulationError if matplotlib is missing."""
+    if find_spec("matplotlib") is None:
+        raise SimulationError(f"{flag} needs matplotlib, not installed here; pip install 'bamboo[plots]' installs it")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, facecolor=GROUND, layout="constrained")
+    figure.suptitle(title, color=INK, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    return figure
+
+
+def save(figure: Any, flag: str, path: Path) -> None:
+    """As PNG. Raises SimulationError if the file cannot be written."""
     try:
         figure.savefig(path, format="png", dpi=110)
     except OSError as error:
-        raise SimulationError(f"--plot: cannot write {path}: {error.strerror}") from None
+        raise SimulationError(f"{flag}: cannot write {path}: {error.strerror}") from None
 
 
-def _style(axes: Any, said: str) -> None:
+def style(axes: Any, said: str, across: str) -> None:
+    """said: what is drawn; across: over what."""
     axes.set_facecolor("#ffffff")
     axes.set_title(said, color=SOFT, fontsize=9, loc="left")
     axes.tick_params(colors=SOFT, labelsize=8)
     axes.grid(color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel("hours", color=SOFT, fontsize=8)
+    axes.set_xlabel(across, color=SOFT, fontsize=8)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(LINE)

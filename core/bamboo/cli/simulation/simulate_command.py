@@ -220,6 +220,7 @@ def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
 def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
     from bamboo.simulation.figures import spread
     from bamboo.simulation.pool import ResearchRun, simulate_all
+    from bamboo.terminal.run_progress import RunProgress
 
     rates = _rates(options)
     wanted = _wanted(workload, options, None)
@@ -229,7 +230,7 @@ def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
         for rate in rates
         for seed in seeds
     ]
-    with _Progress(len(runs), shown=not options.quiet) as progress:
+    with RunProgress(len(runs), shown=not options.quiet) as progress:
         found = list(simulate_all(runs, options.jobs or os.cpu_count() or 1, progress.done))
     size = len(seeds)
     return [(f"{rate:g}", spread(found[at * size : (at + 1) * size])) for at, rate in enumerate(rates)]
@@ -259,6 +260,7 @@ def _not_beside(ctx: typer.Context, foreign: tuple[str, ...], beside: str) -> No
 
 def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
+    from bamboo.terminal.run_progress import RunProgress
 
     if job is not None:
         usage("--strategy: expected no job; --workload or --profile says what is trained")
@@ -271,7 +273,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
         traces=tuple(options.trace or ()), rates=() if options.trace else tuple(_rates(options)),
         seeds=_seeds(options.seeds or "5"), hours=options.hours, replace_rate=options.replace_rate,
     )  # fmt: skip
-    with _Progress(runs(wanted), shown=not options.quiet) as progress:
+    with RunProgress(runs(wanted), shown=not options.quiet) as progress:
         cases = compare(wanted, progress.done)
     _print(cases, options.output)
 
@@ -279,6 +281,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     from bamboo.cli.simulation.simulate_job import JobSimulation, simulate
     from bamboo.simulation.figures import SimulationError, spread
+    from bamboo.terminal.run_progress import RunProgress
     from bamboo.terminal.simulation_table import over_time_document
 
     if job is None:
@@ -299,7 +302,7 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
         zone_price=options.zone_traffic_price, jobs=options.jobs,
     )  # fmt: skip
     say = (lambda line: print(line, file=sys.stderr)) if options.events else None
-    results = simulate(wanted, say, lambda runs: _Progress(runs, shown=not options.quiet))
+    results = simulate(wanted, say, lambda runs: RunProgress(runs, shown=not options.quiet))
     if options.plot is not None:
         from bamboo.simulation.plots import draw
 
@@ -358,29 +361,6 @@ def _seeds(text: str) -> range:
     if not 1 <= len(seeds) <= MOST_SEEDS:
         usage(f"--seeds must name from 1 to {MOST_SEEDS} seeds, not {text[:40]!r}")
     return seeds
-
-
-class _Progress:
-    """A bar on standard error, if that is a terminal."""
-
-    def __init__(self, runs: int, *, shown: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        hidden = not (shown and sys.stderr.isatty())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden)
-        self._task = self._bar.add_task("", total=runs)
-
-    def __enter__(self) -> "_Progress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def done(self, runs: int) -> None:
-        self._bar.advance(self._task, runs)
 
 
 def _print(cases: "list[Case]", form: SimulationFormat, over_time: "list[dict[str, Any]] | None" = None) -> None:

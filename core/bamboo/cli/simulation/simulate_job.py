@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from bamboo.cli.dispatch import usage
 from bamboo.job.manifest import ManifestError, parse_source
@@ -19,6 +18,7 @@ from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
+from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, make_trace
@@ -46,19 +46,8 @@ class JobSimulation:
     jobs: int | None
 
 
-class Progress(Protocol):
-    """What tells how far the runs are."""
-
-    def __enter__(self) -> "Progress": ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def done(self, runs: int) -> None:
-        """So many more are ready."""
-
-
 def simulate(
-    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int], Progress]
+    wanted: JobSimulation, say: Callable[[str], None] | None, progress: Callable[[int], RunProgress]
 ) -> list[tuple[str, list[JobResult]]]:
     """Each case with its runs. say: is told what happens, if there is one run. A mistake ends the command."""
     try:

@@ -21,8 +21,8 @@ class JobFigures:
     grid without any disturbance, over the time since training began. preemptions: workers that were taken away, with or
     without notice. takeovers: cells that moved in the middle of a step, or with notice. restores: times that the job
     went back to a checkpoint; repeated: steps that it did again. pause: seconds, the mean by which a step was longer in
-    which an owner was lost. waited: hours without a grid. fatal: times that a stage was lost with all its copies.
-    hours: until the last step, or until the time was up.
+    which an owner was lost. waited: hours without a grid. begun: hours until training
+    began. fatal: times that a stage was lost with all its copies. hours: until the last step, or until the time was up.
     """
 
     preemptions: int
@@ -40,6 +40,7 @@ class JobFigures:
     value: float
     goodput: float
     waited: float
+    begun: float
     hours: float
     steps: int
 
@@ -137,7 +138,8 @@ class JobRecord:
             zone_gb_per_hour=crossed / GB / seconds * HOUR, zone_usd_per_hour=across / seconds * HOUR,
             value=throughput / rate if rate else float("nan"),
             goodput=trained * self.usual / since if since > 0 else 0.0,
-            waited=sum(s for _, _, s in self.stopped) / HOUR, hours=hours, steps=round(trained),
+            waited=sum(s for _, _, s in self.stopped) / HOUR,
+            begun=(self.begun if self.begun is not None else end) / HOUR, hours=hours, steps=round(trained),
         )  # fmt: skip
 
     def series(self, end: float) -> Series:

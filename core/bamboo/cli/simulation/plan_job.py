@@ -1,0 +1,217 @@
+"""`bamboo plan JOB.yaml`: from its flags to a search, what it prints, and the manifest that it saves."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bamboo.cli.dispatch import usage
+from bamboo.job.edited_text import edited_text
+from bamboo.job.manifest import ManifestError, parse_source
+from bamboo.job.pod_fields import unknown_in_template
+from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_workers
+from bamboo.job.yaml_file import ManifestSource, read_manifest_source, source_of
+from bamboo.names import EXIT_FAILED
+from bamboo.profiles.files import read_profile
+from bamboo.profiles.profile import ProfileError
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
+from bamboo.sizing.choice import Bounds, choose, reasons
+from bamboo.sizing.prices import PriceError, Prices, read_prices
+from bamboo.sizing.search import Found, search
+from bamboo.sizing.space import Limits
+from bamboo.sizing.trials import Assessment, Trial, simulate_trials
+from bamboo.sizing.world import Machine, Market, World, has_price, machine_of
+from bamboo.terminal.plan_table import Report, document, plan_csv, plan_text
+from bamboo.terminal.run_progress import RunProgress
+from bamboo.traces.files import read_traces
+from bamboo.traces.generate import Generation, Pattern
+from bamboo.traces.summary import summarize
+from bamboo.traces.trace import NodeTraceError
+
+__all__ = ["Wanted", "plan_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """As the user gave it, checked as far as the flags themselves go. deadline, hours: hours; () means all."""
+
+    job: Path
+    prices: str | None
+    profile: str | None
+    traces: tuple[str, ...]
+    rate: float | None
+    replace_rate: float
+    pattern: str
+    zones: tuple[str, ...]
+    notice: float | None
+    budget: float | None
+    deadline: float | None
+    nodes: int | None
+    stages: tuple[int, ...]
+    pipelines: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    standby: tuple[int, ...]
+    steps: int | None
+    hours: float
+    seeds: int
+    write: Path | None
+    plot: Path | None
+    jobs: int
+    form: str
+    progress: bool
+
+
+def plan_job(wanted: Wanted) -> int:
+    """The exit code: of a failure if no plan keeps the bounds. A mistake ends the command."""
+    source, spec = _job(wanted)
+    bounds = Bounds(budget=wanted.budget, deadline=wanted.deadline)
+    try:
+        world = _world(wanted, source, spec)
+        limits = _limits(wanted, spec, world.market)
+        like = as_the_job_is(next(iter(world.machines)), world.spec)
+        found = search(world, limits, like, partial(_simulated, world, wanted), partial(choose, bounds=bounds))
+    except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
+        usage(str(error))
+    except ValueError as error:
+        usage(f"{wanted.job}: {error}")
+    if wanted.plot is not None:
+        _draw(found, wanted)
+    told = _told(found, bounds)
+    report = Report(found=found, told=told, bounds=bounds, world=world, like=like)
+    if wanted.form == "json":
+        print(document(report))
+    elif wanted.form == "csv":
+        print(plan_csv(report), end="")
+    else:
+        print(plan_text(report, None if sys.stdout.isatty() else 1000))
+    if found.chosen is None:
+        print(f"bamboo: {told}", file=sys.stderr)
+        return EXIT_FAILED
+    if wanted.write is not None:
+        _write(wanted.write, source, spec, found.chosen.candidate)
+    return 0
+
+
+def _job(wanted: Wanted) -> tuple[ManifestSource, JobSpec]:
+    try:
+        source = read_manifest_source(str(wanted.job))
+        return source, parse_source(source, unknown_in_template)
+    except ManifestError as error:
+        usage(*map(str, error.problems))
+
+
+def _world(wanted: Wanted, source: ManifestSource, spec: JobSpec) -> World:
+    if wanted.steps is not None:
+        spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
+    if spec.training.steps == UNKNOWN_STEPS:
+        raise SimulationError("training.until: how many steps that is only the task's data can tell; say --steps")
+    document = dict(source.document)
+    if wanted.steps is not None:
+        training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
+        document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
+    prices = read_prices(wanted.prices) if wanted.prices is not None else None
+    machines = _machines(prices, wanted.profile)
+    market = _market(wanted, spec)
+    for machine in machines.values():
+        if not has_price(machine, spec, market):
+            raise SimulationError(f"no price is known for {machine.name}; say it in a file for --prices")
+    return World(
+        spec=spec, document=document, machines=machines, market=market, hours=wanted.hours, seeds=wanted.seeds,
+        traffic_price=prices.network.between_zones if prices else ZONE_TRAFFIC_PRICE,
+    )  # fmt: skip
+
+
+def _machines(prices: Prices | None, profile: str | None) -> dict[str, Machine]:
+    if prices is None:
+        assert profile is not None
+        known = read_profile(profile)
+        return {known.name: machine_of(known.name, known, None)}
+    found = {}
+    for name, price in prices.machines.items():
+        path = price.profile or profile
+        if path is None:
+            raise PriceError(f"machines.{name}: expected a profile, or --profile for all machines without one")
+        found[name] = machine_of(name, read_profile(path), price)
+    return found
+
+
+def _market(wanted: Wanted, spec: JobSpec) -> Market:
+    if wanted.traces:
+        recording = read_traces(wanted.traces)
+        if not recording.changes:
+            raise NodeTraceError(f"{wanted.traces[0]}: no node is in it; --trace needs a recording of nodes")
+        return Market(recording=recording)
+    patterns = [pattern.value for pattern in Pattern]
+    if wanted.pattern not in patterns:
+        usage(f"--pattern must be one of {', '.join(patterns)}, not {wanted.pattern[:40]!r}")
+    assert wanted.rate is not None
+    return Market(
+        generation=Generation(
+            pattern=Pattern(wanted.pattern), nodes=wanted_workers(spec), removal=wanted.rate,
+            addition=wanted.replace_rate, zones=wanted.zones, notice=wanted.notice,
+        )
+    )  # fmt: skip
+
+
+def _limits(wanted: Wanted, spec: JobSpec, market: Market) -> Limits:
+    most = summarize(market.recording).peak if market.recording is not None else 2 * wanted_workers(spec)
+    return Limits(
+        nodes=wanted.nodes or most, stages=wanted.stages, pipelines=wanted.pipelines,
+        micro_batches=wanted.micro_batches, standby=wanted.standby,
+    )  # fmt: skip
+
+
+def _simulated(world: World, wanted: Wanted, about: str, trials: Sequence[Trial]) -> list[Assessment | None]:
+    runs = sum(len(trial.seeds) for trial in trials)
+    with RunProgress(runs, f"{about:<10}", shown=wanted.progress) as bar:
+        return simulate_trials(world, trials, wanted.jobs, bar.done)
+
+
+def _told(found: Found, bounds: Bounds) -> str:
+    """Why that one; or why none."""
+    if found.chosen is not None:
+        return reasons(found.chosen, found.front, found.ends, bounds)
+    if not any(one.hours < float("inf") for one in found.front):
+        why = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
+        return f"no plan brings the job to its end in every run: {why or 'there were too few nodes'}"
+    fastest, cheapest = found.front[0], min(found.front, key=lambda one: one.sure("usd"))
+    said = f"no plan keeps the bounds in 95 of 100 runs: the fastest takes up to {fastest.sure('hours'):.2f} h"
+    return f"{said} for {fastest.sure('usd'):.2f} USD, the cheapest costs up to {cheapest.sure('usd'):.2f} USD"
+
+
+def _draw(found: Found, wanted: Wanted) -> None:
+    from bamboo.sizing.front_plot import draw_front
+
+    assert wanted.plot is not None
+    points = [one for one in found.ends if one.hours < float("inf")]
+    try:
+        draw_front(points, found.front, found.chosen, wanted.job.name, wanted.plot)
+    except SimulationError as error:
+        usage(str(error))
+
+
+def _write(path: Path, source: ManifestSource, spec: JobSpec, chosen: Candidate) -> None:
+    """The user's text where that can be kept, else the same fields without comments."""
+    import yaml
+
+    changes = edits(chosen, spec, source.document)
+    wanted = edited(source.document, changes)
+    text = edited_text(source.text, changes)
+    if text is None or not _says(text, wanted):
+        text = yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True)
+        print(f"bamboo: {path} has no comments: they could not be kept", file=sys.stderr)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        usage(f"--write: cannot write {path}: {error.strerror}")
+    print(f"{path} is written; bamboo validate {path} checks it", file=sys.stderr)
+
+
+def _says(text: str, wanted: object) -> bool:
+    try:
+        return source_of("", text).document == wanted
+    except ManifestError:
+        return False

@@ -1,0 +1,84 @@
+"""What a candidate takes while nothing is lost: memory, time and money of a step. Pure; no coordinator is run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bamboo.job.spec import JobSpec
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Peer, Plan
+from bamboo.profiles.profile import ModelProfile, for_microbatch
+from bamboo.simulation.job.step_times import StepModel
+from bamboo.simulation.job.worker_memory import device_bytes
+from bamboo.simulation.job.zone_traffic import step_traffic, traffic_usd
+from bamboo.sizing.candidate import Candidate, job_of
+from bamboo.sizing.pareto import Point
+from bamboo.sizing.world import World, packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calm:
+    """Of a step: seconds; bytes that cross zones; USD, of nodes and of those bytes."""
+
+    seconds: float
+    between_zones: float
+    usd: float
+
+    @property
+    def point(self) -> Point:
+        return self.seconds, self.usd
+
+
+def memory_needed(world: World, candidate: Candidate) -> int:
+    """Bytes on the device of the worker that needs most, also while it runs the stages of lost neighbours."""
+    made = job_of(candidate, world.spec, world.document)
+    assert made is not None
+    profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
+    return max(device_bytes(profile, made[0], taken_over=over) for over in (False, True))
+
+
+def calm(world: World, candidate: Candidate) -> Calm:
+    """Of a candidate that the manifest's rules allow."""
+    made = job_of(candidate, world.spec, world.document)
+    assert made is not None
+    profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
+    plan = _plan(made[0], profile, world.market.zones)
+    billed = step_traffic(plan, plan.target, profile).billed
+    seconds = StepModel(profile, made[0]).seconds(plan, plan.target)
+    usd = seconds * node_usd(world, candidate) + traffic_usd(billed, world.traffic_price)
+    return Calm(seconds=seconds, between_zones=billed, usd=usd)
+
+
+def node_usd(world: World, candidate: Candidate) -> float:
+    """Of all its nodes, for a second. Recorded prices over time are not looked at: it is for comparisons."""
+    prices = world.machines[candidate.machine].profile.prices
+    spot, on_demand = (prices.spot, prices.on_demand) if prices else (1.0, 1.0)
+    dear = candidate.on_demand or 0
+    return ((candidate.workers - dear) * spot + dear * on_demand) / 3600
+
+
+def least(world: World, candidate: Candidate) -> Point:
+    """A step takes at least so many seconds, and USD: what the busiest stage computes, after what the
+    stages before it take for the first microbatch, and for the last one's way back.
+    """
+    profile = for_microbatch(world.machines[candidate.machine].profile, candidate.micro_batch)
+    topology = replace(world.spec.topology, stages=candidate.stages, pipelines=candidate.pipelines)
+    ranges = layer_ranges(profile.costs, topology)
+    both = [sum(layer.forward + layer.backward for layer in profile.layers[a:b]) for a, b in ranges]
+    share = -(-(world.spec.training.global_batch_size // candidate.micro_batch) // candidate.pipelines)
+    seconds = max(sum(both[:stage]) + share * own for stage, own in enumerate(both))
+    return seconds, seconds * node_usd(world, candidate)
+
+
+def _plan(spec: JobSpec, profile: ModelProfile, zones: Sequence[str]) -> Plan:
+    """With the nodes that it asks for in each zone."""
+    count = spec.topology.stages * spec.topology.pipelines
+    names = zones or ("",)
+    if spec.spread.policy.packs:
+        places = [zone for zone, share in packed(names, spec).items() for _ in range(share)]
+    else:
+        places = [names[i % len(names)] for i in range(count)]
+    peers = [Peer(worker=f"w{i}", host="", port=0, zone=zone) for i, zone in enumerate(places)]
+    ranges = layer_ranges(profile.costs, spec.topology)
+    return initial_plan(
+        peers, ranges, spec.topology.pipelines, spec.training, spec.redundancy, spread=spec.spread.policy
+    )

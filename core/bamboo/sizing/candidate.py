@@ -1,0 +1,135 @@
+"""One answer to "how should this job run": a machine, a grid and its protection; and what it means in a manifest. Pure.
+
+What a step trains stays as the user has said: the global batch, and so microbatch x microbatches, is never changed.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from bamboo.job.manifest import ManifestError, parse_manifest
+from bamboo.job.placement_spec import Capacity, SpreadPolicy
+from bamboo.job.spec import JobSpec, RedundancyMode
+
+Path = tuple[str | int, ...]
+Edits = Mapping[Path, Any]  # values by their places in the manifest
+# What may differ between candidates of one grid.
+PROTECTION = ("mode", "replicas", "standby", "fewest", "every_steps", "on_demand", "spread")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Candidate:
+    """machine: its name in the price file. fewest: pipelines with which it begins, and down to which it shrinks.
+    every_steps: from one checkpoint to the next; None without checkpoints. on_demand: workers on nodes on demand; None:
+    pools are as the job has them.
+    """
+
+    machine: str
+    stages: int
+    pipelines: int
+    micro_batch: int
+    mode: RedundancyMode
+    replicas: int
+    standby: int
+    fewest: int
+    every_steps: int | None
+    on_demand: int | None
+    spread: SpreadPolicy
+
+    @property
+    def workers(self) -> int:
+        """Those on standby included."""
+        return self.stages * self.pipelines + self.standby
+
+    @property
+    def grid(self) -> tuple[str, int, int, int]:
+        return self.machine, self.stages, self.pipelines, self.micro_batch
+
+
+def as_the_job_is(machine: str, spec: JobSpec) -> Candidate:
+    return Candidate(
+        machine=machine,
+        stages=spec.topology.stages,
+        pipelines=spec.topology.pipelines,
+        micro_batch=spec.training.micro_batch_size,
+        mode=spec.redundancy.mode,
+        replicas=spec.redundancy.replicas,
+        standby=spec.standby.workers,
+        fewest=spec.elastic.min_pipelines,
+        every_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        on_demand=None,
+        spread=spec.spread.policy,
+    )
+
+
+def edits(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> dict[Path, Any]:
+    """What of the job's manifest is to be changed: nothing that has the candidate's value already.
+
+    Bounds of `elastic` that the manifest has follow the grid: the planner's is the largest that is wanted, and how far
+    it may shrink is the user's to say.
+    """
+    wanted: dict[Path, tuple[Any, Any]] = {
+        ("topology", "stages"): (candidate.stages, spec.topology.stages),
+        ("topology", "pipelines"): (candidate.pipelines, spec.topology.pipelines),
+        ("training", "microBatchSize"): (candidate.micro_batch, spec.training.micro_batch_size),
+        ("redundancy", "mode"): (candidate.mode.value, spec.redundancy.mode.value),
+        ("redundancy", "replicas"): (candidate.replicas, spec.redundancy.replicas),
+        ("standby", "workers"): (candidate.standby, spec.standby.workers),
+        ("spread", "policy"): (candidate.spread.value, spec.spread.policy.value),
+    }
+    if candidate.every_steps is not None and spec.checkpoint is not None:
+        wanted["checkpoint", "everySteps"] = candidate.every_steps, spec.checkpoint.every_steps
+    said, elastic = (document["spec"].get("elastic") or {}), spec.elastic
+    if said.get("maxPipelines") is not None:
+        wanted["elastic", "maxPipelines"] = candidate.pipelines, elastic.max_pipelines
+    # Without a bound of its own a manifest means all pipelines.
+    bound = elastic.min_pipelines if said.get("minPipelines") is not None else candidate.pipelines
+    wanted["elastic", "minPipelines"] = candidate.fewest, bound
+    wanted["elastic", "minStages"] = min(elastic.min_stages, candidate.stages), elastic.min_stages
+    found = {("spec", *path): new for path, (new, old) in wanted.items() if new != old}
+    return found | _pools(candidate, spec)
+
+
+def has_pools_for_a_share(spec: JobSpec) -> bool:
+    """One pool of each capacity, so that it is plain which limits make a share."""
+    kinds = sorted(pool.capacity.value for pool in spec.node_pools)
+    return kinds == [Capacity.ON_DEMAND.value, Capacity.SPOT.value]
+
+
+def _pools(candidate: Candidate, spec: JobSpec) -> dict[Path, Any]:
+    """Limits of both pools; workers on demand are there from the beginning."""
+    if candidate.on_demand is None:
+        return {}
+    found: dict[Path, Any] = {}
+    for number, pool in enumerate(spec.node_pools):
+        place: Path = ("spec", "nodePools", number)
+        spot = pool.capacity is Capacity.SPOT
+        limit = candidate.workers - candidate.on_demand if spot else candidate.on_demand
+        if pool.max_workers != limit:
+            found[*place, "maxWorkers"] = limit
+        if not spot and pool.after_seconds:
+            found[*place, "afterSeconds"] = 0
+    return found
+
+
+def edited(document: Mapping[str, Any], changes: Edits) -> dict[str, Any]:
+    """The manifest with these values; objects that are missing are made."""
+    found = deepcopy(dict(document))
+    for path, value in changes.items():
+        inner: Any = found
+        for step in path[:-1]:
+            if isinstance(inner, dict) and inner.get(step) is None:
+                inner[step] = {}
+            inner = inner[step]
+        inner[path[-1]] = value
+    return found
+
+
+def job_of(candidate: Candidate, spec: JobSpec, document: Mapping[str, Any]) -> tuple[JobSpec, dict[str, Any]] | None:
+    """The job as the candidate has it, with its manifest; None if the manifest's rules do not allow it."""
+    made = edited(document, edits(candidate, spec, document))
+    try:
+        return parse_manifest(made), made
+    except ManifestError:
+        return None

@@ -1,0 +1,182 @@
+"""Which candidate of a front is recommended, and why, in words that name figures. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.spec import RedundancyMode
+from bamboo.sizing.candidate import Candidate
+from bamboo.sizing.pareto import best_product
+from bamboo.sizing.trials import Assessment
+from bamboo.text import count
+
+PLACES = {
+    SpreadPolicy.INTERLEAVE: "neighbours in different zones",
+    SpreadPolicy.ZONE_PER_PIPELINE: "each pipeline in one zone",
+    SpreadPolicy.SINGLE_ZONE: "all in one zone",
+    SpreadPolicy.NONE: "in whatever zones",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the user can spend: USD of the whole job, and hours; None: no bound."""
+
+    budget: float | None = None
+    deadline: float | None = None
+
+    def kept_by(self, one: Assessment) -> bool:
+        """In 95 of 100 runs, as far as the ones that were simulated tell."""
+        within = self.budget is None or one.sure("usd") <= self.budget
+        return within and (self.deadline is None or one.sure("hours") <= self.deadline)
+
+
+def choose(front: Sequence[Assessment], bounds: Bounds) -> Assessment | None:
+    """Within a budget the fastest, before a deadline the cheapest; with neither, where time x cost is least.
+
+    None if none keeps the bounds.
+    """
+    kept = [one for one in front if bounds.kept_by(one) and math.isfinite(one.hours)]
+    if not kept:
+        return None
+    if bounds.deadline is not None:
+        return min(kept, key=lambda one: (one.usd, one.hours))
+    if bounds.budget is not None:
+        return min(kept, key=lambda one: (one.hours, one.usd))
+    return best_product(kept, lambda one: one.point)
+
+
+def in_words(one: Candidate) -> str:
+    """The candidate for a person, in one line."""
+    parts = [f"{one.stages} stages x {count(one.pipelines, 'pipeline')}", f"microbatches of {one.micro_batch}"]
+    if one.mode is RedundancyMode.NONE:
+        parts.append("no replicas")
+    else:
+        parts.append(f"{one.mode.value}, {count(one.replicas, 'replica')}")
+    if one.standby:
+        parts.append(f"{one.standby} on standby")
+    if one.on_demand is not None:
+        parts.append(f"{one.on_demand} of {one.workers} on demand")
+    return ", ".join([*parts, PLACES[one.spread]])
+
+
+def reasons(chosen: Assessment, front: Sequence[Assessment], simulated: Sequence[Assessment], bounds: Bounds) -> str:
+    """A paragraph. simulated: for comparisons, with runs as long as those of the front, which is ascending in time."""
+    said = [_what(chosen), _rule(chosen, bounds), _beside(chosen, front)]
+    said += [_without(chosen, simulated, "spread"), _without(chosen, simulated, "mode")]
+    said += [_without(chosen, simulated, "standby"), _money(chosen), _sure(chosen)]
+    return " ".join(part for part in said if part)
+
+
+def amount(one: Assessment, name: str, unit: str = "") -> str:
+    """Mean and, of several runs, deviation."""
+    mean, away = one.mean(name), one.deviation(name)
+    digits = 0 if mean >= 1000 else 1 if mean >= 10 else 2
+    spread = f" ± {away:.{digits}f}" if len(one.outcomes) > 1 else ""
+    return f"{mean:.{digits}f}{spread} {unit}".rstrip()
+
+
+def _what(chosen: Assessment) -> str:
+    one = chosen.candidate
+    nodes = f"{count(one.workers, 'node')} of {one.machine}"
+    return (
+        f"Recommended are {nodes} ({in_words(one)}): the job takes {amount(chosen, 'hours', 'h')} and costs"
+        f" {amount(chosen, 'usd', 'USD')}."
+    )
+
+
+def _rule(chosen: Assessment, bounds: Bounds) -> str:
+    if bounds.deadline is not None:
+        more = f" and costs at most {bounds.budget:g} USD" if bounds.budget is not None else ""
+        return (
+            f"Of what ends within {bounds.deadline:g} h{more} in 95 of 100 runs it is the cheapest"
+            f" (95 of 100 end within {chosen.sure('hours'):.2f} h, for at most {chosen.sure('usd'):.2f} USD)."
+        )
+    if bounds.budget is not None:
+        return (
+            f"Of what costs at most {bounds.budget:g} USD in 95 of 100 runs it is the fastest"
+            f" (95 of 100 cost at most {chosen.sure('usd'):.2f} USD)."
+        )
+    return "Nothing else has a smaller product of time and cost; --deadline and --budget choose otherwise."
+
+
+def _beside(chosen: Assessment, front: Sequence[Assessment]) -> str:
+    """Its neighbours on the front: what more or less money buys."""
+    at = [one.candidate for one in front].index(chosen.candidate)
+    said = []
+    if at > 0:
+        faster = front[at - 1]
+        said.append(
+            f"{count(faster.candidate.workers, 'node')} would take {_less(faster.hours, chosen.hours)} less time"
+            f" and cost {_more(faster.usd, chosen.usd)} more"
+        )
+    if at + 1 < len(front):
+        cheaper = front[at + 1]
+        said.append(
+            f"{count(cheaper.candidate.workers, 'node')} would cost {_less(cheaper.usd, chosen.usd)} less and take"
+            f" {_more(cheaper.hours, chosen.hours)} more time"
+        )
+    return f"{'; '.join(said)}." if said else ""
+
+
+def _without(chosen: Assessment, simulated: Sequence[Assessment], name: str) -> str:
+    """The same with another value of one field, if that was simulated: what the choice is worth."""
+    others = [one for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
+    if not others:
+        return ""
+    best = min(others, key=lambda one: one.hours * one.usd)
+    if not math.isfinite(best.hours):
+        return f"With {_value(best.candidate, name)} it would not come to its end in every run."
+    return (
+        f"With {_value(best.candidate, name)} it would take {amount(best, 'hours', 'h')} and cost"
+        f" {amount(best, 'usd', 'USD')}"
+        f" (of which {best.mean('traffic_usd'):.2f} USD for traffic between zones)."
+    )
+
+
+def _only_differs(one: Candidate, other: Candidate, name: str) -> bool:
+    ignored = {name, "replicas"} if name == "mode" else {name}
+    same = (field for field in Candidate.__slots__ if field not in ignored)
+    return getattr(one, name) != getattr(other, name) and all(getattr(one, f) == getattr(other, f) for f in same)
+
+
+def _value(one: Candidate, name: str) -> str:
+    if name == "spread":
+        return PLACES[one.spread]
+    if name == "standby":
+        return f"{one.standby or 'no'} on standby"
+    return f"redundancy.mode {one.mode.value}"
+
+
+def _money(chosen: Assessment) -> str:
+    traffic = chosen.mean("traffic_usd")
+    if not chosen.usd:
+        return ""
+    return f"Traffic between zones is {traffic:.2f} USD of its cost, {100 * traffic / chosen.usd:.0f} %."
+
+
+def _sure(chosen: Assessment) -> str:
+    """What the runs say, and what so few of them cannot say."""
+    runs, losses, fatal = len(chosen.outcomes), int(chosen.total("preemptions")), int(chosen.total("fatal"))
+    simulated = chosen.mean("simulated")
+    said = f"That is from {count(runs, 'run')} of {simulated:.1f} h on average"
+    if simulated < 0.999 * chosen.hours:
+        said += f", the rest of {chosen.hours:.1f} h in proportion"
+    if not losses:
+        return f"{said}, in which no node was lost."
+    if fatal:
+        return f"{said}, with {count(losses, 'lost node')}; {count(fatal, 'time')} all copies of a stage were lost."
+    few = 3 / losses  # the rule of three
+    return (
+        f"{said}, with {count(losses, 'lost node')}; never were all copies of a stage lost, so that happens in less"
+        f" than {100 * few:.1f} of 100 losses, with 95 % confidence."
+    )
+
+
+def _less(one: float, other: float) -> str:
+    return f"{100 * (1 - one / other):.0f} %"
+
+
+def _more(one: float, other: float) -> str:
+    return f"{100 * (one / other - 1):.0f} %"

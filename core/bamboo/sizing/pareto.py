@@ -1,0 +1,50 @@
+"""Which of many choices with a time and a cost are worth a thought. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+Point = tuple[float, float]  # time and cost; less is better, infinite if it never ends
+
+
+def dominates(one: Point, other: Point, slack: float = 0.0) -> bool:
+    """Better in one and not worse in the other; with a slack: better in both by more than that share."""
+    if slack:
+        return one[0] * (1 + slack) < other[0] and one[1] * (1 + slack) < other[1]
+    return one[0] <= other[0] and one[1] <= other[1] and one != other
+
+
+def front(choices: Sequence[T], point: Callable[[T], Point], slack: float = 0.0) -> list[T]:
+    """Those that no other one dominates, in their order. Of equal ones the first; what never ends is left out, unless
+    nothing ends.
+    """
+    points = [point(choice) for choice in choices]
+    ends = [i for i, (time, cost) in enumerate(points) if time + cost < float("inf")]
+    if not ends:
+        return list(choices)
+    kept, least = list[int](), float("inf")
+    for i in sorted(ends, key=lambda i: points[i]):
+        time, cost = points[i]
+        if slack:
+            # Ascending in time: the cheapest of those that are faster by more than the slack decides.
+            faster = [points[j][1] for j in ends if points[j][0] * (1 + slack) < time]
+            if not faster or min(faster) * (1 + slack) >= cost:
+                kept.append(i)
+        elif cost < least:
+            kept.append(i)
+            least = cost
+    return [choices[i] for i in sorted(kept)]
+
+
+def distance(point: Point, others: Sequence[Point]) -> float:
+    """By how large a slack a point would just not be dominated by any of the others; 0 on their front."""
+    return max([0.0, *(min(_ratio(point[0], time), _ratio(point[1], cost)) - 1 for time, cost in others)])
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else (1.0 if not one else float("inf"))
+
+
+def best_product(choices: Sequence[T], point: Callable[[T], Point]) -> T:
+    """The one with the least product of time and cost: where a tenth more of one buys a tenth less of the other."""
+    return min(choices, key=lambda choice: (point(choice)[0] * point(choice)[1], point(choice)))

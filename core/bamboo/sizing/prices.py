@@ -1,0 +1,94 @@
+"""What machines and traffic cost: a file that a user writes, checked strictly. Its reader is the only I/O."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from bamboo.job.fields import ManifestError
+from bamboo.job.yaml_file import load_document
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+
+FORMAT: Final = "bamboo-prices"
+VERSION: Final = 1
+MOST_MACHINES: Final = 64
+
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+class PriceError(ValueError):
+    """One sentence about what is wrong with a price file, with its name and the field."""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of a price file's parts."""
+
+
+class ZonePrice(_Part, frozen=True, kw_only=True):
+    """Where one zone differs."""
+
+    spot: Usd
+
+
+class MachinePrice(_Part, frozen=True, kw_only=True):
+    """Of one kind of machine. USD for a machine and hour. profile: what the job takes on it: a file, seen from the
+    price file's folder, or the name of one that comes with Bamboo. on_demand: None if it is not to be had.
+    """
+
+    spot: Usd
+    profile: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
+    on_demand: Usd | None = None
+    zones: dict[Name, ZonePrice] = {}
+
+
+class NetworkPrice(_Part, frozen=True, kw_only=True):
+    """USD for a GB (10^9 bytes) that crosses zones, billed to the one that sends it and again to the one that gets
+    it.
+    """
+
+    between_zones: Usd = ZONE_TRAFFIC_PRICE
+
+
+class Prices(_Part, frozen=True, kw_only=True):
+    """A price file. source: where and when the numbers were looked up."""
+
+    format: str
+    version: int
+    source: Text
+    machines: Annotated[dict[Name, MachinePrice], msgspec.Meta(min_length=1, max_length=MOST_MACHINES)]
+    network: NetworkPrice = NetworkPrice()
+
+
+def read_prices(path: str) -> Prices:
+    """A YAML or JSON file. Raises PriceError naming it. Profiles' files are named from the current folder on."""
+    try:
+        document = load_document(path)
+    except ManifestError as error:
+        raise PriceError("; ".join(str(problem).removeprefix("manifest: ") for problem in error.problems)) from None
+    prices = parse_prices(path, document)
+    folder = Path(path).parent
+    machines = {
+        name: msgspec.structs.replace(machine, profile=_from_folder(folder, machine.profile))
+        for name, machine in prices.machines.items()
+    }
+    return msgspec.structs.replace(prices, machines=machines)
+
+
+def parse_prices(path: str, document: object) -> Prices:
+    """path: for messages. Raises PriceError naming it, and what was expected where."""
+    try:
+        prices = msgspec.convert(document, Prices, strict=True)
+    except msgspec.ValidationError as error:
+        told = str(error)
+        raise PriceError(f"{path}: not a price file: {told[:1].lower()}{told[1:]}") from None
+    if prices.format != FORMAT or prices.version != VERSION:
+        found = f"{prices.format!r} version {prices.version}"[:60]
+        raise PriceError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
+    return prices
+
+
+def _from_folder(folder: Path, profile: str | None) -> str | None:
+    """Names have no dot and no slash, files do."""
+    return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile

@@ -1,0 +1,240 @@
+"""The search for candidates that are worth their money: what is left out before anything is simulated, then rounds of
+simulations, each longer and of fewer candidates. Pure but for what simulates, which it is given.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from bamboo.sizing.calm import Calm, calm, least, memory_needed
+from bamboo.sizing.candidate import PROTECTION, Candidate, job_of
+from bamboo.sizing.pareto import distance, dominates, front
+from bamboo.sizing.space import Limits, combined, grids, protections
+from bamboo.sizing.trials import Assessment, Trial
+from bamboo.sizing.world import HOUR, World
+
+FAR_DEARER: Final = 3.0  # times the cost of a step, for which no protection makes up
+CALM_SLACK: Final = 0.5  # a grid whose undisturbed step is so much slower and dearer than another's is not simulated
+SLACK: Final = 0.15  # and so much after one short simulation; after n of them, by the root of n
+MOST_GRIDS: Final = 24  # that are simulated
+MOST_KEPT: Final = 3  # grids of which other protections are simulated
+MOST_LONGER: Final = 12  # candidates of the round before the last
+MOST_LAST: Final = 6  # candidates of the last round
+LOSSES: Final = (4.0, 6.0)  # expected in a run of the first rounds
+LAST_LOSSES: Final = 20.0  # and of the last one
+SAME: Final = 0.005  # two plans of one grid that differ by less in time and cost: the one nearer to the job is enough
+LEAST_STEPS: Final = 20  # of a run
+LEAST_GAIN: Final = 0.005  # of time x cost, by which a change of the protection has to pay
+MOST_EXECUTED: Final = 2000  # steps that are executed before anything is simulated
+
+Simulate = Callable[[str, Sequence[Trial]], list[Assessment | None]]  # what the round is about, for the user
+Choose = Callable[[Sequence[Assessment]], Assessment | None]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the candidates. grids: there are; forbidden, too_large, slow: of them left out before anything was
+    simulated; simulated: candidates; runs: of them all. smallest: bytes that the smallest one that is too large needs.
+    """
+
+    grids: int = 0
+    forbidden: int = 0
+    too_large: int = 0
+    slow: int = 0
+    simulated: int = 0
+    runs: int = 0
+    smallest: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """front: ascending in time. ends: all of the last rounds, with runs of full length. chosen: of the front, if one is
+    what is wanted. calm: the grids of which any were simulated, and what they take undisturbed.
+    """
+
+    front: tuple[Assessment, ...]
+    ends: tuple[Assessment, ...]
+    chosen: Assessment | None
+    calm: tuple[tuple[Candidate, Calm], ...]
+    counts: Counts
+
+
+class _Race:
+    """The newest assessment of each candidate, which is that of its longest round."""
+
+    def __init__(self, world: World, simulate: Simulate) -> None:
+        self._world, self._simulate = world, simulate
+        self.newest: dict[Candidate, Assessment] = {}
+        self.runs = 0
+
+    def round(self, about: str, candidates: Iterable[Candidate], losses: float, seeds: int) -> list[Assessment]:
+        """losses: expected in a run; infinite: as many as it takes until numbers no longer depend on how it began. The
+        candidates that the manifest's rules allow, each simulated with so many seeds.
+        """
+        trials = [
+            Trial(
+                candidate=one,
+                seeds=tuple(range(1, seeds + 1)),
+                seconds=self._seconds(one, losses),
+                short=not math.isinf(losses),
+            )
+            for one in dict.fromkeys(candidates)
+        ]
+        found = [one for one in self._simulate(about, trials) if one is not None]
+        self.newest |= {one.candidate: one for one in found}
+        self.runs += sum(len(one.outcomes) for one in found)
+        return found
+
+    def _seconds(self, one: Candidate, losses: float) -> float:
+        whole, market = self._world.hours * HOUR, self._world.market
+        rate = market.losses_per_hour(one.workers)
+        if not rate:
+            return whole
+        if math.isinf(losses):
+            return min(whole, HOUR * max(LAST_LOSSES / rate, market.settled_hours))
+        start = self._world.machines[one.machine].profile.times.start
+        steps = LEAST_STEPS * calm(self._world, one).seconds
+        return min(whole, max(losses / rate * HOUR, 4 * start + steps))
+
+
+def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> Found:
+    """like: the job as it is, whose protection is where the search begins. Raises ValueError if no grid fits."""
+    counts, race = Counts(), _Race(world, simulate)
+    kept = fitting_grids(world, limits, like, counts)
+    first = near(race.round("grids", [one for one, _ in kept], LOSSES[0], 1), SLACK, MOST_GRIDS)
+    chosen = [one.candidate for one in first[:MOST_KEPT]]
+    changed = {one: _changed(world, limits, one) for one in chosen}
+    race.round("protection", [other for others in changed.values() for other in others], LOSSES[0], 1)
+    gains = {one: _gains(race, one, others) for one, others in changed.items()}
+    for found in first:
+        alike = min(chosen, key=lambda other: abs(other.workers - found.candidate.workers))
+        gains.setdefault(found.candidate, gains[alike])
+    mixed = [combined(one, gained[:size]) for one, gained in gains.items() for size in range(1, len(gained) + 1)]
+    race.round("together", [one for one in mixed if allowed(world, one) and one not in race.newest], LOSSES[0], 1)
+    some = near(told_apart(race.newest.values(), like), SLACK, MOST_LONGER)
+    longer = race.round("longer", [one.candidate for one in some], LOSSES[1], min(2, world.seeds))
+    last = [one.candidate for one in near(longer, SLACK / math.sqrt(2), MOST_LAST)]
+    ends = race.round("whole job", last, math.inf, world.seeds)
+    if best := choose(_front(ends)):
+        others = [one for one in _contrasts(world, limits, best.candidate) if one not in last]
+        ends += race.round("compared", others, math.inf, world.seeds)
+    counts.simulated, counts.runs = len(race.newest), race.runs
+    ascending = _front(ends)
+    return Found(front=tuple(ascending), ends=tuple(ends), chosen=choose(ascending), calm=tuple(kept), counts=counts)
+
+
+def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
+    """Other protections of a grid, without those whose undisturbed step already costs far more."""
+    most = FAR_DEARER * calm(world, one).usd
+    others = [other for other in protections(world, limits, one) if other != one and allowed(world, other)]
+    return [other for other in others if other.spread == one.spread or calm(world, other).usd <= most]
+
+
+def _front(ends: Sequence[Assessment]) -> list[Assessment]:
+    return sorted(front(ends, lambda one: one.point), key=lambda one: one.point)
+
+
+def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidate]:
+    """What a user would ask about: the same in other zones, with and without standbys, in another mode."""
+    asked = ("spread", "standby", "mode")
+    changed = [one for one in protections(world, limits, chosen) if one != chosen and allowed(world, one)]
+    by_thing = {name: [one for one in changed if getattr(one, name) != getattr(chosen, name)] for name in asked}
+    return [*by_thing["spread"], *by_thing["standby"][:1], *by_thing["mode"][:1]]
+
+
+def told_apart(found: Iterable[Assessment], like: Candidate) -> list[Assessment]:
+    """Without those that are neither faster nor cheaper than another one of the same grid that is more like the job."""
+
+    def changes(one: Assessment) -> int:
+        return sum(getattr(one.candidate, name) != getattr(like, name) for name in PROTECTION)
+
+    kept: dict[object, list[Assessment]] = {}
+    for one in sorted(found, key=lambda one: (changes(one), one.candidate)):
+        others = kept.setdefault(one.candidate.grid, [])
+        (time, cost), more = one.point, 1 + SAME
+        if not any(other.hours <= time * more and other.usd <= cost * more for other in others):
+            others.append(one)
+    return [one for others in kept.values() for one in others]
+
+
+def near(found: Sequence[Assessment], slack: float, most: int) -> list[Assessment]:
+    """Those that no other one beats by more than the slack in both. If they are too many, those of the front come
+    first, its ends, then what lies between them; then what is nearest to it.
+    """
+    left = front(found, lambda one: one.point, slack)
+    points = [one.point for one in left]
+    best = sorted(front(left, lambda one: one.point), key=lambda one: one.point)
+    order = [best[i] for i in _from_ends(len(best))]
+    rest = [one for one in left if one not in order]
+    return (order + sorted(rest, key=lambda one: (distance(one.point, points), one.candidate)))[:most]
+
+
+def _from_ends(count: int) -> list[int]:
+    """The numbers below count: first and last, then always the middle of the longest gap."""
+    found = [0, count - 1][: min(2, count)]
+    while len(found) < count:
+        ordered = sorted(found)
+        begin, end = max(pairwise(ordered), key=lambda pair: pair[1] - pair[0])
+        found.append((begin + end) // 2)
+    return found
+
+
+def _gains(race: _Race, one: Candidate, changed: Sequence[Candidate]) -> list[Candidate]:
+    """Of each thing that may be changed the change that pays most, if it pays; what pays most comes first."""
+    base = race.newest[one]
+    best: dict[str, Assessment] = {}
+    for found in (race.newest[other] for other in changed if other in race.newest):
+        thing = next(name for name in PROTECTION if getattr(found.candidate, name) != getattr(one, name))
+        if _worth(found) < _worth(base) * (1 - LEAST_GAIN) and _worth(found) < _worth(best.get(thing, base)):
+            best[thing] = found
+    return [found.candidate for found in sorted(best.values(), key=_worth)]
+
+
+def _worth(found: Assessment) -> float:
+    return found.hours * found.usd
+
+
+def fitting_grids(world: World, limits: Limits, like: Candidate, counts: Counts) -> list[tuple[Candidate, Calm]]:
+    """Grids that fit into memory, and whose undisturbed step is not far slower and dearer than another's.
+
+    Raises ValueError, which says why, if there is none.
+    """
+    fitting = []
+    for one in grids(world, limits, like):
+        counts.grids += 1
+        if not allowed(world, one):
+            counts.forbidden += 1
+        elif (needed := memory_needed(world, one)) > world.machines[one.machine].profile.machine.memory:
+            counts.too_large += 1
+            counts.smallest = min(counts.smallest or needed, needed)
+        else:
+            fitting.append((least(world, one), one))
+    if not fitting:
+        raise ValueError(why_none(counts))
+    fitting.sort(key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
+    executed: list[tuple[Candidate, Calm]] = []
+    for bound, one in fitting:
+        if len(executed) < MOST_EXECUTED and not any(dominates(c.point, bound, CALM_SLACK) for _, c in executed):
+            executed.append((one, calm(world, one)))
+    left = front(executed, lambda pair: pair[1].point, CALM_SLACK)
+    points = [pair[1].point for pair in left]
+    left.sort(key=lambda pair: (distance(pair[1].point, points), pair[0]))
+    counts.slow = len(fitting) - min(len(left), MOST_GRIDS)
+    return left[:MOST_GRIDS]
+
+
+def allowed(world: World, one: Candidate) -> bool:
+    """By the rules of manifests, such as that every pipeline has a share of a step."""
+    return job_of(one, world.spec, world.document) is not None
+
+
+def why_none(counts: Counts) -> str:
+    """A sentence about why no grid is left."""
+    if counts.too_large and counts.smallest is not None:
+        return (
+            f"none of {counts.grids} grids fits: {counts.too_large} need more memory than the machine has, at least"
+            f" {counts.smallest / 1e9:.1f} GB; allow more --nodes, or smaller microbatches with --micro-batch"
+        )
+    return f"none of {counts.grids} grids can be used; allow more --nodes, or other --stages and --pipelines"

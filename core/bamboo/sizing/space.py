@@ -1,0 +1,134 @@
+"""Which candidates there are: grids, and the ways to protect one. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.spec import MOST_REPLICAS, JobSpec, RedundancyMode
+from bamboo.planning.grid import make_layout
+from bamboo.sizing.candidate import PROTECTION, Candidate, has_pools_for_a_share
+from bamboo.sizing.world import World
+
+SHARES: Final = (0.25, 0.5)  # of workers, on demand
+INTERVALS: Final = (0.25, 4.0)  # of checkpoints, times the job's
+MICROBATCHES: Final = (0.5, 1.0, 2.0)  # times the profile's and the job's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """nodes: at most at once. stages, pipelines, micro_batches, modes, ...: only these; ():
+    all that make sense.
+    """
+
+    nodes: int
+    stages: tuple[int, ...] = ()
+    pipelines: tuple[int, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+    modes: tuple[RedundancyMode, ...] = ()
+    replicas: tuple[int, ...] = ()
+    standby: tuple[int, ...] = ()
+    every_steps: tuple[int, ...] = ()
+    spreads: tuple[SpreadPolicy, ...] = ()
+
+
+def grids(world: World, limits: Limits, like: Candidate) -> Iterator[Candidate]:
+    """All machines and grids in all ways to place them, with what else protects `like`.
+
+    What crosses zones may cost more than all nodes, so that no grid can be judged without that.
+    Of the numbers of pipelines whose largest share of a step is the same only the least: more are not faster.
+    """
+    for name, machine in world.machines.items():
+        layers = len(machine.profile.layers)
+        for micro_batch in _micro_batches(world.spec, machine.profile.samples, limits):
+            training = replace(world.spec.training, micro_batch_size=micro_batch)
+            for stages in _stages(world.spec, layers, limits):
+                for pipelines in _pipelines(training.microbatches, training.groups, limits, stages):
+                    if stages * pipelines + like.standby <= limits.nodes:
+                        one = replace(
+                            like, machine=name, stages=stages, pipelines=pipelines, micro_batch=micro_batch,
+                            fewest=_fewest(world.spec, pipelines),
+                        )  # fmt: skip
+                        yield from (replace(one, spread=spread) for spread in _spreads(world, limits, one))
+
+
+def protections(world: World, limits: Limits, one: Candidate) -> Iterator[Candidate]:
+    """The candidate with one thing changed that protects it, or what that costs."""
+    for mode in limits.modes or tuple(RedundancyMode):
+        if mode is not RedundancyMode.NONE or one.pipelines > 1:
+            yield replace(one, mode=mode, replicas=1 if mode is RedundancyMode.NONE else one.replicas)
+    if one.mode is not RedundancyMode.NONE:
+        for replicas in limits.replicas or range(1, min(MOST_REPLICAS, max(1, one.stages - 1)) + 1):
+            yield replace(one, replicas=replicas)
+    cells = one.stages * one.pipelines
+    for standby in limits.standby or sorted({0, 1, 2, -(-cells // 16), -(-cells // 8)}):
+        if cells + standby <= limits.nodes:
+            yield _within_shares(replace(one, standby=standby))
+    for spread in _spreads(world, limits, one):
+        yield replace(one, spread=spread)
+    for fewest in sorted({1, one.pipelines}):
+        yield replace(one, fewest=fewest)
+    if one.every_steps is not None:
+        for every in limits.every_steps or _intervals(one.every_steps):
+            yield replace(one, every_steps=every)
+    if has_pools_for_a_share(world.spec):
+        for share in SHARES:
+            if 0 < (count := round(share * one.workers)) < one.workers:
+                yield replace(one, on_demand=count)
+
+
+def combined(base: Candidate, changed: Sequence[Candidate]) -> Candidate:
+    """The base with what each of the others changes of it; the later ones win."""
+    found = base
+    for other in changed:
+        for name in PROTECTION:
+            if getattr(other, name) != getattr(base, name):
+                found = replace(found, **{name: getattr(other, name)})
+    return _within_shares(found)
+
+
+def _spreads(world: World, limits: Limits, one: Candidate) -> Sequence[SpreadPolicy]:
+    """With one pipeline a zone for each is one zone; None is only for schedulers that know better."""
+    if len(world.market.zones) < 2:
+        return (one.spread,)
+    known = (SpreadPolicy.INTERLEAVE, SpreadPolicy.SINGLE_ZONE, SpreadPolicy.ZONE_PER_PIPELINE)
+    return limits.spreads or (known if one.pipelines > 1 else known[:2])
+
+
+def _fewest(spec: JobSpec, pipelines: int) -> int:
+    """All of them, unless the job says that it may shrink; then as far as it says."""
+    shrinks = spec.elastic.min_pipelines < spec.topology.pipelines
+    return min(spec.elastic.min_pipelines, pipelines) if shrinks else pipelines
+
+
+def _within_shares(one: Candidate) -> Candidate:
+    return replace(one, on_demand=None) if (one.on_demand or 0) >= one.workers else one
+
+
+def _intervals(every: int) -> list[int]:
+    return sorted({max(1, round(every * factor)) for factor in INTERVALS})
+
+
+def _micro_batches(spec: JobSpec, measured: int, limits: Limits) -> list[int]:
+    batch = spec.training.global_batch_size
+    wanted = limits.micro_batches or {
+        int(factor * size) for size in (measured, spec.training.micro_batch_size) for factor in MICROBATCHES
+    }
+    return sorted(size for size in wanted if size > 0 and batch % size == 0)
+
+
+def _stages(spec: JobSpec, layers: int, limits: Limits) -> Sequence[int]:
+    if spec.topology.split is not None:
+        return (len(spec.topology.split),)
+    return [stages for stages in limits.stages or range(1, layers + 1) if stages <= min(layers, limits.nodes, 1024)]
+
+
+def _pipelines(microbatches: int, groups: int | None, limits: Limits, stages: int) -> list[int]:
+    most = min(limits.nodes // stages, groups or microbatches, 1024)
+    if limits.pipelines:
+        return [count for count in limits.pipelines if count <= most]
+    least: dict[int, int] = {}
+    for count in range(1, most + 1):
+        largest = max(map(len, make_layout(0, microbatches, count, groups).split))
+        least.setdefault(largest, count)
+    return sorted(least.values())

@@ -1,0 +1,143 @@
+"""Candidates simulated, and what the whole job comes to by that: runs are cut early, and the rest is in proportion."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.job_record import JobFigures
+from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
+from bamboo.simulation.job.step_times import StepModel
+from bamboo.simulation.processes import in_processes
+from bamboo.sizing.candidate import Candidate
+from bamboo.sizing.pareto import Point
+from bamboo.sizing.world import World
+
+OTHER_SEED = 1_000_000
+TRIES = 3  # seeds of a short run
+SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate, to be simulated with these seeds, for so many seconds each.
+
+    short: a run that has not begun to train by its end says nothing; another seed is taken in its place.
+    """
+
+    candidate: Candidate
+    seeds: tuple[int, ...]
+    seconds: float
+    short: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one run. hours, usd: of the whole job, infinite if it does not come to its end. traffic_usd: that is for
+    traffic between zones. simulated: hours. failed: why the job ended early, "" if it did not.
+    """
+
+    hours: float
+    usd: float
+    traffic_usd: float
+    nodes: float
+    preemptions: int
+    takeovers: int
+    restores: int
+    fatal: int
+    goodput: float
+    throughput: float
+    simulated: float
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A candidate, and its runs so far."""
+
+    candidate: Candidate
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def hours(self) -> float:
+        return statistics.fmean(outcome.hours for outcome in self.outcomes)
+
+    @property
+    def usd(self) -> float:
+        return statistics.fmean(outcome.usd for outcome in self.outcomes)
+
+    @property
+    def point(self) -> Point:
+        return self.hours, self.usd
+
+    def deviation(self, name: str) -> float:
+        """Of the runs, as an estimate for others like them; 0 for a single one."""
+        values = [float(getattr(outcome, name)) for outcome in self.outcomes]
+        if len(values) < 2 or not all(map(math.isfinite, values)):
+            return 0.0
+        return statistics.stdev(values)
+
+    def sure(self, name: str) -> float:
+        """What is not exceeded in 95 of 100 runs, if they are spread as a normal distribution."""
+        return float(getattr(self, name)) + SURE * self.deviation(name)
+
+    def mean(self, name: str) -> float:
+        return statistics.fmean(float(getattr(outcome, name)) for outcome in self.outcomes)
+
+    def total(self, name: str) -> float:
+        return float(sum(getattr(outcome, name) for outcome in self.outcomes))
+
+
+def simulate_trials(
+    world: World, trials: Sequence[Trial], jobs: int, done: Callable[[int], None]
+) -> list[Assessment | None]:
+    """In the order of the trials; None for one that the manifest's rules do not allow.
+
+    done: told how many more runs are ready. Raises SimulationError if one cannot be simulated.
+    """
+    found: list[Assessment | None] = []
+    for assessment, trial in zip(in_processes(partial(simulate_trial, world), trials, jobs), trials, strict=True):
+        found.append(assessment)
+        done(len(trial.seeds))
+    return found
+
+
+def simulate_trial(world: World, trial: Trial) -> Assessment | None:
+    """With one model for all seeds, since the step times of one run are of use to the next."""
+    first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
+    if first is None:
+        return None
+    model = model_of(first)
+    outcomes = tuple(_outcome(world, trial, model, seed) for seed in trial.seeds)
+    if all(math.isnan(outcome.usd) for outcome in outcomes):
+        raise SimulationError(f"no price is known for {trial.candidate.machine}; say it in a file for --prices")
+    return Assessment(candidate=trial.candidate, outcomes=outcomes)
+
+
+def _outcome(world: World, trial: Trial, model: StepModel, seed: int) -> Outcome:
+    for number in range(seed, seed + TRIES * OTHER_SEED, OTHER_SEED):
+        run = world.run(trial.candidate, number, trial.seconds)
+        assert run is not None
+        result = simulate_job(run, model=model)
+        if result.figures.steps or not trial.short:
+            break
+    ended = "" if result.outcome in (CUT[0], "Complete") else result.message
+    return outcome_of(result.figures, ended, world.steps)
+
+
+def outcome_of(figures: JobFigures, ended: str, steps: int) -> Outcome:
+    """steps: of the whole job. Until training has begun is counted once; the rest is taken in proportion."""
+    if ended or not figures.steps:
+        hours = usd = math.inf
+        traffic = 0.0
+    else:
+        hours = figures.begun + (figures.hours - figures.begun) * steps / figures.steps
+        usd = figures.usd * hours / figures.hours
+        traffic = figures.zone_usd_per_hour * hours
+    return Outcome(
+        hours=hours, usd=usd, traffic_usd=traffic, nodes=figures.nodes, preemptions=figures.preemptions,
+        takeovers=figures.takeovers, restores=figures.restores, fatal=figures.fatal, goodput=figures.goodput,
+        throughput=figures.throughput, simulated=figures.hours, failed=ended,
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""What candidates are tried in: the job, the machines that are to be had, and how their nodes come and go. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+
+from bamboo.job.placement_spec import Capacity, SpreadPolicy
+from bamboo.job.spec import JobSpec, wanted_pipelines, wanted_workers
+from bamboo.profiles.profile import ModelProfile
+from bamboo.profiles.profile import Prices as ProfilePrices
+from bamboo.simulation.job.job_run import JobRun
+from bamboo.sizing.candidate import Candidate, job_of
+from bamboo.sizing.prices import MachinePrice
+from bamboo.traces.generate import Generation, generate
+from bamboo.traces.summary import summarize
+from bamboo.traces.trace import PriceChange, Trace, make_trace
+from bamboo.traces.window import window
+
+HOUR: Final = 3600.0
+MOST_ZONES: Final = 1000  # for numbers of seeds only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One kind. profile: with its prices in it. price: None if no price file names it; then those of the trace, the
+    job's pools and the profile count.
+    """
+
+    name: str
+    profile: ModelProfile
+    price: MachinePrice | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """Nodes: either a recording, of which a seed is another place to begin, or made up. spot nodes only."""
+
+    recording: Trace | None = None
+    generation: Generation | None = None
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        if self.recording is not None:
+            return tuple(sorted({change.zone for change in self.recording.changes}))
+        return self.generation.zones if self.generation else ()
+
+    def losses_per_hour(self, workers: int) -> float:
+        """Of so many nodes, about."""
+        if self.recording is not None:
+            return workers * summarize(self.recording).removals_per_node_hour
+        return workers * self.generation.removal if self.generation else 0.0
+
+    @property
+    def settled_hours(self) -> float:
+        """After which made-up nodes have forgotten that all were there at the beginning; at most a few."""
+        if self.generation is None:
+            return 0.0
+        return 3 / max(0.5, self.generation.removal + self.generation.addition)
+
+    def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
+        """For a job: made up are as many nodes as it wants, in the zones where its pods may be.
+
+        seed: from 1 on. seeds: how many there will be; recordings begin at as many places, evenly spread.
+        """
+        if self.recording is not None:
+            return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)
+        assert self.generation is not None
+        hours = max(0.01, seconds / HOUR)
+        if not spec.spread.policy.packs:
+            made = generate(replace(self.generation, nodes=wanted_workers(spec), hours=hours), seed)
+            return make_trace(made.changes, made.prices, duration=seconds, source=made.source)
+        parts = [
+            generate(replace(self.generation, nodes=count, hours=hours, zones=(zone,)), seed * MOST_ZONES + number)
+            for number, (zone, count) in enumerate(packed(self.zones, spec).items())
+        ]
+        changes = [change for part in parts for change in part.changes]
+        prices = [price for part in parts for price in part.prices]
+        return make_trace(changes, prices, duration=seconds, source=parts[0].source)
+
+
+def packed(zones: Sequence[str], spec: JobSpec) -> dict[str, int]:
+    """How many nodes a job asks for in each zone that it uses: all in the first one, or whole pipelines in turn."""
+    if spec.spread.policy is SpreadPolicy.SINGLE_ZONE:
+        return {zones[0]: wanted_workers(spec)}
+    count, wanted = wanted_pipelines(spec), wanted_workers(spec)
+    found: Counter[str] = Counter()
+    for number in range(count):
+        found[zones[number % len(zones)]] += wanted // count + (number < wanted % count)
+    return dict(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """steps: of the whole job. hours: after which runs are cut. seeds: at most, of one candidate. traffic_price: USD
+    for a GB that crosses zones, for each of both ways.
+    """
+
+    spec: JobSpec
+    document: Mapping[str, Any]
+    machines: Mapping[str, Machine]
+    market: Market
+    hours: float
+    seeds: int
+    traffic_price: float
+
+    @cached_property
+    def steps(self) -> int:
+        return self.spec.training.steps
+
+    def run(self, candidate: Candidate, seed: int, seconds: float) -> JobRun | None:
+        """None if the manifest's rules do not allow the candidate."""
+        made = job_of(candidate, self.spec, self.document)
+        if made is None:
+            return None
+        spec, document = made
+        machine = self.machines[candidate.machine]
+        trace = _priced(self.market.trace(spec, seed, self.seeds, seconds), machine.price)
+        return JobRun(
+            spec=with_prices(spec, machine.price), manifest=document, profile=machine.profile, trace=trace,
+            seconds=seconds, zone_price=self.traffic_price,
+        )  # fmt: skip
+
+
+def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
+    """The price file comes before what the job's pools say: they say nothing any more."""
+    if price is None:
+        return spec
+    pools = tuple(replace(pool, price_per_hour=None) for pool in spec.node_pools)
+    return replace(spec, node_pools=pools)
+
+
+def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> Machine:
+    """With the price file's prices in place of the profile's."""
+    if price is not None:
+        on_demand = price.on_demand if price.on_demand is not None else _on_demand(profile, price)
+        known = ProfilePrices(spot=price.spot, on_demand=on_demand)
+        profile = msgspec.structs.replace(profile, prices=known)
+    return Machine(name=name, profile=profile, price=price)
+
+
+def has_price(machine: Machine, spec: JobSpec, market: Market) -> bool:
+    spot = [pool for pool in spec.node_pools if pool.capacity is Capacity.SPOT]
+    recorded = market.recording is not None and bool(market.recording.prices)
+    return machine.profile.prices is not None or recorded or any(pool.price_per_hour is not None for pool in spot)
+
+
+def _on_demand(profile: ModelProfile, price: MachinePrice) -> float:
+    return profile.prices.on_demand if profile.prices else price.spot
+
+
+def _priced(trace: Trace, price: MachinePrice | None) -> Trace:
+    """A recording's own prices over time come first; else those of single zones are the file's."""
+    if price is None or trace.prices or not price.zones:
+        return trace
+    prices = [PriceChange(at=0.0, zone="", usd_per_hour=price.spot)]
+    prices += [PriceChange(at=0.0, zone=zone, usd_per_hour=one.spot) for zone, one in price.zones.items()]
+    return make_trace(trace.changes, prices, duration=trace.duration, source=trace.source)

@@ -1,0 +1,171 @@
+"""Plans as a person or a program reads them. Pure."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bamboo.job.spec import RedundancyMode
+from bamboo.sizing.candidate import Candidate, edited, edits
+from bamboo.sizing.choice import Bounds, amount
+from bamboo.sizing.search import Found
+from bamboo.sizing.trials import Assessment
+from bamboo.sizing.world import World
+
+HEADS = (
+    "", "TIME H", "COST USD", "TRAFFIC USD", "NODES", "SAMPLES/S", "GOODPUT", "MACHINE", "GRID", "MICROBATCH", "MODE",
+    "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT", "ZONES",
+)  # fmt: skip
+MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
+WIDTH = 100  # columns of the paragraph, where a terminal does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is printed. told: why the chosen one, or why none. like: the job as it is."""
+
+    found: Found
+    told: str
+    bounds: Bounds
+    world: World
+    like: Candidate
+
+
+def plan_text(report: Report, width: int | None) -> str:
+    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at."""
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in ("", "MACHINE", "GRID", "MODE", "ZONES") else "right")
+    for one in report.found.front:
+        table.add_row("*" if one is report.found.chosen else "", *_cells(one))
+    out = io.StringIO()
+    Console(file=out, highlight=False, soft_wrap=True, width=width or 250, color_system=None).print(table)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    wrapped = io.StringIO()
+    console = Console(file=wrapped, highlight=False, width=WIDTH, color_system=None)
+    if report.found.chosen is not None:
+        console.print(f"\n{report.told}\n")
+        console.print(_changes(report))
+    console.print(_looked_at(report))
+    return "\n".join([*lines, *(line.rstrip() for line in wrapped.getvalue().splitlines())])
+
+
+def document(report: Report) -> str:
+    """JSON for programs."""
+    found, spec = report.found, report.world.spec
+    counts = found.counts
+    chosen = None
+    if found.chosen is not None:
+        changes = edits(found.chosen.candidate, spec, report.world.document)
+        chosen = _document(found.chosen) | {
+            "why": report.told,
+            "changes": {".".join(map(str, path)): value for path, value in changes.items()},
+            "manifest": edited(report.world.document, changes),
+        }
+    return json.dumps(
+        {
+            "job": spec.name, "steps": report.world.steps,
+            "budget": report.bounds.budget, "deadlineHours": report.bounds.deadline,
+            "recommended": chosen, "front": [_document(one) for one in found.front],
+            "compared": [_document(one) for one in found.ends if one not in found.front],
+            "grids": counts.grids, "forbidden": counts.forbidden, "tooLarge": counts.too_large, "slow": counts.slow,
+            "simulated": counts.simulated, "runs": counts.runs, "estimated": _estimated(report),
+        },
+        indent=2,
+    )  # fmt: skip
+
+
+def plan_csv(report: Report) -> str:
+    """A line for each plan of the front."""
+    out = io.StringIO()
+    rows = [_flat(one, one is report.found.chosen) for one in report.found.front]
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _cells(one: Assessment) -> list[str]:
+    plan = one.candidate
+    replicas = "" if plan.mode is RedundancyMode.NONE else str(plan.replicas)
+    return [
+        amount(one, "hours"), amount(one, "usd"), amount(one, "traffic_usd"), f"{one.mean('nodes'):.1f}",
+        f"{one.mean('throughput'):.1f}", f"{one.mean('goodput'):.3f}", plan.machine,
+        f"{plan.stages} x {plan.pipelines}",
+        str(plan.micro_batch), plan.mode.value, replicas, str(plan.standby), str(plan.fewest),
+        "" if plan.on_demand is None else str(plan.on_demand),
+        "" if plan.every_steps is None else str(plan.every_steps), plan.spread.value,
+    ]  # fmt: skip
+
+
+def _changes(report: Report) -> str:
+    assert report.found.chosen is not None
+    changes = edits(report.found.chosen.candidate, report.world.spec, report.world.document)
+    if not changes:
+        return "The manifest says so already."
+    told = "; ".join(f"{_path(path)}: {value}" for path, value in changes.items())
+    return f"To change in the manifest (--write FILE does it): {told}."
+
+
+def _path(path: Sequence[str | int]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
+
+
+def _looked_at(report: Report) -> str:
+    counts = report.found.counts
+    left = [
+        f"{number} {why}"
+        for number, why in (
+            (counts.forbidden, "that the manifest's rules do not allow"),
+            (counts.too_large, "too large for the machine's memory"),
+            (counts.slow, "whose undisturbed step is far slower and dearer than another's"),
+        )
+        if number
+    ]
+    said = f"Looked at: {counts.grids} grids" + (f", left out {', '.join(left)}" if left else "")
+    said += f"; {counts.simulated} plans simulated in {counts.runs} runs."
+    if estimated := _estimated(report):
+        said += f" Nobody has measured, and so this is as good as the estimates of: {', '.join(estimated)}."
+    return said
+
+
+def _estimated(report: Report) -> list[str]:
+    """What of the machines' profiles is estimated, the microbatch's times included if they are in proportion."""
+    found = {name for machine in report.world.machines.values() for name in machine.profile.estimated}
+    if report.found.chosen is not None:
+        one = report.found.chosen.candidate
+        if one.micro_batch != report.world.machines[one.machine].profile.samples:
+            found.add(f"layers.seconds of microbatches of {one.micro_batch}, in proportion")
+    return sorted(found)
+
+
+def _document(one: Assessment) -> dict[str, Any]:
+    plan = one.candidate
+    return {
+        "plan": {
+            "machine": plan.machine, "stages": plan.stages, "pipelines": plan.pipelines,
+            "microBatchSize": plan.micro_batch, "mode": plan.mode.value, "replicas": plan.replicas,
+            "standby": plan.standby, "minPipelines": plan.fewest, "everySteps": plan.every_steps,
+            "onDemand": plan.on_demand, "spread": plan.spread.value, "workers": plan.workers,
+        },
+        "runs": len(one.outcomes),
+        **{name: _finite(getattr(one, name)) for name in ("hours", "usd")},
+        **{f"{name}Deviation": _finite(one.deviation(name)) for name in ("hours", "usd")},
+        **{f"{name}Of95": _finite(one.sure(name)) for name in ("hours", "usd")},
+        "mean": {name: _finite(one.mean(name)) for name in MEANS},
+    }  # fmt: skip
+
+
+def _flat(one: Assessment, chosen: bool) -> dict[str, Any]:
+    found = _document(one)
+    rest = {key: value for key, value in found.items() if key not in ("plan", "mean")}
+    return {"recommended": chosen, **found["plan"], **rest, **found["mean"]}
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

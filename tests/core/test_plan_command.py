@@ -1,0 +1,98 @@
+"""`bamboo plan` as a user calls it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from test_prices import PRICES
+from test_search import layered
+from test_step_times import manifest
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo.job.manifest import parse_manifest
+from bamboo.profiles.profile import to_json
+from job_simulation_kit import job
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    document = manifest(2, 1, 6)
+    document["spec"]["training"]["steps"] = 2000
+    text = "# my job\n" + yaml.safe_dump(document)
+    (tmp_path / "job.yaml").write_text(text)
+    (tmp_path / "profile.json").write_bytes(to_json(layered(3)))
+    machines = {"small": {"spot": 1.0, "onDemand": 3.0, "profile": "profile.json"}}
+    (tmp_path / "prices.yaml").write_text(yaml.safe_dump({**PRICES, "machines": machines}))
+    return tmp_path
+
+
+def invoke(folder: Path, *arguments: str) -> Any:
+    words = ["plan", str(folder / "job.yaml"), "--prices", str(folder / "prices.yaml"), "--jobs", "1", *arguments]
+    return CliRunner().invoke(app, words)
+
+
+QUICK = ("--preempt-rate", "0.5", "--nodes", "4", "--seeds", "2", "--micro-batch", "4", "--hours", "0.5")
+
+
+def test_the_command_recommends_writes_and_draws(files: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written, picture = files / "planned.yaml", files / "front.png"
+    done = invoke(files, *QUICK, "--write", str(written), "--plot", str(picture))
+    assert done.exit_code == 0, done.output
+    assert "Recommended are " in done.output
+    assert "95 % confidence" in done.output or "no node was lost" in done.output or "all copies" in done.output
+    assert written.read_text().startswith("# my job\n")
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert CliRunner().invoke(app, ["validate", str(written)]).exit_code == 0
+
+
+def test_the_command_prints_json_and_csv(files: Path) -> None:
+    done = invoke(files, *QUICK, "--output", "json", "--deadline", "2h")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["recommended"]["hoursOf95"] <= 2
+    assert found["recommended"]["usd"] == min(one["usd"] for one in found["front"] if one["hoursOf95"] <= 2)
+    parse_manifest(found["recommended"]["manifest"])
+    lines = invoke(files, *QUICK, "--output", "csv").stdout.splitlines()
+    assert lines[0].startswith("recommended,machine,stages,pipelines,microBatchSize,mode,")
+    assert len(lines) > 1
+
+
+def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
+    done = invoke(files, *QUICK, "--budget", "0.000001", "--write", str(files / "out.yaml"))
+    assert done.exit_code == 1
+    assert "no plan keeps the bounds in 95 of 100 runs: the fastest takes up to " in done.output
+    assert not (files / "out.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--preempt-rate or --trace: expected one of them"),
+        (["--preempt-rate", "2"], "--preempt-rate 2: expected a probability from 0 to 1"),
+        (["--preempt-rate", "0.1", "--trace", "x"], "--preempt-rate: cannot be combined with --trace"),
+        (["--preempt-rate", "0.1", "--stages", "a"], "--stages 'a': expected at most 64 whole numbers from 1 on"),
+        (["--preempt-rate", "0.1", "--budget", "0"], "--budget 0: expected a number above 0"),
+        (["--preempt-rate", "0.1", "--stages", "9"], "none of 0 grids can be used; allow more --nodes"),
+        (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, diurnal, not 'x'"),
+        (["--trace", "nothing.csv"], "nothing.csv"),
+    ],
+)
+def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: str) -> None:
+    done = invoke(files, *arguments)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert "Traceback" not in done.output
+
+
+def test_without_any_price_there_is_nothing_to_weigh(files: Path) -> None:
+    unpriced = msgspec.structs.replace(layered(3), prices=None, sources=job(3).profile.sources)
+    (files / "bare.json").write_bytes(to_json(unpriced))
+    words = ["plan", str(files / "job.yaml"), "--profile", str(files / "bare.json"), "--preempt-rate", "0.1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "no price is known for tiny; say it in a file for --prices" in done.output

@@ -1,0 +1,45 @@
+"""Price files: what is read, and one sentence about what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bamboo.sizing.prices import PriceError, parse_prices, read_prices
+
+PRICES = {
+    "format": "bamboo-prices",
+    "version": 1,
+    "source": "nobody",
+    "machines": {"small": {"spot": 1.0, "onDemand": 3.0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": "prices"}, "expected format 'bamboo-prices' version 1; found 'prices' version 1"),
+        ({"machines": {}}, "not a price file: expected `object` of length >= 1"),
+        ({"machines": {"m": {}}}, "missing required field `spot`"),
+        ({"machines": {"m": {"spot": -1}}}, "expected `float` >= 0"),
+        ({"machines": {"m": {"spot": "1"}}}, "expected `float`, got `str`"),
+        ({"machines": {"m": {"spot": 1, "cost": 2}}}, "unknown field `cost`"),
+        ({"network": {"betweenZones": -0.1}}, "expected `float` >= 0"),
+    ],
+)
+def test_a_wrong_price_file_gets_one_sentence(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(PriceError) as error:
+        parse_prices("p.yaml", {**PRICES, **change})
+    assert str(error.value).startswith("p.yaml: ")
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_price_files_profiles_are_seen_from_its_folder(tmp_path: Path) -> None:
+    machines = {"a": {"spot": 1, "profile": "sub/a.json"}, "b": {"spot": 1, "profile": "bert-v100"}}
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump({**PRICES, "machines": machines}))
+    found = read_prices(str(tmp_path / "p.yaml")).machines
+    assert [found[name].profile for name in "ab"] == [str(tmp_path / "sub" / "a.json"), "bert-v100"]
+    with pytest.raises(PriceError, match=r"nothing\.yaml: no such file"):
+        read_prices("nothing.yaml")
