@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 from bamboo.checkpoint.layout import Attempt
 from bamboo.checkpoint.store import CheckpointStore
 from bamboo.cli.commands import app
+from bamboo.cli.run_options import LocalRunOptions
+from bamboo.job.edits import numbers_digest
 from bamboo.storage.bounded import StoreLimits
 from bamboo.storage.local_files import LocalFiles
 from checkpoint_kit import layer_bytes, save
+from manifest_kit import bamboojob, training
 
 
 def bamboo(*words, code=0):
@@ -100,3 +103,23 @@ def test_mistakes_get_one_sentence(tmp_path):
     assert refused == f"bamboo: cannot list {tmp_path}/file: Not a directory\n"
     assert "--keep" in bamboo("checkpoints", "prune", tmp_path, code=2).stderr
     assert "expected" in bamboo("export", "ftp://x/y", "-o", tmp_path / "out", code=2).stderr
+
+
+def test_resume_does_not_begin_anew_because_what_is_there_is_of_another_training(kept, tmp_path):
+    """Without the flag such a job begins at step 0, with an event."""
+    folder, _ = kept
+    job = tmp_path / "job.yaml"
+    document = bamboojob(task={"entrypoint": "a.b:c"}, training=training(100, 8, 2), topology={"stages": 2})
+    job.write_text(json.dumps(document))
+    said = bamboo("run", job, "--checkpoints", folder, "--resume", code=2).stderr
+    assert said == (
+        f"bamboo: --resume: {folder} has no checkpoint of this job; that of step 80 cannot be used: it is of another "
+        "training (job small): its task or its training section differs; --no-resume begins at step 0\n"
+    )
+    options = LocalRunOptions(checkpoints=str(folder), resume=True)
+    spec, _ = options.job(job)
+    store = CheckpointStore(str(folder))
+    save(store, 10, digest=numbers_digest(spec))
+    options.check_checkpoints(spec)
+    for fine in (LocalRunOptions(checkpoints=str(tmp_path / "empty"), resume=True), LocalRunOptions(resume=None)):
+        fine.check_checkpoints(fine.job(job)[0])

@@ -140,6 +140,7 @@ def run(
     except ValueError as error:
         usage(str(error))
     local.check()
+    local.check_checkpoints(spec)
     wanted = RunOptions(
         preempt=schedule,
         replace_after=local.replace_after,

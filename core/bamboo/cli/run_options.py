@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,6 +11,8 @@ from bamboo.cli.dispatch import usage
 from bamboo.job.manifest import ManifestError, parse_manifest, read_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+
+_LOOK_SECONDS: Final = 20.0  # for each look into the store before anything is started
 
 _Workers = Annotated[
     int | None,
@@ -78,7 +80,10 @@ _Checkpoints = Annotated[
 _Resume = Annotated[
     bool | None,
     typer.Option(
-        "--resume/--no-resume", help="Go on from the newest checkpoint, or begin at step 0.", show_default="the job's"
+        "--resume/--no-resume",
+        help="Go on from the newest checkpoint, or begin at step 0. With --resume checkpoints of another training are"
+        " an error; without, they are passed over.",
+        show_default="the job's",
     ),
 ]
 _HeartbeatTimeout = Annotated[
@@ -155,6 +160,28 @@ class LocalRunOptions:
             _check_output(self.output)
         if self.page is False and self.page_port is not None:
             usage("--page-port and --no-page: expected at most one of them")
+
+    def check_checkpoints(self, spec: JobSpec) -> None:
+        """Who says --resume does not want to begin at step 0 because nothing that is there fits the job any more."""
+        url = spec.checkpoint.storage.uri if spec.checkpoint is not None else None
+        if not self.resume or url is None:
+            return
+        from bamboo.checkpoint.resume import choose
+        from bamboo.checkpoint.store import CheckpointStore
+        from bamboo.job.edits import numbers_digest
+        from bamboo.storage.bounded import StoreLimits
+        from bamboo.storage.errors import StorageError
+
+        try:
+            store = CheckpointStore(url, StoreLimits(seconds=_LOOK_SECONDS, tries=1))
+            steps = None if spec.training.until else spec.training.steps
+            choice = choose(store.list(), numbers_digest(spec), steps=steps)
+        except StorageError:
+            return  # the job waits for a store that does not answer, and says why
+        if choice.manifest is None and choice.passed:
+            attempt, reason = choice.passed[0]
+            told = f"that of step {attempt.step} cannot be used: {reason}"
+            usage(f"--resume: {store.shown} has no checkpoint of this job; {told}; --no-resume begins at step 0")
 
     def served(self) -> int | None:
         """The port of the run's page, 0 for any; None for no page."""

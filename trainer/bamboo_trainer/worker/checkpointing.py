@@ -148,7 +148,9 @@ class Checkpointing:
         except StorageError as error:
             raise RestoreError(checkpoint, str(error), isinstance(error, CheckpointDamaged)) from error
         except (ValueError, IndexError) as error:
-            raise RestoreError(checkpoint, f"it does not fit the task: {error}", True) from error
+            raise RestoreError(
+                checkpoint, f"it does not fit the task (was its code changed?): {error}", True
+            ) from error
         if stage.version != checkpoint.step:
             raise RestoreError(checkpoint, f"its files are of step {stage.version}", True)
         return read
