@@ -4,20 +4,25 @@
     python bench/profiles.py --only vgg
 
 What was published is the time of a step on a grid, not of a layer. So the layers' seconds are derived: the published
-step on on-demand machines, whose grid had no redundancy and no preemptions, is taken to be an ideal 1F1B pipeline of
-balanced stages, which gives the seconds of a microbatch on all layers; and these are dealt to the layers in proportion
-to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Whatever the published
-step spent on its network is thereby counted as computing. Bytes are counted from the layers, on tensors without data.
+step on on-demand machines had no redundancy and no preemptions, and the layers take what is left of it when the
+simulator has counted all else: the pipeline's fill, boundaries on the network, the sum of gradients over the pipelines,
+the update. That is found by simulating the step with faster and slower layers. The seconds are dealt to the layers in
+proportion to the operations that `bamboo_trainer.tasks.inspection.costs` counts. A third is the forward. Bytes are
+counted from the layers, on tensors without data.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from _common import say, show
 from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import JobSpec
 from bamboo.names import HEARTBEAT_TIMEOUT_SECONDS
+from bamboo.planning.grid import initial_plan, layer_ranges
+from bamboo.planning.plan import Peer
 from bamboo.profiles.files import FOLDER
 from bamboo.profiles.profile import (
     Layer,
@@ -31,6 +36,7 @@ from bamboo.profiles.profile import (
     Times,
     to_json,
 )
+from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.research.research_workloads import (
     CREATION_MS,
     GLOBAL_RENDEZVOUS_MS,
@@ -54,6 +60,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BLOCKS = {"gpt-2": 48, "bert": 24}  # equal ones, of which one is counted
 T = TypeVar("T")
+LEAST = 0.05  # of the seconds of an ideal pipeline, that have to be left
 PIPELINES = 4  # of the published grids, on spot and on demand
 FORWARD = 1 / 3  # of forward and backward together
 FLOW, MACHINE = 5e9 / 8, 10e9 / 8
@@ -83,9 +90,46 @@ def microbatch(workload: Workload) -> int:
 
 
 def whole_seconds(workload: Workload, samples: int) -> float:
-    """Of a microbatch's forward and backward on all layers: a step is (M + P - 1) / P of these."""
+    """Of a microbatch's forward and backward on all layers, at most: a step is (M + P - 1) / P of these and more."""
     stages, count = workload.on_demand_gpus // PIPELINES, workload.samples // PIPELINES // samples
     return workload.on_demand_seconds * stages / (count + stages - 1)
+
+
+def paced(profile: ModelProfile) -> ModelProfile:
+    """With layers so fast that the simulated step on the published on-demand grid takes what was published."""
+    published = profile.published
+    assert published is not None
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        late = on_demand_step(scaled(profile, middle)) > published.on_demand_seconds
+        low, high = (low, middle) if late else (middle, high)
+    if low < LEAST:
+        raise RuntimeError(f"{profile.name}: the published step leaves no time for its layers")
+    return scaled(profile, low)
+
+
+def on_demand_step(profile: ModelProfile) -> float:
+    """Seconds of a step on the published on-demand grid, as `bamboo simulate JOB.yaml` has it; one sum a pipeline."""
+    published = profile.published
+    assert published is not None
+    grid = {"stages": published.on_demand_stages, "pipelines": published.on_demand_pipelines}
+    training = {"steps": 1, "globalBatchSize": published.batch, "microBatchSize": profile.samples}
+    spec = _manifest("x:y", {}, {**training, "reproducible": False}, topology=grid, redundancy={"mode": "None"})
+    stages, pipelines = layer_ranges(profile.costs, spec.topology), spec.topology.pipelines
+    peers = [Peer(worker=f"w{i}", host="", port=0) for i in range(len(stages) * pipelines)]
+    plan = initial_plan(peers, stages, pipelines, spec.training, spec.redundancy)
+    return StepModel(profile, spec).seconds(plan, plan.target)
+
+
+def scaled(profile: ModelProfile, factor: float) -> ModelProfile:
+    layers = (
+        msgspec.structs.replace(
+            layer, forward=_rounded(layer.forward * factor), backward=_rounded(layer.backward * factor)
+        )
+        for layer in profile.layers
+    )
+    return msgspec.structs.replace(profile, layers=tuple(layers))
 
 
 def profile_of(workload: Workload) -> ModelProfile:
@@ -105,7 +149,7 @@ def profile_of(workload: Workload) -> ModelProfile:
         )
         for index, (cost, size) in enumerate(zip(costs, sizes, strict=True))
     )  # fmt: skip
-    return ModelProfile(
+    profile = ModelProfile(
         name=f"{workload.name}-v100",
         device="NVIDIA V100 16 GB (EC2 p3.2xlarge)",
         samples=samples,
@@ -121,6 +165,7 @@ def profile_of(workload: Workload) -> ModelProfile:
         published=_published(workload),
         sources=_sources(workload, samples),
     )  # fmt: skip
+    return paced(profile)
 
 
 def _repeated(layers: Sequence[T], blocks: int) -> tuple[T, ...]:
@@ -143,9 +188,9 @@ def _sources(workload: Workload, samples: int) -> dict[str, Source]:
     return {
         "layers.seconds": Source(
             text=f"a step of {workload.samples} samples on {workload.on_demand_gpus} on-demand V100s takes"
-            f" {workload.on_demand_seconds:g} s in {simulator}; taken to be an ideal 1F1B pipeline, {PIPELINES} x"
-            f" {stages} with {count} microbatches of {samples} each, so all layers take {workload.on_demand_seconds:g}"
-            f" x {stages} / ({count} + {stages} - 1) s a microbatch; dealt to the layers by counted"
+            f" {workload.on_demand_seconds:g} s in {simulator}; taken to be 1F1B on {PIPELINES} x {stages} with {count}"
+            f" microbatches of {samples} each, of which the layers take what is left when the simulator has counted"
+            " boundaries, the sum of gradients and the update; dealt to the layers by counted"
             " operations, a third to the forward. The grid and the microbatch are assumed, too",
             estimated=True,
         ),
@@ -175,17 +220,18 @@ def _sources(workload: Workload, samples: int) -> dict[str, Source]:
     }
 
 
-def _spec(model: str, config: dict[str, Any], samples: int) -> Any:
+def _spec(model: str, config: dict[str, Any], samples: int) -> JobSpec:
+    training = {"steps": 1, "globalBatchSize": samples, "microBatchSize": samples}
+    return _manifest(f"bamboo_trainer.models.{model}:build", config, training, topology={"stages": 1})
+
+
+def _manifest(entrypoint: str, config: dict[str, Any], training: dict[str, Any], **more: Any) -> JobSpec:
     return parse_manifest(
         {
             "apiVersion": "bamboo.dev/v1alpha1",
             "kind": "BambooJob",
             "metadata": {"name": "profile"},
-            "spec": {
-                "task": {"entrypoint": f"bamboo_trainer.models.{model}:build", "config": config},
-                "training": {"steps": 1, "globalBatchSize": samples, "microBatchSize": samples},
-                "topology": {"stages": 1},
-            },
+            "spec": {"task": {"entrypoint": entrypoint, "config": config}, "training": training, **more},
         }
     )
 

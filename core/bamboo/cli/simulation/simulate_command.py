@@ -52,6 +52,7 @@ class SimulateOptions:
         typer.Option(
             metavar="NAME",
             help="Compare published ways to train on such nodes, under the same assumptions: on-demand, checkpoint,"
+            " checkpoint-blocking,"
             " morphing, templates, rerouting, memory-checkpoints, quorum, bamboo or all. May be given several times.",
         ),
     ] = None

@@ -22,7 +22,7 @@ from bamboo.simulation.strategies.policies.rerouting import Rerouting
 from bamboo.simulation.strategies.policies.restarting import Restarting
 from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy
-from bamboo.simulation.strategies.saving import young_daly
+from bamboo.simulation.strategies.saving import blocking, young_daly
 from bamboo.simulation.strategies.timeline import steady, timeline
 from bamboo.traces.trace import Trace, price_series
 
@@ -72,6 +72,12 @@ class Setting:
 def _restart(setting: Setting) -> Iterator[Policy]:
     for stages in setting.tried:
         saving = young_daly(setting.costs, stages, setting.mtbf)
+        yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
+
+
+def _blocking(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        saving = blocking(setting.costs, stages, setting.mtbf)
         yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
 
 
@@ -127,6 +133,7 @@ def _bamboo(setting: Setting) -> Iterator[Policy]:
 SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
     {
         "checkpoint": _restart,
+        "checkpoint-blocking": _blocking,
         "morphing": _morphing,
         "templates": _templates,
         "rerouting": _rerouting,
@@ -163,8 +170,8 @@ def workplace(profile: ModelProfile, *, batch: int | None = None, nodes: int | N
 def calibrated(profile: ModelProfile) -> ModelProfile:
     """With layers that take a multiple of their time, so that the published on-demand grid has its published step.
 
-    The shipped profiles count all of that step as computing; here sums of gradients and updates come on top of it, so
-    what they take has to leave the layers' time. At least a tenth of it stays.
+    The shipped profiles have it in the simulation of a job, which executes the schedule; this arithmetic is coarser.
+    At least a tenth of the layers' time stays.
     """
     published = profile.published
     if published is None:

@@ -16,6 +16,15 @@ def young_daly(costs: Costs, stages: int, mtbf: float) -> Saving:
     return Saving(every=max(math.sqrt(2 * pause * mtbf), delay, 1.0), pause=pause, delay=delay)
 
 
+def blocking(costs: Costs, stages: int, mtbf: float) -> Saving:
+    """The same interval for checkpoints during which training stops until they are in the store, as `torch.save` and
+    the `save_checkpoint` of Megatron-LM and DeepSpeed do it if nothing is said about it.
+    """
+    storage = costs.profile.storage
+    pause = storage.latency + costs.stage(stages).state / storage.write
+    return Saving(every=max(math.sqrt(2 * pause * mtbf), 1.0), pause=pause, delay=0.0)
+
+
 def pays(rate: float, new: float, stall: float, mtbf: float) -> bool:
     """Whether a stall is won back, by being faster, until the next loss."""
     return new * max(0.0, mtbf - stall) > rate * mtbf
