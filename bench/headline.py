@@ -1,12 +1,17 @@
 """Which way to train on nodes that are taken away is the fastest, and which the cheapest?
 
     python bench/headline.py [--traces FOLDER] [--seeds 3] [--hours 24] [--rendezvous SECONDS] [--plot FILE]
+    python bench/headline.py --restarts 30,300,900,1800
 
 All strategies for the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces, on every
 recording of nodes in a folder (its first hours). Each with its best parameters in hindsight: docs/simulator.md.
+--restarts: only how many times as fast as checkpoint and restart Bamboo is, if restarts of the former, and of nothing
+else, take so long.
 """
 
+import math
 import os
+import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -26,6 +31,7 @@ from bamboo.traces.trace import NodeTraceError, Trace
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)
 REPLACED = 0.5  # probability that a node that is missing is replaced within an hour
+BASELINES = ("checkpoint", "checkpoint-blocking")
 Row = dict[str, Any]
 
 
@@ -36,10 +42,16 @@ def run(
     rendezvous: Annotated[
         float | None, typer.Option(help="Seconds until all processes of a restarted job have found each other.")
     ] = None,
+    restarts: Annotated[
+        str | None, typer.Option(help="Seconds of a restart of checkpoint and restart, with commas; nothing else.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help='Write the figures to this file, or to "-".')] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
     """Simulate, and print throughput, value and goodput beside checkpoints' and on-demand nodes'."""
+    if restarts is not None:
+        _restarts([float(one) for one in restarts.split(",")], seeds, hours)
+        return
     recordings = dict(_recordings(traces)) if traces else {}
     cases = [f"{rate:.0%} hourly" for rate in RATES] + list(recordings)
     work = [(model, case, seeds, hours, rendezvous, recordings.get(case)) for model in MODELS for case in cases]
@@ -84,6 +96,39 @@ def _case(work: tuple[str, str, int, float, float | None, Trace | None]) -> list
         }
         for name in STRATEGIES
     ]
+
+
+def _restarts(seconds: list[float], seeds: int, hours: float) -> None:
+    work = [(model, rate, seeds, hours, tuple(seconds)) for model in MODELS for rate in RATES]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip(((one[0], one[1]) for one in work), pool.map(_slow_restarts, work), strict=True))
+    for name in BASELINES:
+        table = []
+        for rate in RATES:
+            for at, second in enumerate(seconds):
+                ratios = [found[model, rate][name][at] for model in MODELS]
+                mean = math.exp(statistics.fmean(map(math.log, ratios)))
+                table.append(
+                    [f"{rate:.0%}", f"{second:g}", f"{mean:.2f}", *(f"{ratio:.2f}" for ratio in ratios)]
+                )  # fmt: skip
+        show(f"bamboo over {name}", ["hourly", "restart, s", "mean", *MODELS], table)
+
+
+def _slow_restarts(work: tuple[str, float, int, float, tuple[float, ...]]) -> dict[str, list[float]]:
+    """Bamboo's samples over those of each baseline, for each duration of a restart."""
+    model, rate, seeds, hours, seconds = work
+    profile = read_profile(f"{model}-v100")
+    place = workplace(profile)
+    generation = Generation(nodes=place.nodes, hours=hours, removal=rate, addition=REPLACED)
+    traces = [generate(generation, seed) for seed in range(1, seeds + 1)]
+    ours = sum(strategy_result("bamboo", place, trace, hours).samples for trace in traces)
+    found: dict[str, list[float]] = {name: [] for name in BASELINES}
+    for second in seconds:
+        slow = workplace(replace(profile, times=replace(profile.times, rendezvous=second)))
+        for name in BASELINES:
+            theirs = sum(strategy_result(name, slow, trace, hours).samples for trace in traces)
+            found[name].append(ours / theirs if theirs else math.inf)
+    return found
 
 
 def _rate(case: str) -> float:
