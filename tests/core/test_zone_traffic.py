@@ -36,6 +36,16 @@ def test_neighbours_in_different_zones_send_everything_across() -> None:
     }
 
 
+def test_no_gradient_goes_back_to_layers_before_the_first_trained_one() -> None:
+    plan = plan_of(spec(4, 1, 8, "EagerBackward"), 4)
+    whole = profile(4, boundary=BOUNDARY)
+    frozen = msgspec.structs.replace(whole.layers[0], gradients=0)
+    partly = msgspec.structs.replace(whole, layers=(frozen, frozen, *whole.layers[2:]))
+    found = step_traffic(plan, plan.target, partly, {f"w{i}": zone for i, zone in enumerate("abcd")})
+    assert found.between[TrafficKind.BOUNDARIES] == (2 * 3 - 2) * 8 * BOUNDARY
+    assert found.between[TrafficKind.REDUNDANT] == 8 * BOUNDARY
+
+
 def test_pipelines_in_a_zone_each_reduce_across_and_nothing_else() -> None:
     """With one sum for each pipeline: half of the gradients to the other one, and half of the result back to it."""
     found = traffic("aaaabbbb", pipelines=2)

@@ -93,12 +93,15 @@ def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile) -> Iterato
     parts = [profile.layers[first:end] for first, end in plan.stages]
     boundaries = [layers[-1].boundary for layers in parts]
     gradients = [sum(layer.gradients for layer in layers) for layers in parts]
+    trained = [any(gradients[: s + 1]) for s in range(len(parts))]  # else no gradient comes back to it
     found = (
         transfer
         for cell in plan.cells()
         if cell.pipeline < layout.pipelines
         for transfer in (
-            *_boundaries(plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage]),
+            *_boundaries(
+                plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage], trained=trained[cell.stage]
+            ),
             *_reduction(plan, layout, cell, gradients[cell.stage]),
             *(
                 Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, gradients[cell.stage])
@@ -129,12 +132,16 @@ def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
     return billed / GB * 2 * price
 
 
-def _boundaries(plan: Plan, cell: Cell, size: float) -> Iterator[Transfer]:
-    """Between a cell and the one after it: outputs there, their gradients back. size: of a step's outputs."""
+def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:
+    """Between a cell and the one after it: outputs there, their gradients back. size: of a step's outputs. trained:
+    whether it, or a stage before it, has parameters that are trained.
+    """
     if cell.stage == len(plan.stages) - 1:
         return
     here, there = plan.at(cell), plan.at(Cell(cell.pipeline, cell.stage + 1)).owner
     yield Transfer(TrafficKind.BOUNDARIES, here.owner, there, size)
+    if not trained:
+        return
     yield Transfer(TrafficKind.BOUNDARIES, there, here.owner, size)
     if plan.mode is RedundancyMode.EAGER_BACKWARD and here.shadow is not None:
         yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
