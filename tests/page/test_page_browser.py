@@ -21,6 +21,7 @@ from bamboo.page.server import LocalPage, add_page, answer, refusal
 from bamboo.page.standalone import standalone_page
 from chromium_kit import MISSING, Tab, browser, chromium
 from http_kit import serving
+from manifest_kit import training
 from operator_kit import checkpoints, job, said
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
@@ -66,6 +67,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
         step=5, takeovers=(taken,), preemptions=1, memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
         unprotected=("pipeline 0 stage 1",), checkpoint=kept,
+        evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})), best_evaluation=2,
     )  # fmt: skip
     now = steady_clock()()
     pools = (d.PoolCost(name="spot", capacity="Spot", workers=3, price="1.00"),)
@@ -75,7 +77,8 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
     )  # fmt: skip
     about = d.PageJob(name=HOSTILE, namespace=HOSTILE, place="cluster", mode="EagerForward", began=now - 60, since=now)
     state = ended(Outcome.COMPLETE, "all steps are done") if over else None
-    return document(about, job(), status, record, now=now, cost=cost, ended=state)
+    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
+    return document(about, spec, status, record, now=now, cost=cost, ended=state)
 
 
 @asynccontextmanager
@@ -115,6 +118,7 @@ async def test_what_is_drawn_and_what_a_screen_reader_hears() -> None:
             "2 forwards and 3 backwards repeated", "w4 standby", "9.0 MiB", "12.50", "3.00 against 10.50, 71 % less",
             "the job goes on from the checkpoint of step 3, and repeats 2 steps", "2 min 5 s", "3.0 GiB in 1.00 s",
             "step 6, 3 of 32 layers", "s3://bucket/long", "2 (1 min 1 s)", "writing step 6",
+            "after step 4; best 1.5", "after step 2",
         ):  # fmt: skip
             assert part in text, (part, text)
         assert await tab.value("document.querySelectorAll('#plot-loss .mark.restore').length") == 1

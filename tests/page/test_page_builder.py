@@ -10,6 +10,7 @@ from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, grid, state
 from bamboo.page.history import JobHistory, StepFigures
+from manifest_kit import training
 from operator_kit import NOW, checkpoints, job, said
 from page_kit import TAKEOVER, Time
 
@@ -126,6 +127,18 @@ def test_checkpoints_are_in_the_document_of_a_job_that_keeps_some() -> None:
         "repeatedSeconds": 6.0, "repeatedCost": None,
     }  # fmt: skip
     assert d.plain(document(JOB, job(), said(), JobHistory(Time()), now=WHEN))["checkpoint"] is None
+
+
+def test_the_newest_evaluation_and_the_best_are_in_the_document() -> None:
+    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2, "metric": "accuracy", "goal": "Max"}))
+    told = said(evaluations=((2, {"accuracy": 0.5}), (4, {"accuracy": 0.25, "loss": math.nan})), best_evaluation=2)
+    found = d.plain(document(JOB, spec, told, JobHistory(Time()), now=WHEN))["evaluation"]
+    assert found == {
+        "step": 4, "metric": "accuracy", "metrics": {"accuracy": 0.25, "loss": None}, "bestStep": 2,
+        "bestMetrics": {"accuracy": 0.5},
+    }  # fmt: skip
+    assert d.plain(document(JOB, spec, said(), JobHistory(Time()), now=WHEN))["evaluation"] is None
+    assert d.plain(document(JOB, job(), told, JobHistory(Time()), now=WHEN))["evaluation"] is None
 
 
 def test_who_ran_what_at_the_end_trains_no_more() -> None:

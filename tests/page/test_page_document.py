@@ -13,6 +13,7 @@ from bamboo_operator.http.page_document import page_document as looked
 from bamboo_operator.status.facts import EarlierCounts, StatusFacts
 from bamboo_operator.status.job_view import JobView
 from bamboo_operator.status.savings import CostComparison
+from manifest_kit import training
 from operator_kit import NOW, at, checkpoints, job, pool, said
 from page_kit import Time, written
 
@@ -43,6 +44,17 @@ def test_checkpoints_of_a_job_whose_coordinator_is_new_or_gone_are_as_the_status
     assert new.checkpoint is not None
     assert (new.checkpoint.step, new.checkpoint.at, new.checkpoint.repeated) == (8, WHEN - 90, 7)
     assert looked(look(spec=job(), written=status), WHEN).checkpoint is None, "it keeps none"
+
+
+def test_an_evaluation_is_remembered_by_the_status() -> None:
+    spec = job(training=training(10, 8, 2, evaluation={"everySteps": 2}))
+    known = {"step": 4, "metrics": {"loss": 2.0}, "bestStep": 2, "bestMetrics": {"loss": 1.5}}
+    status = written("Suspended", training={"step": 5, "steps": 10, "evaluation": known})
+    found = looked(look(spec=spec, written=status), WHEN).evaluation
+    assert found == d.PageEvaluation(
+        step=4, metric="loss", metrics={"loss": 2.0}, best_step=2, best_metrics={"loss": 1.5}
+    )
+    assert looked(look(spec=job(), written=status), WHEN).evaluation is None
 
 
 def look(**more: Any) -> JobView:

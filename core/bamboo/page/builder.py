@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from bamboo.control.memory import Memory
@@ -56,6 +56,7 @@ def document(
         unprotected=status.unprotected,
         memory=tuple(account(worker, memory, names) for worker, memory in status.memory),
         most_memory=account(*status.most_memory, names) if status.most_memory else None,
+        evaluation=evaluation(status, spec),
         checkpoint=checkpoint(status.checkpoint, now) if status.checkpoint else None,
         cost=cost,
         **history_fields(record, names),
@@ -120,6 +121,26 @@ def progress(status: Status, spec: JobSpec, ended: d.PageState | None = None) ->
         eta_seconds=finite(status.eta_seconds),
         lost_samples=lost,
     )
+
+
+def evaluation(status: Status, spec: JobSpec) -> d.PageEvaluation | None:
+    """The newest one, and the best."""
+    wanted = spec.training.evaluation
+    if wanted is None or not status.evaluations:
+        return None
+    step, metrics = status.evaluations[-1]
+    best = dict(status.evaluations).get(-1 if status.best_evaluation is None else status.best_evaluation)
+    return d.PageEvaluation(
+        step=step,
+        metric=wanted.metric,
+        metrics=_finite(metrics),
+        best_step=None if best is None else status.best_evaluation,
+        best_metrics=None if best is None else _finite(best),
+    )
+
+
+def _finite(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: finite(value) for name, value in metrics.items()}
 
 
 def grid(status: Status, names: Labels) -> tuple[tuple[d.PageCell, ...], ...]:

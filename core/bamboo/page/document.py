@@ -51,6 +51,18 @@ class PageProgress(Struct, frozen=True, kw_only=True, rename="camel"):
     lost_samples: int | None = None
 
 
+class PageEvaluation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The newest one: of the state after which step, and its numbers by name. metric: the one that decides which is the
+    best. best_step, best_metrics: of that one, if any has a number for it.
+    """
+
+    step: int
+    metric: str
+    metrics: dict[str, float | None]
+    best_step: int | None = None
+    best_metrics: dict[str, float | None] | None = None
+
+
 class PageCell(Struct, frozen=True, kw_only=True, rename="camel"):
     """Who runs a stage. state: a WorkerState, lost or unknown. cells: how many it runs in all. slow: its figures, if it
     is a straggler.
@@ -190,7 +202,8 @@ class PageCondition(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Document(Struct, frozen=True, kw_only=True, rename="camel"):
-    """grid: [pipeline][stage]. checkpoint: of a job that keeps some. unknown: sentences.
+    """grid: [pipeline][stage]. evaluation: of a job that has made one. checkpoint: of a job that keeps some. unknown:
+    sentences.
 
     points: [step, time, loss, gradient norm, learning rate]; the step falls where the job went back to a checkpoint.
     """
@@ -210,6 +223,7 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     events: tuple[PageEvent, ...] = ()
     memory: tuple[MemoryAccount, ...] = ()
     most_memory: MemoryAccount | None = None
+    evaluation: PageEvaluation | None = None
     checkpoint: PageCheckpoint | None = None
     cost: PageCost | None = None
     conditions: tuple[PageCondition, ...] = ()

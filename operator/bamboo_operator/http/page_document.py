@@ -66,6 +66,7 @@ def page_document(view: JobView, now: float) -> d.Document:
     return _replace(
         found,
         counts=d.PageCounts(**written),
+        evaluation=found.evaluation or evaluation_in_status(view),
         checkpoint=checkpoint(view, found.checkpoint),
         cost=cost(view, found.progress.eta_seconds),
         conditions=conditions(view.written),
@@ -82,6 +83,21 @@ def counts_so_far(written: Mapping[str, Any], counts: d.PageCounts) -> Mapping[s
         "restarts": max(counts.restarts or 0, of_status["restarts"]),
         "notices": counts.notices if counts.preemptions >= of_status["preemptions"] else None,
     }
+
+
+def evaluation_in_status(view: JobView) -> d.PageEvaluation | None:
+    """As the status remembers it, of a job whose coordinator is new or gone."""
+    known = (view.written.get("training") or {}).get("evaluation")
+    wanted = view.spec.training.evaluation if view.spec else None
+    if known is None or wanted is None:
+        return None
+    return d.PageEvaluation(
+        step=known["step"],
+        metric=wanted.metric,
+        metrics=known["metrics"],
+        best_step=known.get("bestStep"),
+        best_metrics=known.get("bestMetrics"),
+    )
 
 
 def checkpoint(view: JobView, live: d.PageCheckpoint | None) -> d.PageCheckpoint | None:

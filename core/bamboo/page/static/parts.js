@@ -30,7 +30,7 @@ function heading({ job, state, epoch }) {
   byId("state-sentence").textContent = state.sentence;
 }
 
-function summary({ progress, counts, marks, checkpoint: kept, cost: paid, unknown, state, job, now }) {
+function summary({ progress, counts, marks, evaluation: measured, checkpoint: kept, cost: paid, unknown, state, job, now }) {
   const { step, steps } = progress;
   const bare = step === null || !steps;
   const bar = byId("bar");
@@ -51,10 +51,17 @@ function summary({ progress, counts, marks, checkpoint: kept, cost: paid, unknow
     ["Takeovers", number(counts.takeovers, 0), pauses.length ? `median pause ${milliseconds(median(pauses))}` : ""],
     ["Lost samples", number(progress.lostSamples, 0), ""],
   ];
+  if (measured) tiles.push([`Evaluation: ${measured.metric}`, figure(measured.metrics[measured.metric]), best(measured)]);
   if (kept) tiles.push(["Checkpoint", kept.step === null ? "none yet" : `step ${number(kept.step, 0)}`, age(kept, now, state)]);
   if (paid && paid.total !== null) tiles.push(["Cost so far", money(paid.total), paid.perHour === null ? "" : `${money(paid.perHour)} an hour`]);
   if (!changed("tiles", tiles)) return;
   byId("tiles").replaceChildren(...tiles.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", {}, value), el("small", {}, more)))));
+}
+
+function best({ step, metric, bestStep, bestMetrics }) {
+  const newest = `after step ${number(step, 0)}`;
+  if (bestStep === null) return newest;
+  return bestStep === step ? `${newest}, the best so far` : `${newest}; best ${figure(bestMetrics[metric])} after step ${number(bestStep, 0)}`;
 }
 
 function age({ at, writing }, now, { over }) {
