@@ -199,6 +199,11 @@ def test_samples_that_cannot_be_stacked_are_told(samples, said):
         Indexed(samples, ("x",), ("y",)).batch([0, 1])
 
 
+def test_entries_of_a_mapping_have_to_be_named() -> None:
+    with pytest.raises(ValueError, match="sample 0 is a mapping with x, y: expected inputs and targets to name which"):
+        Indexed([{"x": 1, "y": 2}]).batch([0])
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [

@@ -39,6 +39,11 @@ class Indexed:
     def _pair(self, index: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         sample = self._samples[index]
         if isinstance(sample, Mapping):
+            if not self._inputs or not self._targets:
+                raise ValueError(
+                    f"sample {index} is a mapping with {', '.join(map(str, sample))}: expected inputs and targets to "
+                    "name which of these they are"
+                )
             return tuple(_entry(sample, name, index) for name in self._inputs), tuple(
                 _entry(sample, name, index) for name in self._targets
             )
