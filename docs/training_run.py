@@ -1,12 +1,13 @@
 """Makes the figures of docs/training-run.md: a GPT on real text, undisturbed, and with a dozen workers killed.
 
-    python docs/training_run.py FOLDER
+    python docs/training_run.py FOLDER [--steps 60] [--batch 4] [--length 64]
 
 FOLDER gets the texts of this machine (Python's standard library, /usr/share/doc, manual pages), a tokenizer trained on
 them, and both runs, which train at the same time. What is there already is not made again, so that an interrupted
 command goes on, and a run that is there is only drawn again. The pictures go to docs/images; they need Chromium.
 """
 
+import argparse
 import asyncio
 import gzip
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,19 +33,36 @@ from bamboo.history.merge import curve, merged  # noqa: E402
 from bamboo.history.records import StepRecord  # noqa: E402
 from chromium_kit import MISSING, browser, chromium  # noqa: E402
 
-STEPS: Final = 60
-KILLS: Final = tuple((4 * n + 6, (3 * n + 1) % 4) for n in range(12))  # step and stage; every fourth is the root
+KILLS: Final = 12
 TEXT_BYTES: Final = 8_000_000
 VALIDATION_SHARE: Final = 20  # one document of so many
 WORDS: Final = 8192
 END: Final = "<|endoftext|>"
-RUNS: Final = {"undisturbed": (), "disturbed": tuple(f"at:{step}:{stage}" for step, stage in KILLS)}
+RUNS: Final = ("undisturbed", "disturbed")
 HIDDEN: Final = {"test", "tests", "site-packages", "idlelib", "__pycache__"}
 COLOURS: Final = {"undisturbed": "#1b6ca8", "disturbed": "#f2a541"}
 PORT: Final = 16_006
 
 
-def job(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Size:
+    """batch: samples of a step, each of so many tokens."""
+
+    steps: int = 60
+    batch: int = 4
+    length: int = 64
+
+    @property
+    def kills(self) -> list[tuple[int, int]]:
+        """Step and stage; every fourth is the root."""
+        return [((4 * n + 6) * self.steps // 60, (3 * n + 1) % 4) for n in range(KILLS)]
+
+    @property
+    def twelfth(self) -> int:
+        return max(1, self.steps // 12)
+
+
+def job(folder: Path, size: Size) -> dict[str, Any]:
     """32.6 million parameters in 11 layers on four stages, and one worker that stands by."""
     return {
         "apiVersion": "bamboo.dev/v1alpha1",
@@ -53,15 +72,16 @@ def job(folder: Path) -> dict[str, Any]:
             "task": {
                 "entrypoint": "bamboo_trainer.models.gpt2:build",
                 "config": {
-                    "vocabulary": WORDS, "positions": 128, "width": 512, "heads": 8, "blocks": 9,
-                    "learningRate": 1e-3, "warmupSteps": 5, "weightDecay": 0.1,
-                    "data": {"kind": "tokens", "path": str(folder / "train.tokens"), "length": 64},
+                    "vocabulary": WORDS, "positions": max(128, size.length), "width": 512, "heads": 8, "blocks": 9,
+                    "learningRate": 1e-3, "warmupSteps": size.twelfth, "weightDecay": 0.1,
+                    "data": {"kind": "tokens", "path": str(folder / "train.tokens"), "length": size.length},
                     "evaluation": {"kind": "tokens", "path": str(folder / "validation.tokens")},
                 },
             },
             "training": {
-                "steps": STEPS, "globalBatchSize": 4, "microBatchSize": 1, "seed": 1, "maxGradientNorm": 1.0,
-                "evaluation": {"everySteps": 5, "batches": 8},
+                "steps": size.steps, "globalBatchSize": size.batch, "microBatchSize": 1, "seed": 1,
+                "maxGradientNorm": 1.0,
+                "evaluation": {"everySteps": size.twelfth, "batches": 8},
                 "loggers": [{"name": "tensorboard", "type": "TensorBoard"}],
             },
             "topology": {"stages": 4},
@@ -128,7 +148,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, size: Size) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "train.jsonl").exists():
         write_texts(folder)
@@ -140,17 +160,21 @@ def prepare(folder: Path) -> None:
             texts, tokens = str(folder / f"{part}.jsonl"), str(folder / f"{part}.tokens")
             flags = ["--tokenizer", str(folder / "tokenizer.json"), "--end", END]
             subprocess.run([*bamboo("data", "tokenize", texts, "-o", tokens), *flags], check=True)
-    (folder / "job.yaml").write_text(yaml.safe_dump(job(folder), sort_keys=False))
+    file, text = folder / "job.yaml", yaml.safe_dump(job(folder, size), sort_keys=False)
+    if file.exists() and file.read_text() != text and any((folder / f"{name}.json").exists() for name in RUNS):
+        sys.exit(f"{folder} has a run of another size: remove {', '.join(f'{name}*' for name in RUNS)} there first")
+    file.write_text(text)
 
 
 def bamboo(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "bamboo", *arguments]
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, size: Size) -> None:
     """Both runs at the same time, and a line of progress every half a minute."""
     running = {}
-    for name, losses in RUNS.items():
+    kills = [f"at:{step}:{stage}" for step, stage in size.kills]
+    for name, losses in zip(RUNS, ([], kills), strict=True):
         if (folder / f"{name}.json").exists():
             continue
         command = bamboo("run", str(folder / "job.yaml"), "--json", "--heartbeat-timeout", "60")
@@ -161,7 +185,7 @@ def train(folder: Path) -> None:
     try:
         while any(process.poll() is None for process in running.values()):
             time.sleep(30)
-            done = ", ".join(f"{name} {len(steps(folder, name))} of {STEPS} steps" for name in running)
+            done = ", ".join(f"{name} {len(steps(folder, name))} of {size.steps} steps" for name in running)
             say(f"{time.monotonic() - began:.0f} s: {done}")
     finally:
         for process in running.values():
@@ -212,7 +236,7 @@ def report(folder: Path) -> None:
         sys.exit("the runs differ")
 
 
-def drawing(folder: Path) -> str:
+def drawing(folder: Path, size: Size) -> str:
     """An SVG: the losses of both runs, what they evaluate to, and when workers were killed."""
     width, height, left, bottom = 860, 420, 60, 50
     curves = {name: steps(folder, name) for name in RUNS}
@@ -220,7 +244,7 @@ def drawing(folder: Path) -> str:
     low, high = int(min(values)), int(max(values)) + 1
 
     def x(step: float) -> float:
-        return left + step / STEPS * (width - left - 15)
+        return left + step / size.steps * (width - left - 15)
 
     def y(loss: float) -> float:
         return 20 + (high - loss) / (high - low) * (height - bottom - 20)
@@ -229,9 +253,9 @@ def drawing(folder: Path) -> str:
     for loss in range(low, high + 1):
         parts.append(f'<path d="M{left} {y(loss):.1f}H{width - 15}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss}</text>')
-    for step in range(0, STEPS + 1, 10):
+    for step in range(0, size.steps + 1, max(1, size.steps // 6)):
         parts.append(f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>')
-    for step, stage in KILLS:
+    for step, stage in size.kills:
         parts.append(f'<path d="M{x(step):.1f} 20V{height - bottom}" stroke="#c33" stroke-dasharray="2 4"/>')
         parts.append(f'<text x="{x(step):.1f}" y="14" text-anchor="middle" fill="#c33">{stage}</text>')
     for name, thick in (("disturbed", 7), ("undisturbed", 1.6)):
@@ -243,7 +267,7 @@ def drawing(folder: Path) -> str:
             for step, loss in evaluations(curves[name])
         ]
     for row, (name, said) in enumerate(
-        (("undisturbed", "undisturbed"), ("disturbed", f"with {len(KILLS)} workers killed (behind it)"))
+        (("undisturbed", "undisturbed"), ("disturbed", f"with {KILLS} workers killed (behind it)"))
     ):
         top = 50 + 22 * row
         parts.append(f'<path d="M{width - 300} {top}h30" stroke="{COLOURS[name]}" stroke-width="{3 + 4 * row}"/>')
@@ -256,9 +280,9 @@ def drawing(folder: Path) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>{"".join(parts)}</svg>'
 
 
-async def draw(folder: Path, images: Path) -> None:
+async def draw(folder: Path, size: Size, images: Path) -> None:
     page = folder / "curves.html"
-    page.write_text(f'<!doctype html><body style="margin:0">{drawing(folder)}</body>')
+    page.write_text(f'<!doctype html><body style="margin:0">{drawing(folder, size)}</body>')
     board = folder / "tensorboard"
     board.mkdir(exist_ok=True)
     for name in RUNS:
@@ -292,17 +316,22 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/training_run.py FOLDER")
+    parser = argparse.ArgumentParser(description="Train a GPT undisturbed, and with a dozen workers killed.")
+    parser.add_argument("folder", type=Path)
+    for name, default, least in (("steps", 60, 60), ("batch", 4, 4), ("length", 64, 2)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"by default {default}, at least {least}")
+    given = parser.parse_args()
+    size, folder = Size(given.steps, given.batch, given.length), given.folder.absolute()
+    if size.steps < 60 or size.batch < 4 or size.length < 2:
+        parser.error("expected at least 60 steps of 4 samples of 2 tokens")
     if chromium() is None:
         sys.exit(MISSING)
-    folder = Path(sys.argv[1]).absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends both runs, too
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    prepare(folder)
-    train(folder)
+    prepare(folder, size)
+    train(folder, size)
     report(folder)
-    asyncio.run(draw(folder, ROOT / "docs" / "images"))
+    asyncio.run(draw(folder, size, ROOT / "docs" / "images"))
 
 
 if __name__ == "__main__":
