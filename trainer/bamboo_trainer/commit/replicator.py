@@ -15,7 +15,11 @@ from bamboo_trainer.transport.payloads import Announce, RefusedFrame, StatePaylo
 
 
 class Replicator:
-    """progress: of each replica of the cells that this worker owns."""
+    """progress: of each replica of the cells that this worker owns.
+
+    Final gradients are not sent by whoever finds them, but by `send_next`: first the step is reported, whose commit
+    everybody waits for, and then they are copied.
+    """
 
     def __init__(
         self,
@@ -27,6 +31,7 @@ class Replicator:
     ) -> None:
         self._plan, self._outbox, self._states, self._committer, self._tell = plan, outbox, states, committer, tell
         self.progress: dict[tuple[Cell, WorkerId], ReplicaProgress] = {}
+        self._unsent: dict[tuple[Cell, WorkerId, int], None] = {}  # final gradients, by step; in order
 
     # as an owner
 
@@ -42,7 +47,7 @@ class Replicator:
         }
 
     def finalize(self, stage: int, step: int, final: Parts) -> None:
-        """The final gradients of a step, with running buffers, are known: for the step here, and for the replicas.
+        """The final gradients of a step, with running buffers, are known: for the step here, and soon for the replicas.
 
         They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
@@ -50,7 +55,18 @@ class Replicator:
             return
         for (cell, replica), progress in self.progress.items():
             if cell.stage == stage and progress.since is not None and progress.since <= step:
-                self._outbox.send(replica, self.final_gradients(cell, step))
+                self._unsent[cell, replica, step] = None
+
+    @property
+    def owes_gradients(self) -> bool:
+        return bool(self._unsent)
+
+    def send_next(self) -> None:
+        """Final gradients of one step to one replica, if they are still here and still wanted."""
+        cell, replica, step = key = next(iter(self._unsent))
+        del self._unsent[key]
+        if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
+            self._outbox.send(replica, self.final_gradients(cell, step))
 
     def final_gradients(self, cell: Cell, step: int) -> Frame:
         """Those that are here, for somebody with a part in that cell.
@@ -95,6 +111,7 @@ class Replicator:
         if owed is Owed.STATE:
             self.send_state(cell, replica)
         for step in self._states.final_steps(cell.stage):
+            self._unsent.pop((cell, replica, step), None)
             self._outbox.send(replica, self.final_gradients(cell, step))
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.schedule import ReportReady
 from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import History, NoHistory
@@ -280,6 +281,9 @@ class Components:
 
     def turn(self) -> bool:
         """Do the most urgent piece of work; False if there is none."""
+        if self.replicator.owes_gradients:
+            self._report_or_send()
+            return True
         applicable = self.states.applicable(self.committer.log.commits, self.executor.ran, owned=True)
         if applicable is not None:
             self._apply(applicable)
@@ -300,6 +304,17 @@ class Components:
         self.redundant.begin_wait()
         active = self.executor.active()
         return active is not None and self.redundant.turn(active)
+
+    def _report_or_send(self) -> None:
+        """A step's report goes before its final gradients, which it takes long to copy; if it has to wait for a replica
+        that has them, they go first. All before the optimizer's step, which uses them up.
+        """
+        reporting = self.executor.next_ready(only=ReportReady)
+        if reporting:
+            self.executor.execute(reporting)
+            self._meter.executed(reporting, self.memory)
+        else:
+            self.replicator.send_next()
 
     def _apply(self, index: int) -> None:
         """An optimizer step: of a stage that is run here, or of a replica."""

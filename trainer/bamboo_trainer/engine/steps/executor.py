@@ -189,9 +189,9 @@ class Executor:
 
     # instructions
 
-    def next_ready(self) -> CellStep | None:
-        """The cell whose next instruction is the most urgent of those that can run now."""
-        ready = [cell_step for cell_step in self.cell_steps() if self._is_ready(cell_step)]
+    def next_ready(self, only: type[object] = object) -> CellStep | None:
+        """The cell whose next instruction is the most urgent of those that can run now. only: of that type."""
+        ready = [one for one in self.cell_steps() if isinstance(one.next, only) and self._is_ready(one)]
         if len(ready) > 1:
             return min(ready, key=lambda cell_step: cell_step.urgency)
         return ready[0] if ready else None
