@@ -191,6 +191,13 @@ def test_the_operator_holds_the_lease_under_its_pods_name(chart: Helm) -> None:
     }
 
 
+def test_without_a_record_of_nodes_the_operator_has_no_right_on_config_maps(chart: Helm) -> None:
+    documents = chart.template({"nodeRecord": {"enabled": False}})
+    assert not any("--node-record" in argument for argument in container(documents)["args"])
+    rights = [rule for role in documents if role["kind"] in ("Role", "ClusterRole") for rule in role["rules"]]
+    assert not [rule for rule in rights if "configmaps" in rule["resources"]]
+
+
 def test_an_operator_that_waits_for_the_lease_is_not_restarted_and_gets_no_workers(
     rendered: dict[str, list[Json]],
 ) -> None:
