@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bamboo.job.edited_text import edited_text
 from bamboo.job.spec import RedundancyMode
 from bamboo.job.yaml_file import source_of
 from bamboo.sizing.candidate import edited
+from bamboo.sizing.edited_text import edited_text
 
 PATHS = {
     ("spec", "topology", "stages"): st.integers(1, 9),

@@ -21,8 +21,8 @@ from bamboo.sizing.choice import Bounds, choose
 from bamboo.sizing.pareto import Point, dominates, front
 from bamboo.sizing.search import Counts, fitting_grids, near, search
 from bamboo.sizing.space import Limits, grids
-from bamboo.sizing.trials import Assessment, Outcome, Trial, simulate_trial
-from bamboo.sizing.world import Machine, Market, World
+from bamboo.sizing.trials import Assessment, PlanTrial, TrialOutcome, simulate_trial
+from bamboo.sizing.world import MachineKind, Market, World
 from bamboo.traces.generate import Generation
 from job_simulation_kit import job
 
@@ -39,13 +39,13 @@ def layered(layers: int, memory: int = 1 << 40) -> ModelProfile:
 def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5, seeds: int = 2) -> World:
     generation = Generation(nodes=4, removal=rate, addition=0.9, zones=("a", "b"))
     return World(
-        spec=parse_manifest(document), document=document, machines={"m": Machine(name="m", profile=profile)},
+        spec=parse_manifest(document), document=document, machines={"m": MachineKind(name="m", profile=profile)},
         market=Market(generation=generation), hours=0.4, seeds=seeds, traffic_price=0.01,
     )  # fmt: skip
 
 
-def outcome(hours: float, usd: float) -> Outcome:
-    return Outcome(
+def outcome(hours: float, usd: float) -> TrialOutcome:
+    return TrialOutcome(
         hours=hours, usd=usd, traffic_usd=0.0, nodes=1.0, preemptions=1, takeovers=0, restores=0, fatal=0,
         goodput=1.0, throughput=1.0, simulated=1.0,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def exhaustive(at: World, limits: Limits, like: Candidate) -> dict[Candidate, As
     found = {}
     for one in grids(at, limits, like):
         if job_of(one, at.spec, at.document) is not None:
-            assessment = simulate_trial(at, Trial(candidate=one, seeds=(1, 2), seconds=400.0))
+            assessment = simulate_trial(at, PlanTrial(candidate=one, seeds=(1, 2), seconds=400.0))
             assert assessment is not None
             found[one] = assessment
     return found
@@ -116,7 +116,7 @@ def test_the_global_batch_is_the_same_in_all_candidates() -> None:
 
 
 def searched(at: World, limits: Limits, bounds: Bounds | None = None) -> Any:
-    def simulate(about: str, trials: Sequence[Trial]) -> list[Assessment | None]:
+    def simulate(about: str, trials: Sequence[PlanTrial]) -> list[Assessment | None]:
         return [simulate_trial(at, trial) for trial in trials]
 
     like = as_the_job_is("m", at.spec)

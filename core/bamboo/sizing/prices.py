@@ -22,17 +22,17 @@ class PriceError(ValueError):
     """One sentence about what is wrong with a price file, with its name and the field."""
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class _PricePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """Base of a price file's parts."""
 
 
-class ZonePrice(_Part, frozen=True, kw_only=True):
+class ZonePrice(_PricePart, frozen=True, kw_only=True):
     """Where one zone differs."""
 
     spot: Usd
 
 
-class MachinePrice(_Part, frozen=True, kw_only=True):
+class MachinePrice(_PricePart, frozen=True, kw_only=True):
     """Of one kind of machine. USD for a machine and hour. profile: what the job takes on it: a file, seen from the
     price file's folder, or the name of one that comes with Bamboo. on_demand: None if it is not to be had.
     """
@@ -43,7 +43,7 @@ class MachinePrice(_Part, frozen=True, kw_only=True):
     zones: dict[Name, ZonePrice] = {}
 
 
-class NetworkPrice(_Part, frozen=True, kw_only=True):
+class NetworkPrice(_PricePart, frozen=True, kw_only=True):
     """USD for a GB (10^9 bytes) that crosses zones, billed to the one that sends it and again to the one that gets
     it.
     """
@@ -51,7 +51,7 @@ class NetworkPrice(_Part, frozen=True, kw_only=True):
     between_zones: Usd = ZONE_TRAFFIC_PRICE
 
 
-class Prices(_Part, frozen=True, kw_only=True):
+class PriceList(_PricePart, frozen=True, kw_only=True):
     """A price file. source: where and when the numbers were looked up."""
 
     format: str
@@ -61,7 +61,7 @@ class Prices(_Part, frozen=True, kw_only=True):
     network: NetworkPrice = NetworkPrice()
 
 
-def read_prices(path: str) -> Prices:
+def read_prices(path: str) -> PriceList:
     """A YAML or JSON file. Raises PriceError naming it. Profiles' files are named from the current folder on."""
     try:
         document = load_document(path)
@@ -76,10 +76,10 @@ def read_prices(path: str) -> Prices:
     return msgspec.structs.replace(prices, machines=machines)
 
 
-def parse_prices(path: str, document: object) -> Prices:
+def parse_prices(path: str, document: object) -> PriceList:
     """path: for messages. Raises PriceError naming it, and what was expected where."""
     try:
-        prices = msgspec.convert(document, Prices, strict=True)
+        prices = msgspec.convert(document, PriceList, strict=True)
     except msgspec.ValidationError as error:
         told = str(error)
         raise PriceError(f"{path}: not a price file: {told[:1].lower()}{told[1:]}") from None

@@ -12,7 +12,7 @@ from bamboo.sizing.calm import Calm, calm, least, memory_needed
 from bamboo.sizing.candidate import PROTECTION, Candidate, job_of
 from bamboo.sizing.pareto import distance, dominates, front
 from bamboo.sizing.space import Limits, combined, grids, protections
-from bamboo.sizing.trials import Assessment, Trial
+from bamboo.sizing.trials import Assessment, PlanTrial
 from bamboo.sizing.world import HOUR, World
 
 FAR_DEARER: Final = 3.0  # times the cost of a step, for which no protection makes up
@@ -29,7 +29,7 @@ LEAST_STEPS: Final = 20  # of a run
 LEAST_GAIN: Final = 0.005  # of time x cost, by which a change of the protection has to pay
 MOST_EXECUTED: Final = 2000  # steps that are executed before anything is simulated
 
-Simulate = Callable[[str, Sequence[Trial]], list[Assessment | None]]  # what the round is about, for the user
+Simulate = Callable[[str, Sequence[PlanTrial]], list[Assessment | None]]  # what the round is about, for the user
 Choose = Callable[[Sequence[Assessment]], Assessment | None]
 
 
@@ -49,7 +49,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """front: ascending in time. ends: all of the last rounds, with runs of full length. chosen: of the front, if one is
     what is wanted. calm: the grids of which any were simulated, and what they take undisturbed.
     """
@@ -74,7 +74,7 @@ class _Race:
         candidates that the manifest's rules allow, each simulated with so many seeds.
         """
         trials = [
-            Trial(
+            PlanTrial(
                 candidate=one,
                 seeds=tuple(range(1, seeds + 1)),
                 seconds=self._seconds(one, losses),
@@ -99,7 +99,7 @@ class _Race:
         return min(whole, max(losses / rate * HOUR, 4 * start + steps))
 
 
-def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> Found:
+def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, choose: Choose) -> SearchResult:
     """like: the job as it is, whose protection is where the search begins. Raises ValueError if no grid fits."""
     counts, race = Counts(), _Race(world, simulate)
     kept = fitting_grids(world, limits, like, counts)
@@ -122,7 +122,9 @@ def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, ch
         ends += race.round("compared", others, math.inf, world.seeds)
     counts.simulated, counts.runs = len(race.newest), race.runs
     ascending = _front(ends)
-    return Found(front=tuple(ascending), ends=tuple(ends), chosen=choose(ascending), calm=tuple(kept), counts=counts)
+    return SearchResult(
+        front=tuple(ascending), ends=tuple(ends), chosen=choose(ascending), calm=tuple(kept), counts=counts
+    )
 
 
 def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:

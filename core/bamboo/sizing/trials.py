@@ -21,7 +21,7 @@ SURE = 1.645  # standard deviations above the mean of a normal distribution, for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class PlanTrial:
     """One candidate, to be simulated with these seeds, for so many seconds each.
 
     short: a run that has not begun to train by its end says nothing; another seed is taken in its place.
@@ -34,7 +34,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrialOutcome:
     """Of one run. hours, usd: of the whole job, infinite if it does not come to its end. traffic_usd: that is for
     traffic between zones. simulated: hours. failed: why the job ended early, "" if it did not.
     """
@@ -58,7 +58,7 @@ class Assessment:
     """A candidate, and its runs so far."""
 
     candidate: Candidate
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TrialOutcome, ...]
 
     @property
     def hours(self) -> float:
@@ -91,7 +91,7 @@ class Assessment:
 
 
 def simulate_trials(
-    world: World, trials: Sequence[Trial], jobs: int, done: Callable[[int], None]
+    world: World, trials: Sequence[PlanTrial], jobs: int, done: Callable[[int], None]
 ) -> list[Assessment | None]:
     """In the order of the trials; None for one that the manifest's rules do not allow.
 
@@ -104,7 +104,7 @@ def simulate_trials(
     return found
 
 
-def simulate_trial(world: World, trial: Trial) -> Assessment | None:
+def simulate_trial(world: World, trial: PlanTrial) -> Assessment | None:
     """With one model for all seeds, since the step times of one run are of use to the next."""
     first = world.run(trial.candidate, trial.seeds[0], trial.seconds)
     if first is None:
@@ -116,7 +116,7 @@ def simulate_trial(world: World, trial: Trial) -> Assessment | None:
     return Assessment(candidate=trial.candidate, outcomes=outcomes)
 
 
-def _outcome(world: World, trial: Trial, model: StepModel, seed: int) -> Outcome:
+def _outcome(world: World, trial: PlanTrial, model: StepModel, seed: int) -> TrialOutcome:
     for number in range(seed, seed + TRIES * OTHER_SEED, OTHER_SEED):
         run = world.run(trial.candidate, number, trial.seconds)
         assert run is not None
@@ -127,7 +127,7 @@ def _outcome(world: World, trial: Trial, model: StepModel, seed: int) -> Outcome
     return outcome_of(result.figures, ended, world.steps)
 
 
-def outcome_of(figures: JobFigures, ended: str, steps: int) -> Outcome:
+def outcome_of(figures: JobFigures, ended: str, steps: int) -> TrialOutcome:
     """steps: of the whole job. Until training has begun is counted once; the rest is taken in proportion."""
     if ended or not figures.steps:
         hours = usd = math.inf
@@ -136,7 +136,7 @@ def outcome_of(figures: JobFigures, ended: str, steps: int) -> Outcome:
         hours = figures.begun + (figures.hours - figures.begun) * steps / figures.steps
         usd = figures.usd * hours / figures.hours
         traffic = figures.zone_usd_per_hour * hours
-    return Outcome(
+    return TrialOutcome(
         hours=hours, usd=usd, traffic_usd=traffic, nodes=figures.nodes, preemptions=figures.preemptions,
         takeovers=figures.takeovers, restores=figures.restores, fatal=figures.fatal, goodput=figures.goodput,
         throughput=figures.throughput, simulated=figures.hours, failed=ended,

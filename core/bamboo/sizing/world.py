@@ -25,7 +25,7 @@ MOST_ZONES: Final = 1000  # for numbers of seeds only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineKind:
     """One kind. profile: with its prices in it. price: None if no price file names it; then those of the trace, the
     job's pools and the profile count.
     """
@@ -101,7 +101,7 @@ class World:
 
     spec: JobSpec
     document: Mapping[str, Any]
-    machines: Mapping[str, Machine]
+    machines: Mapping[str, MachineKind]
     market: Market
     hours: float
     seeds: int
@@ -133,16 +133,16 @@ def with_prices(spec: JobSpec, price: MachinePrice | None) -> JobSpec:
     return replace(spec, node_pools=pools)
 
 
-def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> Machine:
+def machine_of(name: str, profile: ModelProfile, price: MachinePrice | None) -> MachineKind:
     """With the price file's prices in place of the profile's."""
     if price is not None:
         on_demand = price.on_demand if price.on_demand is not None else _on_demand(profile, price)
         known = ProfilePrices(spot=price.spot, on_demand=on_demand)
         profile = msgspec.structs.replace(profile, prices=known)
-    return Machine(name=name, profile=profile, price=price)
+    return MachineKind(name=name, profile=profile, price=price)
 
 
-def has_price(machine: Machine, spec: JobSpec, market: Market) -> bool:
+def has_price(machine: MachineKind, spec: JobSpec, market: Market) -> bool:
     spot = [pool for pool in spec.node_pools if pool.capacity is Capacity.SPOT]
     recorded = market.recording is not None and bool(market.recording.prices)
     return machine.profile.prices is not None or recorded or any(pool.price_per_hour is not None for pool in spot)

@@ -13,7 +13,7 @@ from rich.table import Table
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.candidate import Candidate, edited, edits
 from bamboo.sizing.choice import Bounds, amount
-from bamboo.sizing.search import Found
+from bamboo.sizing.search import SearchResult
 from bamboo.sizing.trials import Assessment
 from bamboo.sizing.world import World
 
@@ -26,17 +26,17 @@ WIDTH = 100  # columns of the paragraph, where a terminal does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PlanReport:
     """What is printed. told: why the chosen one, or why none. like: the job as it is."""
 
-    found: Found
+    found: SearchResult
     told: str
     bounds: Bounds
     world: World
     like: Candidate
 
 
-def plan_text(report: Report, width: int | None) -> str:
+def plan_text(report: PlanReport, width: int | None) -> str:
     """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at."""
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for head in HEADS:
@@ -55,7 +55,7 @@ def plan_text(report: Report, width: int | None) -> str:
     return "\n".join([*lines, *(line.rstrip() for line in wrapped.getvalue().splitlines())])
 
 
-def document(report: Report) -> str:
+def document(report: PlanReport) -> str:
     """JSON for programs."""
     found, spec = report.found, report.world.spec
     counts = found.counts
@@ -80,7 +80,7 @@ def document(report: Report) -> str:
     )  # fmt: skip
 
 
-def plan_csv(report: Report) -> str:
+def plan_csv(report: PlanReport) -> str:
     """A line for each plan of the front."""
     out = io.StringIO()
     rows = [_flat(one, one is report.found.chosen) for one in report.found.front]
@@ -103,7 +103,7 @@ def _cells(one: Assessment) -> list[str]:
     ]  # fmt: skip
 
 
-def _changes(report: Report) -> str:
+def _changes(report: PlanReport) -> str:
     assert report.found.chosen is not None
     changes = edits(report.found.chosen.candidate, report.world.spec, report.world.document)
     if not changes:
@@ -116,7 +116,7 @@ def _path(path: Sequence[str | int]) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
 
 
-def _looked_at(report: Report) -> str:
+def _looked_at(report: PlanReport) -> str:
     counts = report.found.counts
     left = [
         f"{number} {why}"
@@ -134,7 +134,7 @@ def _looked_at(report: Report) -> str:
     return said
 
 
-def _estimated(report: Report) -> list[str]:
+def _estimated(report: PlanReport) -> list[str]:
     """What of the machines' profiles is estimated, the microbatch's times included if they are in proportion."""
     found = {name for machine in report.world.machines.values() for name in machine.profile.estimated}
     if report.found.chosen is not None:

@@ -138,10 +138,10 @@ def plan(
 
     Example: bamboo plan job.yaml --prices prices.yaml --preempt-rate 0.1 --budget 500 --write planned.yaml
     """
-    from bamboo.cli.simulation.plan_job import Wanted, plan_job
+    from bamboo.cli.simulation.plan_job import PlanRequest, plan_job
 
     _check(options)
-    wanted = Wanted(
+    wanted = PlanRequest(
         job=job, prices=options.prices, profile=options.profile, traces=tuple(options.trace or ()),
         rate=options.preempt_rate, replace_rate=options.replace_rate, pattern=options.pattern,
         zones=tuple(zone.strip() for zone in options.zones.split(",")), notice=options.notice,

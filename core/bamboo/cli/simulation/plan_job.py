@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
-from bamboo.job.edited_text import edited_text
+from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import UNKNOWN_STEPS, JobSpec, wanted_workers
@@ -19,23 +19,23 @@ from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, reasons
-from bamboo.sizing.prices import PriceError, Prices, read_prices
-from bamboo.sizing.search import Found, search
+from bamboo.sizing.edited_text import edited_text
+from bamboo.sizing.prices import PriceError, PriceList, read_prices
+from bamboo.sizing.search import SearchResult, search
 from bamboo.sizing.space import Limits
-from bamboo.sizing.trials import Assessment, Trial, simulate_trials
-from bamboo.sizing.world import Machine, Market, World, has_price, machine_of
-from bamboo.terminal.plan_table import Report, document, plan_csv, plan_text
-from bamboo.terminal.run_progress import RunProgress
+from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trials
+from bamboo.sizing.world import MachineKind, Market, World, has_price, machine_of
+from bamboo.terminal.plan_table import PlanReport, document, plan_csv, plan_text
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, Pattern
 from bamboo.traces.summary import summarize
 from bamboo.traces.trace import NodeTraceError
 
-__all__ = ["Wanted", "plan_job"]
+__all__ = ["PlanRequest", "plan_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanRequest:
     """As the user gave it, checked as far as the flags themselves go. deadline, hours: hours; () means all."""
 
     job: Path
@@ -64,7 +64,7 @@ class Wanted:
     progress: bool
 
 
-def plan_job(wanted: Wanted) -> int:
+def plan_job(wanted: PlanRequest) -> int:
     """The exit code: of a failure if no plan keeps the bounds. A mistake ends the command."""
     source, spec = _job(wanted)
     bounds = Bounds(budget=wanted.budget, deadline=wanted.deadline)
@@ -80,7 +80,7 @@ def plan_job(wanted: Wanted) -> int:
     if wanted.plot is not None:
         _draw(found, wanted)
     told = _told(found, bounds)
-    report = Report(found=found, told=told, bounds=bounds, world=world, like=like)
+    report = PlanReport(found=found, told=told, bounds=bounds, world=world, like=like)
     if wanted.form == "json":
         print(document(report))
     elif wanted.form == "csv":
@@ -95,7 +95,7 @@ def plan_job(wanted: Wanted) -> int:
     return 0
 
 
-def _job(wanted: Wanted) -> tuple[ManifestSource, JobSpec]:
+def _job(wanted: PlanRequest) -> tuple[ManifestSource, JobSpec]:
     try:
         source = read_manifest_source(str(wanted.job))
         return source, parse_source(source, unknown_in_template)
@@ -103,7 +103,7 @@ def _job(wanted: Wanted) -> tuple[ManifestSource, JobSpec]:
         usage(*map(str, error.problems))
 
 
-def _world(wanted: Wanted, source: ManifestSource, spec: JobSpec) -> World:
+def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     if wanted.steps is not None:
         spec = replace(spec, training=replace(spec.training, steps=wanted.steps, until=None))
     if spec.training.steps == UNKNOWN_STEPS:
@@ -124,7 +124,7 @@ def _world(wanted: Wanted, source: ManifestSource, spec: JobSpec) -> World:
     )  # fmt: skip
 
 
-def _machines(prices: Prices | None, profile: str | None) -> dict[str, Machine]:
+def _machines(prices: PriceList | None, profile: str | None) -> dict[str, MachineKind]:
     if prices is None:
         assert profile is not None
         known = read_profile(profile)
@@ -138,7 +138,7 @@ def _machines(prices: Prices | None, profile: str | None) -> dict[str, Machine]:
     return found
 
 
-def _market(wanted: Wanted, spec: JobSpec) -> Market:
+def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
     if wanted.traces:
         recording = read_traces(wanted.traces)
         if not recording.changes:
@@ -156,7 +156,7 @@ def _market(wanted: Wanted, spec: JobSpec) -> Market:
     )  # fmt: skip
 
 
-def _limits(wanted: Wanted, spec: JobSpec, market: Market) -> Limits:
+def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
     most = summarize(market.recording).peak if market.recording is not None else 2 * wanted_workers(spec)
     return Limits(
         nodes=wanted.nodes or most, stages=wanted.stages, pipelines=wanted.pipelines,
@@ -164,13 +164,13 @@ def _limits(wanted: Wanted, spec: JobSpec, market: Market) -> Limits:
     )  # fmt: skip
 
 
-def _simulated(world: World, wanted: Wanted, about: str, trials: Sequence[Trial]) -> list[Assessment | None]:
+def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[PlanTrial]) -> list[Assessment | None]:
     runs = sum(len(trial.seeds) for trial in trials)
     with RunProgress(runs, f"{about:<10}", shown=wanted.progress) as bar:
         return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
-def _told(found: Found, bounds: Bounds) -> str:
+def _told(found: SearchResult, bounds: Bounds) -> str:
     """Why that one; or why none."""
     if found.chosen is not None:
         return reasons(found.chosen, found.front, found.ends, bounds)
@@ -182,7 +182,7 @@ def _told(found: Found, bounds: Bounds) -> str:
     return f"{said} for {fastest.sure('usd'):.2f} USD, the cheapest costs up to {cheapest.sure('usd'):.2f} USD"
 
 
-def _draw(found: Found, wanted: Wanted) -> None:
+def _draw(found: SearchResult, wanted: PlanRequest) -> None:
     from bamboo.sizing.front_plot import draw_front
 
     assert wanted.plot is not None

@@ -219,9 +219,9 @@ def _traced(workload: "Workload", options: SimulateOptions) -> "list[Case]":
 
 
 def _made_up(workload: "Workload", options: SimulateOptions) -> "list[Case]":
+    from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.simulation.figures import spread
     from bamboo.simulation.pool import ResearchRun, simulate_all
-    from bamboo.terminal.run_progress import RunProgress
 
     rates = _rates(options)
     wanted = _wanted(workload, options, None)
@@ -260,8 +260,8 @@ def _not_beside(ctx: typer.Context, foreign: tuple[str, ...], beside: str) -> No
 
 
 def _simulate_strategies(ctx: typer.Context, job: Path | None, options: SimulateOptions) -> None:
+    from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.cli.simulation.simulate_strategies import Comparison, compare, runs
-    from bamboo.terminal.run_progress import RunProgress
 
     if job is not None:
         usage("--strategy: expected no job; --workload or --profile says what is trained")
@@ -280,9 +280,9 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
 
 
 def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
+    from bamboo.cli.simulation.run_progress import RunProgress
     from bamboo.cli.simulation.simulate_job import JobSimulation, simulate
     from bamboo.simulation.figures import SimulationError, spread
-    from bamboo.terminal.run_progress import RunProgress
     from bamboo.terminal.simulation_table import over_time_document
 
     if job is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.run_progress import RunProgress
 from bamboo.job.manifest import ManifestError, parse_source
 from bamboo.job.pod_fields import unknown_in_template
 from bamboo.job.spec import wanted_workers
@@ -18,7 +19,6 @@ from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import JobRun, simulate_job
 from bamboo.simulation.job.worker_memory import memory_warning
 from bamboo.simulation.pool import JobSeed, simulate_jobs
-from bamboo.terminal.run_progress import RunProgress
 from bamboo.traces.files import read_traces
 from bamboo.traces.generate import Generation, generate
 from bamboo.traces.trace import NodeTraceError, make_trace
