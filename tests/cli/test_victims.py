@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from bamboo.kube.errors import ApiError, RemoteError, UsageError
-from bamboo.remote import drill, victims
+from bamboo.kube.errors import RemoteError, UsageError
+from bamboo.remote import victims
 from bamboo.remote.job_view.objects import RemoteWorker, job_of, workers_of
-from bamboo.remote.session import Session
 from bamboo.remote.victims import VictimChoice
-from bamboo_operator.cluster.signals import SignalKind, node_signal
-from remote_kit import NOW, SPEC, Json, condition, ended, job, node, plan, pod
+from remote_kit import SPEC, Json, condition, ended, job, plan, pod
 
 DEGRADED = condition("Degraded", True, "Unprotected", "stage 2 of pipeline 0 has no second copy")
 
@@ -72,7 +70,11 @@ def test_exactly_one_way_to_choose(flags: Any) -> None:
 
 
 NONE = {**SPEC, "redundancy": {"mode": "None"}}
+
+
 SEVERAL = {**SPEC, "redundancy": {"replicas": 2}}
+
+
 TWO = plan([f"story-w{n}" for n in range(4)], [f"story-w{n}" for n in range(5, 9)])
 
 
@@ -102,62 +104,3 @@ def test_drills_that_could_cost_the_job_are_objected_to(
     objection = victims.objections(found, gone, kill=kill)
     assert (objection is None) == (said is None)
     assert (said or "") in (objection or "")
-
-
-@pytest.mark.parametrize(
-    ("labels", "key"),
-    [
-        ({}, "aws-node-termination-handler/spot-itn"),
-        ({"karpenter.sh/capacity-type": "spot"}, "aws-node-termination-handler/spot-itn"),
-        ({"cloud.google.com/gke-spot": "true"}, "cloud.google.com/impending-node-termination"),
-        ({"kubernetes.azure.com/scalesetpriority": "spot"}, "cloudprovider.azure.microsoft.com/draining"),
-    ],
-)
-def test_a_nodes_taint_is_its_clouds_and_the_operator_knows_it(labels: Any, key: str) -> None:
-    found = node("node-1", {"key": "other", "effect": "NoSchedule"}, **labels)
-    assert victims.taint_key(found) == key
-    tainted = victims.with_taint(found, key)
-    assert [t["key"] for t in tainted] == ["other", key]
-    signal = node_signal({**found, "spec": {"taints": tainted}}, NOW)
-    assert signal is not None
-    assert (signal.kind, signal.seconds > 0) == (SignalKind.NOTICE, True)
-    assert victims.without_taint({**found, "spec": {"taints": tainted}}, key) == found["spec"]["taints"]
-    assert victims.without_taint(found, key) is None
-
-
-def test_a_clouds_own_taint_is_left_alone() -> None:
-    key = victims.USUAL_TAINT
-    taken = node("node-1", {"key": key, "value": "i-123", "effect": "NoSchedule"})
-    with pytest.raises(RemoteError, match="has the taint"):
-        victims.with_taint(taken, key)
-    assert victims.without_taint(taken, key) is None
-
-
-class BusyNode:
-    """The API server's nodes, of which something else writes one between our read and our write, that many times."""
-
-    def __init__(self, conflicts: int) -> None:
-        self.conflicts, self.writes = conflicts, 0
-        self.taints: list[Json] = []
-
-    async def node(self, name: str) -> Json:
-        return {"metadata": {"name": name}, "spec": {"taints": list(self.taints)}}
-
-    async def set_taints(self, node: Json, taints: list[Json]) -> None:
-        self.writes += 1
-        if self.writes <= self.conflicts:
-            self.taints.append({"key": f"other-{self.writes}"})
-            raise ApiError(409, "Conflict", "the object has been modified")
-        self.taints = taints
-
-
-async def test_a_node_that_others_write_gets_its_taint_all_the_same() -> None:
-    key, api = "test", BusyNode(2)
-    session: Any = Session(api, "default", quiet=True)  # type: ignore[arg-type]
-    assert await drill._set_taints(session, "n", lambda node: victims.with_taint(node, key))
-    assert [taint["key"] for taint in api.taints] == ["other-1", "other-2", "test"]
-    assert await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
-    assert not await drill._set_taints(session, "n", lambda node: victims.without_taint(node, key))
-    assert [taint["key"] for taint in api.taints] == ["other-1", "other-2"]
-    with pytest.raises(ApiError, match="modified"):
-        await drill._set_taints(Session(BusyNode(99), "d"), "n", lambda node: victims.with_taint(node, key))  # type: ignore[arg-type]

@@ -1,63 +1,41 @@
 """A BambooJob's status: conditions, counters that never fall, progress, and when it is worth a write."""
 
-import json
 from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
-from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
-from bamboo.coordinator.events import Finish, Outcome, SlowWorker, Takeover, WorkerState
-from bamboo_operator.status.document import job_status, worth_writing
-from bamboo_operator.status.facts import EarlierCounts, StatusFacts
-from operator_kit import NOW, at, checkpoints, job, said
+from bamboo.coordinator.events import Finish, Outcome, SlowWorker, WorkerState
+from operator_kit import NOW, at, job, said
+from status_kit import POOLED, conditions, holding, seen
 
-ALL = ["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling"]
-ALL += ["Suspended", "Restoring", "FallbackActive", "Complete", "Failed"]
-JOB = job()
-POOLED = job(
-    nodePools=[
-        {"name": "spot", "pricePerHour": "0.91"},
-        {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.06", "afterSeconds": 300, "revert": True},
-    ]
-)
+ALL = [
+    *["Accepted", "WorkersReady", "WorkersUpdated", "Running", "Degraded", "Protected", "Straggling"],
+    *["Suspended", "Restoring", "FallbackActive", "Complete", "Failed"],
+]
+
+
 DONE = Finish(Outcome.COMPLETE, "Complete", "all 10 steps are done")
+
+
 FAILED = Finish(Outcome.FAILED, "TaskFailed", "w0: it raised")
+
+
 INTERRUPTED = Finish(Outcome.INTERRUPTED, "Suspended", "the job is suspended")
+
+
 RUNNING = said()
+
+
 SLOW = SlowWorker(worker="w1", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w1 takes 200 ms")
+
+
 PENDING = said(phase="Pending", grid=((),), workers=(), step=0, loss=None)
 
 
-def facts(**more):
-    return StatusFacts(**{"now": NOW, "generation": 1, "spec": JOB, **more})
-
-
-def takeover(stage=1, victim="w1"):
-    return Takeover(
-        epoch=2, victim=victim, worker="w0", pipeline=0, stage=stage, step=3, notice=False,
-        decide_ms=20.0, reform_ms=30.0, recompute_ms=100.0, forwards=2, backwards=1,
-    )  # fmt: skip
-
-
-def conditions(status):
-    return {c["type"]: c for c in status["conditions"]}
-
-
-def holding(status):
-    return {c["type"]: c["reason"] for c in status["conditions"] if c["status"] == "True"}
-
-
-def seen(status=None, previous=None, **more):
-    return job_status(status, previous or {}, facts(**more))
-
-
 BUSY = (("w0", WorkerState.TRAINING), ("w1", WorkerState.TRAINING))
+
+
 DOUBLED = ((("w0", False), ("w0", False)),)
 
 
@@ -187,14 +165,6 @@ def test_messages_name_what_is_wrong():
     assert (invalid["status"], invalid["reason"], invalid["message"]) == ("False", "InvalidSpec", "a: x; b: y")
 
 
-def test_times_move_only_when_a_status_flips():
-    first = seen(PENDING)
-    later = seen(RUNNING, first, now=NOW + timedelta(seconds=60), generation=2)
-    moved = {c["type"] for c in later["conditions"] if c["lastTransitionTime"] == at(60)}
-    assert moved == {"WorkersReady", "Running"}
-    assert {c["observedGeneration"] for c in later["conditions"]} == {2} == {later["observedGeneration"]}
-
-
 def test_an_end_is_final():
     done = seen(said(phase="Over"), finish=DONE)
     after = seen(None, done, now=NOW + timedelta(hours=1))
@@ -203,192 +173,3 @@ def test_an_end_is_final():
     assert seen(RUNNING, done, finish=FAILED)["state"] == "Complete"
     failed = seen(said(phase="Over"), finish=FAILED)
     assert seen(None, failed)["state"] == "Failed"
-
-
-RESTARTED = said(phase="Recovering", grid=(), workers=(), step=0, epoch=0, loss=None)
-
-
-@pytest.mark.parametrize("status", [None, replace(RESTARTED, grid=())])
-def test_an_operators_restart_changes_next_to_nothing(status):
-    busy = said(grid=DOUBLED, workers=BUSY, takeovers=(takeover(),), preemptions=2, epoch=7)
-    before = seen(busy, plan="p")
-    after = seen(status, before, earlier=EarlierCounts.of(before), now=NOW + timedelta(seconds=60))
-    assert conditions(after)["Running"]["reason"] == "OperatorRestarted"
-    same = [key for key in before if key not in ("conditions",)]
-    assert {key: after[key] for key in same} == {key: before[key] for key in same}
-    assert holding(after).keys() == holding(before).keys()
-    assert all(c["lastTransitionTime"] == at(0) for c in after["conditions"])
-
-
-def test_counters_grow_over_a_restart():
-    before = seen(said(takeovers=(takeover(), takeover(0)), preemptions=3, restarts=1), cost=Decimal(2), spec=POOLED)
-    base = EarlierCounts.of(before)
-    assert base == EarlierCounts(preemptions=3, takeovers=2, restarts=1, cost=Decimal(2))
-    after = seen(
-        said(takeovers=(takeover(1, "w5"),), preemptions=1, restarts=2), before, earlier=base, cost=Decimal("0.5"),
-        now=NOW + timedelta(seconds=9), spec=POOLED,
-    )  # fmt: skip
-    assert (after["preemptions"], after["takeovers"], after["restarts"], after["restores"]) == (4, 3, 3, 0)
-    assert after["cost"]["total"] == "2.5000"
-    assert after["lastTakeover"] == {
-        "time": at(9), "victim": "w5", "worker": "w0", "pipeline": 0, "stage": 1, "pauseSeconds": 0.15,
-    }  # fmt: skip
-
-
-def test_workers_pipelines_and_cost_are_counted():
-    spec = job(topology={"stages": 2, "pipelines": 1}, elastic={"maxPipelines": 3}, standby={"workers": 1})
-    workers = (*BUSY, ("w2", WorkerState.STANDBY), ("w3", WorkerState.SYNCING), ("w4", WorkerState.LEAVING))
-    found = seen(said(workers=workers, grid=((("w0", True), ("w1", False)),)), spec=spec)
-    assert found["pipelines"] == {"desired": 3, "ready": 1, "degraded": 1}
-    assert found["workers"] == {"desired": 7, "ready": 5, "standby": 1, "spot": 0, "onDemand": 0}
-    pooled = seen(RUNNING, spec=POOLED, pods={"spot": 2, "fallback": 1})
-    assert (pooled["workers"]["spot"], pooled["workers"]["onDemand"]) == (2, 1)
-    assert pooled["cost"] == {"perHour": "4.88", "total": "0.0000", "repeated": "0.0000"}
-    over = seen(RUNNING, spec=POOLED, pods={"spot": 2}, finish=DONE, cost=Decimal(1))
-    assert (over["workers"]["spot"], over["cost"]["perHour"], over["cost"]["total"]) == (0, "0", "1.0000")
-
-
-def test_progress_is_what_the_coordinator_says():
-    found = seen(RUNNING)["training"]
-    assert found == {
-        "step": 3, "steps": 10, "progressPercentage": 30, "samplesPerSecond": 16.0, "loss": 4.0, "etaSeconds": 4,
-        "lastReportedTime": at(0),
-    }  # fmt: skip
-    measured = ((20, {"loss": 2.0, "right": None}), (40, {"loss": 2.5, "right": 0.5}))
-    told = seen(said(step=40, evaluations=measured, best_evaluation=20))["training"]["evaluation"]
-    assert told == {"step": 40, "metrics": {"loss": 2.5, "right": 0.5}, "bestStep": 20, "bestMetrics": {"loss": 2.0}}
-    nothing = seen(said(step=0, loss=None, samples_per_second=None, eta_seconds=None))["training"]
-    assert nothing == {"step": 0, "steps": 10, "progressPercentage": 0, "lastReportedTime": at(0)}
-    assert "loss" not in seen(said(loss=float("inf")))["training"]
-
-
-def test_checkpoints_digests_and_plan_stay_when_nothing_new_is_known():
-    kept = checkpoints(step=2, age=5.0, restores=3, repeated=7)
-    found = seen(said(digests=("a", "b"), checkpoint=kept), plan="{}", selector="x=y")
-    assert found["checkpoint"] == {"lastStep": 2, "lastTime": at(-5)}
-    assert (found["restores"], found["repeatedSteps"]) == (3, 7)
-    later = seen(said(checkpoint=replace(kept, age=9.0)), found)
-    assert later["checkpoint"] == found["checkpoint"], "its time is not computed anew"
-    assert (found["digests"], found["plan"], found["selector"]) == (["a", "b"], "{}", "x=y")
-    again = seen(None, found)
-    assert (again["digests"], again["plan"], again["checkpoint"]["lastStep"]) == (["a", "b"], "{}", 2)
-    restarted = seen(said(checkpoint=checkpoints(step=None)), found, earlier=EarlierCounts.of(found))
-    assert restarted["checkpoint"] == found["checkpoint"], "another coordinator has not looked"
-    assert (restarted["restores"], restarted["repeatedSteps"]) == (3, 7)
-
-
-def test_conditions_of_others_stay():
-    other = {"type": "Admitted", "status": "True", "reason": "X", "message": "", "lastTransitionTime": at(-9)}
-    assert seen(RUNNING, {"conditions": [other]})["conditions"][-1] == other
-
-
-# When to write
-
-
-@pytest.mark.parametrize(
-    ("change", "seconds", "worth"),
-    [
-        ({}, 1e6, False),
-        ({"step": 4}, 14.9, False),
-        ({"step": 4, "loss": 3.0, "eta_seconds": 1.0}, 14.9, False),
-        ({"step": 4}, 15, True),
-        ({"preemptions": 1}, 0, True),
-        ({"epoch": 2}, 0, True),
-        ({"workers": BUSY[:1]}, 0, True),
-        ({"phase": "Saving"}, 0, True),
-        ({"takeovers": (takeover(),)}, 0, True),
-    ],
-)
-def test_when_a_write_is_worth_it(change, seconds, worth):
-    old = seen(RUNNING)
-    new = seen(said(**change), old, now=NOW + timedelta(seconds=5))
-    assert worth_writing(new, old, seconds) is worth
-
-
-def test_the_total_cost_alone_waits():
-    old = seen(RUNNING, spec=POOLED, pods={"spot": 1})
-    new = seen(RUNNING, old, spec=POOLED, pods={"spot": 1}, cost=Decimal(1))
-    assert new != old
-    assert not worth_writing(new, old, 1)
-    assert worth_writing(seen(RUNNING, old, spec=POOLED, pods={"spot": 2}), old, 1)
-
-
-def test_the_first_status_is_written_at_once():
-    assert worth_writing(seen(), {}, 0)
-
-
-# Whatever is said
-
-
-GRIDS = st.lists(
-    st.tuples(*(st.tuples(st.sampled_from(["w0", "w1", "w2"]), st.booleans()) for _ in range(2))), max_size=3
-).map(tuple)
-STATUSES = st.none() | st.builds(
-    lambda grid, **more: replace(said(**more), grid=grid),
-    grid=GRIDS,
-    phase=st.sampled_from(["Pending", "Recovering", "Running", "Saving", "Restoring", "Over"]),
-    workers=st.dictionaries(st.sampled_from(["w0", "w1", "w2"]), st.sampled_from(list(WorkerState))).map(
-        lambda d: tuple(d.items())
-    ),
-    step=st.integers(0, 10),
-    loss=st.none() | st.floats(),
-    samples_per_second=st.none() | st.floats(0, allow_infinity=True),
-    eta_seconds=st.none() | st.floats(),
-    epoch=st.integers(0, 3),
-    preemptions=st.integers(0, 3),
-    takeovers=st.lists(st.builds(takeover, st.integers(0, 1)), max_size=2).map(tuple),
-    digests=st.sampled_from([(), ("a", "b")]),
-)
-FACTS = st.builds(
-    facts,
-    spec=st.sampled_from([None, JOB, POOLED, job(suspend=True)]),
-    generation=st.integers(1, 3),
-    problems=st.sampled_from([(), ("a",)]),
-    warnings=st.sampled_from([(), ("a",)]),
-    pods=st.dictionaries(st.sampled_from(["spot", "fallback"]), st.integers(0, 3)),
-    cost=st.decimals(0, 1000, places=3),
-    finish=st.sampled_from([None, None, None, DONE, FAILED, INTERRUPTED]),
-    plan=st.sampled_from([None, "x"]),
-)
-COUNTERS = ("preemptions", "takeovers", "restores", "restarts")
-
-
-def schema():
-    crd = yaml.safe_load((Path(__file__).parents[2] / "crds" / "bamboojob.yaml").read_text())
-    found = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
-    return Draft202012Validator(_strict(found))
-
-
-def _strict(part):
-    """Fields that the API server would drop are errors here."""
-    if not isinstance(part, dict):
-        return part
-    inner = {key: _strict(value) for key, value in part.items()}
-    if part.get("type") == "object" and "properties" in part:
-        inner["properties"] = {name: _strict(value) for name, value in part["properties"].items()}
-        inner["additionalProperties"] = False
-    return inner
-
-
-SCHEMA = schema()
-
-
-@given(st.lists(st.tuples(STATUSES, FACTS), min_size=1, max_size=4))
-def test_a_status_made_again_does_not_change(history):
-    previous = {}
-    for second, (status, told) in enumerate(history):
-        told = replace(told, now=NOW + timedelta(minutes=second))
-        new = job_status(status, previous, told)
-        json.dumps(new, allow_nan=False)
-        SCHEMA.validate(new)
-        later = job_status(status, new, replace(told, now=told.now + timedelta(seconds=30)))
-        assert later == new
-        assert not worth_writing(later, new, 1e6)
-        old = {c["type"]: c for c in previous.get("conditions", ())}
-        for c in new["conditions"]:
-            before = old.get(c["type"])
-            flipped = before is None or before["status"] != c["status"]
-            assert c["lastTransitionTime"] == (at(60 * second) if flipped else before["lastTransitionTime"])
-        assert all(new[name] >= previous.get(name, 0) for name in COUNTERS)
-        assert sum(c["status"] == "True" for c in new["conditions"] if c["type"] in ("Complete", "Failed")) <= 1
-        previous = new

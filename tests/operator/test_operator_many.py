@@ -6,9 +6,6 @@ import pytest
 
 from bamboo_operator.jobs.burst import CALM_SECONDS, Burst
 from bamboo_operator.jobs.burst import LONGEST_SECONDS as LONGEST_BURST
-from bamboo_operator.jobs.controller import STUCK_SECONDS
-from bamboo_operator.jobs.training import LONGEST_SECONDS
-from bamboo_operator.pods.controller import PodController
 from opsim_loop import VirtualLoop
 from slow_api_kit import (
     JOBS,
@@ -37,19 +34,6 @@ def test_the_status_tells_soon_why_pods_do_not_start(monkeypatch: pytest.MonkeyP
     assert lags[-1] < SOON, f"median {lags[JOBS // 2]:.1f} s, at most {lags[-1]:.1f} s"
     assert simulated.writes < MOST_WRITES * JOBS
     assert simulated.stuck == [], "a job that waits for others is not stuck"
-
-
-def test_a_reconciliation_that_is_stuck_is_reported_though_the_status_is_written_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def stand_still(_: PodController) -> None:
-        await asyncio.sleep(3600.0)
-
-    monkeypatch.setattr(PodController, "reconcile", stand_still)
-    with virtual_runner(monkeypatch) as (runner, loop):
-        simulated = ManyJobs(loop)
-        runner.run(simulated.run(1, 2 * (LONGEST_SECONDS + STUCK_SECONDS)))
-    assert simulated.stuck[0].startswith("no reconciliation of default/job-00 for ")
 
 
 async def notices(burst: Burst, loop: VirtualLoop, seconds: float) -> None:

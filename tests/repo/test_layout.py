@@ -15,7 +15,7 @@ MOST_MODULES, MOST_LINES = 12, 400
 SCENARIOS = {
     "core": {"checkpoint_s3", "coordinator_distrust", "coordinator_waiting", "fuzz", "kube_proxy", "manifest_fuzz",
              "metrics_restart", "metrics_run", "replicas", "shipped_profiles", "storage_faults", "zone_costs"},
-    "trainer": {"checkpoint_restore", "datasets", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
+    "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
                 "model_library", "parameter_precision", "report", "skipped_steps", "slow_workers", "transport",
                 "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions",
                 "zone_traffic_of_engines"},

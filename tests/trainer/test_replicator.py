@@ -1,12 +1,144 @@
-"""A step's report is on its way before the final gradients, which take long to copy from a device, are sent."""
+"""Replicas: what the owner of a cell sends them, and when it waits for them."""
+
+from typing import Any
 
 import pytest
+import torch
 
-from bamboo.planning.plan import WorkerId
-from bamboo_trainer.transport.frames import Frame, FrameKind
+from bamboo.control.protocol import Message, ReplicaSynced
+from bamboo.planning.plan import Cell, CheckpointId, WorkerId
+from bamboo_trainer.commit.committer import Committer
+from bamboo_trainer.commit.history import NoHistory
+from bamboo_trainer.commit.replicator import Replicator
+from bamboo_trainer.routing.outbox import Outbox
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from bamboo_trainer.transport.payloads import Announce, Commit, RefusedFrame
 from manifest_kit import bamboojob, gpt_task, training
 from memory_transport import MemoryTransport
+from recording_transport import RecordingTransport
+from replica_kit import planned
+from stage_kit import CONFIG, small_task
 from training_job import Job
+
+PLAN = planned(3, 1, 1, "a")
+CELL = Cell(0, 2)
+OWNER, REPLICA = PLAN.at(CELL).owner, PLAN.at(CELL).replicas[0]
+COMMIT = Commit(norm=1.0, loss=1.0, microbatches=3, generation=0, epoch=1)
+
+
+class One:
+    """A worker of the plan with its states of the stages, and what it says."""
+
+    def __init__(self, worker: str) -> None:
+        self.net, self.said = RecordingTransport(), list[Message]()
+        plan = PlanState(worker, PLAN)
+        outbox = Outbox(plan, self.net, lambda frame: None)
+
+        def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
+            return Stage(small_task(), index, stages, CONFIG)
+
+        self.states = StageStates(build, False, {})
+        self.states.take_roles(PLAN, worker, first=True)
+        committer = Committer(plan, outbox, self.states, lambda _: None, lambda: 0.0, lambda: "a", NoHistory())
+        self.replicator = Replicator(plan, outbox, self.states, committer, self.said.append)
+        self.replicator.take_roles(None)
+
+    def sent(self) -> list[tuple[str, Frame]]:
+        """With the gradients that it sends when nothing else is to be done."""
+        while self.replicator.owes_gradients:
+            self.replicator.send_next()
+        return self.net.take()
+
+    def kinds(self) -> list[tuple[str, FrameKind]]:
+        return [(peer, frame.address.kind) for peer, frame in self.sent()]
+
+    def announce(self, version: int, *, secured: int | None = None, digest: str = "", epoch: int = 1) -> None:
+        said = Announce(version=version, secured=version if secured is None else secured, digest=digest)
+        self.replicator.announced(CELL, REPLICA, epoch, said)
+
+    def step(self) -> None:
+        stage = self.states[2]
+        step = stage.version
+        self.replicator.finalize(2, step, (torch.full((stage.size,), float(step + 1)),))
+        while self.replicator.owes_gradients:
+            self.replicator.send_next()
+        self.states.apply(2, COMMIT)
+
+
+def test_a_replica_with_the_same_state_is_fed_with_gradients_from_then_on() -> None:
+    owner = One(OWNER)
+    owner.step()
+    assert owner.sent() == [], "nobody has said that it is there"
+    owner.announce(1)
+    assert owner.said == [ReplicaSynced(cell=CELL, replica=REPLICA)]
+    owner.step()
+    assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
+    assert list(owner.replicator.synced()) == [(CELL, REPLICA)]
+
+
+def test_a_replica_without_a_state_gets_it_whole_and_catches_up() -> None:
+    owner, replica = One(OWNER), One(REPLICA)
+    owner.step()
+    owner.announce(-1)
+    ((peer, frame),) = owner.sent()
+    assert (peer, frame.address.kind, frame.address.step) == (REPLICA, FrameKind.STATE, 1)
+    assert replica.replicator.restore(frame.address, frame.tensors, frame.payload)
+    assert replica.states[2].digest() == owner.states[2].digest()
+    assert not replica.replicator.restore(frame.address, frame.tensors, frame.payload), "it is no newer"
+    owner.step()
+    ((_, sync),) = owner.sent()
+    replica.replicator.received(sync.address, sync.tensors)
+    assert replica.states.secured(2) == 2
+    ((_, said),) = replica.sent()
+    assert (said.address.kind, said.payload.version, said.payload.secured) == (FrameKind.ANNOUNCE, 1, 2)
+
+
+def test_first_states_that_differ_are_replaced() -> None:
+    owner = One(OWNER)
+    owner.announce(0, digest="other bits")
+    assert owner.kinds() == [(REPLICA, FrameKind.STATE)]
+    same = One(OWNER)
+    same.announce(0, digest=same.states[2].digest())
+    assert same.sent() == []
+
+
+def test_what_a_replica_said_before_it_obeyed_the_plan_does_not_count() -> None:
+    owner = One(OWNER)
+    owner.announce(0, epoch=0)
+    assert (owner.sent(), owner.said, list(owner.replicator.synced())) == ([], [], [])
+
+
+def test_what_was_sent_over_a_link_that_broke_is_sent_again() -> None:
+    owner = One(OWNER)
+    owner.announce(0, digest=owner.states[2].digest())
+    stage = owner.states[2]
+    owner.replicator.finalize(2, 0, (torch.zeros(stage.size),))
+    assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
+    owner.replicator.finalize(2, 0, (torch.zeros(stage.size),))
+    assert owner.sent() == [], "it is known"
+    owner.replicator.relinked("somebody else")
+    assert owner.sent() == []
+    owner.replicator.relinked(REPLICA)
+    assert owner.kinds() == [(REPLICA, FrameKind.SYNC)]
+
+
+def test_gradients_of_another_size_are_refused() -> None:
+    replica = One(REPLICA)
+    owner = One(OWNER)
+    tensors, facts = owner.states[2].snapshot()
+    size = owner.states[2].size
+    with pytest.raises(RefusedFrame, match=f"a gradient of {size + 1} elements, expected {size}"):
+        replica.replicator.received(Address(FrameKind.SYNC, *CELL, 0), (torch.zeros(size + 1),))
+    owner.step()
+    owner.announce(-1)
+    ((_, frame),) = owner.sent()
+    with pytest.raises(RefusedFrame):
+        replica.replicator.restore(frame.address, frame.tensors[:-1], frame.payload)
+    assert (replica.states.version(2), len(tensors), facts["version"]) == (0, len(frame.tensors), 0)
+
 
 REPORTED = 3  # steps that all workers report with replicas in step
 

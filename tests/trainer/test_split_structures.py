@@ -69,7 +69,7 @@ def inferring(model: Any, x: Tensor) -> Tensor:
     (model_of(once_more), {}, "blocks.2 is called after blocks.2"),
     (model_of(lambda m, x: m.blocks[1](m.blocks[0](x))), {}, "blocks.2 is not called by the model's forward"),
     (model_of(nothing), {}, "the model returns no tensor"),
-    (model_of(with_a_value), {}, "its forward goes another way depending on values (tests/trainer/test_from_module.py"),
+    (model_of(with_a_value), {}, "its forward goes another way depending on values (tests/trainer/test_split_"),
     (model_of(failing), {}, "its forward on tensors without data raised RuntimeError: no way"),
     (with_a(lambda m, x: Cache()), {}, "blocks.0 gets something that has a value of type Cache, which cannot go from"),
     (with_a(lambda m, x: m.norm.weight), {}, "blocks.0 is called with a parameter or buffer of the model's"),

@@ -92,16 +92,16 @@ def test_a_skipped_step_moves_the_version_and_not_the_state() -> None:
 
 
 def test_a_state_of_another_worker_is_taken_over_with_the_gradients_that_follow_it() -> None:
-    owner, replica = states(OWNER[1]), states(OWNER[1])
+    owner, replica = states(OWNER[2]), states(OWNER[2])
     for step in range(2):
-        owner.keep_final(1, step, gradient(owner[1]))
-        owner.apply(1, COMMIT)
+        owner.keep_final(2, step, gradient(owner[2]))
+        owner.apply(2, COMMIT)
     for step in (0, 3):
-        replica.keep_final(1, step, gradient(replica[1]))
-    tensors, facts = owner[1].snapshot()
-    replica.restore(1, PLAN.stages, tensors, facts)
-    assert (replica.version(1), replica.final_steps(1)) == (2, [3])
-    assert replica[1].digest() == owner[1].digest()
+        replica.keep_final(2, step, gradient(replica[2]))
+    tensors, facts = owner[2].snapshot()
+    replica.restore(2, PLAN.stages, tensors, facts)
+    assert (replica.version(2), replica.final_steps(2)) == (2, [3])
+    assert replica[2].digest() == owner[2].digest()
     assert (replica.oldest(otherwise=9), states("a stranger").oldest(otherwise=9)) == (
         min(replica.version(s) for s in replica),
         9,

@@ -1,0 +1,55 @@
+"""Commands that change a job."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from bamboo.cli.commands import app
+from bamboo.job.pod_fields import NEWEST_MINOR
+from remote_command_kit import MANIFEST, Fake, type_in
+from remote_kit import job
+
+
+def test_a_manifests_mistakes_are_those_of_validate(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(MANIFEST.replace("steps: 3", "steps: 0").replace("stages: 2", "stags: 2"))
+    expected = CliRunner().invoke(app, ["validate", str(wrong)])
+    found = CliRunner().invoke(app, ["submit", str(wrong), "--kubeconfig", "/no/such"])
+    assert (found.exit_code, expected.exit_code) == (2, 2)
+    assert found.stderr.splitlines() == expected.stderr.splitlines()
+    assert len(found.stderr.splitlines()) >= 2
+
+
+def test_a_misspelt_field_of_the_template_is_refused_unless_the_cluster_is_newer_than_we_know(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    template = "{spec: {tolerations: [{operater: Exists}]}}"
+    wrong.write_text(MANIFEST.replace("status:", f"  worker: {{template: {template}}}\nstatus:"))
+    fake = Fake(job(), there=False)
+    code, _, complained, asked = type_in(tmp_path, fake, "submit", str(wrong))
+    path = "spec.worker.template.spec.tolerations[0].operater"
+    warning, said = complained.splitlines()
+    assert warning.startswith("warning: one pipeline: the job ends if")
+    assert (code, said) == (2, f"bamboo: {wrong}:9: {path}: unknown field, did you mean operator?")
+    assert all(one.method == "GET" for one in asked), "something was changed"
+    fake.minor = str(NEWEST_MINOR + 1)
+    assert type_in(tmp_path, fake, "submit", str(wrong))[0] == 0
+
+
+def test_a_job_is_applied_without_what_is_the_servers(tmp_path: Path) -> None:
+    code, printed, _, asked = type_in(tmp_path, Fake(job(), there=False), "submit", "FILE")
+    assert (code, printed.splitlines()[0]) == (0, "story created in namespace team")
+    patch = next(one for one in asked if one.method == "PATCH")
+    assert patch.query == {"fieldManager": "bamboo", "force": "false"}
+    assert patch.headers["Content-Type"] == "application/apply-patch+yaml"
+    assert patch.body["metadata"] == {"name": "story", "namespace": "team"}
+    assert "status" not in patch.body
+
+
+def test_a_manifests_namespace_is_its_own(tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(MANIFEST.replace("name: story", "name: story, namespace: other"))
+    fake = Fake(job(), there=False)
+    _, _, _, asked = type_in(tmp_path, fake, "submit", str(other), "-q")
+    assert any("/namespaces/other/" in one.path for one in asked if one.method == "PATCH")
+    code, _, complained, _ = type_in(tmp_path, fake, "submit", str(other), "-n", "team")
+    assert (code, "metadata.namespace is other, but --namespace team" in complained) == (2, True)

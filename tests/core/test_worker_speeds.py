@@ -1,0 +1,108 @@
+"""What the workers' own measurements say of their speeds, and of the layers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bamboo.control.stage_times import StageTimes
+from bamboo.coordinator.splits.worker_speeds import (
+    LEAST_MICROBATCHES,
+    LEAST_WORKERS,
+    by_counted_costs,
+    estimate,
+    measurements,
+    owned_times,
+)
+from bamboo.coordinator.state import CoordinatorState
+from bamboo.planning.plan import Cell
+from bamboo.planning.splits.speeds import speeds
+from slow_world import Slowed
+
+
+def times(
+    layers: tuple[int, int], *, backward: float = 2.0, count: int = LEAST_MICROBATCHES, **given: Any
+) -> StageTimes:
+    size = layers[1] - layers[0]
+    known = {"each": (1.0 / size,) * size, "forward": 1.0, **given}
+    return StageTimes(layers=layers, backward=backward, microbatches=count, **known)
+
+
+def told(said: dict[int, StageTimes], stages: int = 3, **more: StageTimes) -> CoordinatorState:
+    """A job of one pipeline. said: by stages' owners; more: by the names of workers."""
+    world = Slowed(stages, 1, 0)
+    world.settle_now()
+    plan = world.state.current_plan
+    workers = dict(world.state.workers)
+    found = {plan.at(Cell(0, stage)).owner: one for stage, one in said.items()} | more
+    for name, one in found.items():
+        workers[name] = replace(workers[name], times=(one,))
+    return replace(world.state, workers=workers)
+
+
+def layers_of(stage: int) -> tuple[int, int]:
+    world = Slowed(3, 1, 0)
+    world.settle_now()
+    return world.state.current_plan.stages[stage]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"count": LEAST_MICROBATCHES - 1}, {"forward": 0.0}, {"backward": 0.0}, {"each": (0.1,) * 99}]
+)
+def test_a_stage_counts_once_its_owner_has_measured_it_as_it_is(wrong: dict[str, Any]) -> None:
+    layers = layers_of(1)
+    assert set(owned_times(told({1: times(layers)}))) == {Cell(0, 1)}
+    assert owned_times(told({1: times(layers, **wrong)})) == {}
+    assert owned_times(told({1: times((layers[0], layers[1] + 1))})) == {}
+
+
+def test_a_forward_in_advance_is_compared_layer_by_layer_with_the_owners() -> None:
+    layers = layers_of(1)
+    size = layers[1] - layers[0]
+    state = told({1: times(layers)})
+    shadow = next(w for w in state.workers if w != state.current_plan.at(Cell(0, 1)).owner)
+    ahead = StageTimes(layers=layers, each=(2.0 / size,) * size)
+    workers = {**state.workers, shadow: replace(state.workers[shadow], times=(ahead,))}
+    found = {m.worker: m.seconds for m in measurements(replace(state, workers=workers))}
+    assert found == pytest.approx({state.current_plan.at(Cell(0, 1)).owner: 3.0, shadow: 6.0})
+
+
+def test_layers_share_what_their_stage_takes_and_data_stay_with_the_first_one() -> None:
+    stages = [layers_of(s) for s in range(3)]
+    read = times(stages[0], forward=1.5)  # half a second of its forward is in no layer
+    state = told({0: read, 1: times(stages[1]), 2: times(stages[2])})
+    found = estimate(state, speeds(measurements(state)))
+    assert found is not None
+    assert len(found.costs) == stages[-1][1]
+    assert found.reading == pytest.approx((0.5, 0.0))
+    assert [sum(found.costs[slice(*layers)]) for layers in stages] == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_nothing_is_estimated_before_all_stages_are_measured() -> None:
+    state = told({1: times(layers_of(1))})
+    assert estimate(state, speeds(measurements(state))) is None
+
+
+def test_by_counted_costs_three_are_needed_to_say_who_is_unusual() -> None:
+    stages = [layers_of(s) for s in range(3)]
+    costs = tuple(1.0 for _ in range(stages[-1][1]))
+    said = {s: times(layers, forward=1.0 * (layers[1] - layers[0])) for s, layers in enumerate(stages)}
+    said = {s: replace_backward(one) for s, one in said.items()}
+    slow = StageTimes(
+        layers=stages[2], forward=2 * said[2].forward, backward=2 * said[2].backward, microbatches=LEAST_MICROBATCHES
+    )
+    state = replace(told({**said, 2: slow}), costs=costs)
+    found = by_counted_costs(state)
+    owner = [state.current_plan.at(Cell(0, s)).owner for s in range(3)]
+    assert len(owner) == LEAST_WORKERS
+    assert found[owner[2]] == pytest.approx(2.0)
+    assert found[owner[0]] == pytest.approx(1 / 1.5)
+    assert by_counted_costs(replace(told({0: said[0], 1: said[1]}), costs=costs)) == {}
+    assert by_counted_costs(replace(state, costs=costs[:-1])) == {}
+
+
+def replace_backward(one: StageTimes) -> StageTimes:
+    """Its backward is as long as its forward."""
+    return StageTimes(
+        layers=one.layers, forward=one.forward, backward=one.forward, each=(), microbatches=one.microbatches
+    )

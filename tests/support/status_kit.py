@@ -1,0 +1,31 @@
+"""Jobs' statuses."""
+
+from bamboo_operator.status.document import job_status
+from bamboo_operator.status.facts import StatusFacts
+from operator_kit import NOW, job
+
+JOB = job()
+
+
+POOLED = job(
+    nodePools=[
+        {"name": "spot", "pricePerHour": "0.91"},
+        {"name": "fallback", "capacity": "OnDemand", "pricePerHour": "3.06", "afterSeconds": 300, "revert": True},
+    ]
+)
+
+
+def facts(**more):
+    return StatusFacts(**{"now": NOW, "generation": 1, "spec": JOB, **more})
+
+
+def conditions(status):
+    return {c["type"]: c for c in status["conditions"]}
+
+
+def holding(status):
+    return {c["type"]: c["reason"] for c in status["conditions"] if c["status"] == "True"}
+
+
+def seen(status=None, previous=None, **more):
+    return job_status(status, previous or {}, facts(**more))

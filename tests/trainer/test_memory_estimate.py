@@ -1,0 +1,27 @@
+"""The estimate of a stage's memory counts what it holds."""
+
+from dataclasses import replace
+
+from bamboo.job.manifest import parse_manifest
+from bamboo_trainer.memory.estimate import measure
+from bamboo_trainer.stage.stage import Stage
+from manifest_kit import bamboojob, training
+from precision_kit import build
+from stage_kit import ROUNDED, one_step
+
+UNCLIPPED = replace(ROUNDED, max_gradient_norm=None)
+
+
+def test_the_estimate_counts_what_a_stage_holds() -> None:
+    document = bamboojob(
+        task={"entrypoint": "m:build"},
+        training=training(3, 8, 2, precision="bf16", parameterPrecision="bf16"),
+        topology={"stages": 1},
+    )
+    task = build({})
+    sizes = measure(task, parse_manifest(document))
+    stage = Stage(task, 0, [(0, 4)], UNCLIPPED)
+    one_step([stage], 0, UNCLIPPED)
+    assert sum(size.held for size in sizes) == sum(tensor.nbytes for _, tensor in stage._parameters.named())
+    assert sum(size.remembered for size in sizes) == stage.state_bytes()[1]
+    assert sum(size.gradients for size in sizes) == 4 * sum(p.numel() for p in stage._parameters.trained())
