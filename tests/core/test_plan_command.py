@@ -44,6 +44,7 @@ def test_the_command_recommends_writes_and_draws(files: Path) -> None:
     done = invoke(files, *QUICK, "--write", str(written), "--plot", str(picture))
     assert done.exit_code == 0, done.output
     assert "Recommended are " in done.output
+    assert "On demand, where no node is lost, " in done.output.replace("\n", " ")
     assert "95 % confidence" in done.output or "no node was lost" in done.output or "all copies" in done.output
     assert written.read_text().startswith("# my job\n")
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancyMode
+from bamboo.simulation.job.zone_traffic import traffic_usd
+from bamboo.sizing.calm import Calm
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import best_product
 from bamboo.sizing.trials import Assessment
+from bamboo.sizing.world import HOUR, World
 from bamboo.text import count
 
 PLACES = {
@@ -59,6 +62,29 @@ def in_words(one: Candidate) -> str:
     if one.on_demand is not None:
         parts.append(f"{one.on_demand} of {one.workers} on demand")
     return ", ".join([*parts, PLACES[one.spread]])
+
+
+def on_demand(world: World, calm: Sequence[tuple[Candidate, Calm]], chosen: Assessment) -> str:
+    """What the cheapest grid would take on demand, where nothing is lost, that is not slower; "" without a price."""
+    found = []
+    for one, undisturbed in calm:
+        machine = world.machines[one.machine]
+        prices, start = machine.profile.prices, machine.profile.times.start
+        if prices is None:
+            return ""
+        hours = (start + world.steps * undisturbed.seconds) / HOUR
+        traffic = world.steps * traffic_usd(undisturbed.between_zones, world.traffic_price)
+        found.append((one.stages * one.pipelines * prices.on_demand * hours + traffic, hours, one))
+    fast = [entry for entry in found if entry[1] <= chosen.hours] or sorted(found, key=lambda entry: entry[1])[:1]
+    if not fast:
+        return ""
+    usd, hours, one = min(fast)
+    return (
+        f"On demand, where no node is lost, {count(one.stages * one.pipelines, 'node')} of {one.machine} would take"
+        f" {hours:.2f} h and cost {usd:.2f} USD, {usd / chosen.usd:.1f} times as much."
+        if chosen.usd
+        else ""
+    )
 
 
 def reasons(chosen: Assessment, front: Sequence[Assessment], simulated: Sequence[Assessment], bounds: Bounds) -> str:

@@ -17,9 +17,10 @@ from bamboo.sizing.search import SearchResult
 from bamboo.sizing.trials import Assessment
 from bamboo.sizing.world import World
 
-HEADS = (
-    "", "TIME H", "COST USD", "TRAFFIC USD", "NODES", "SAMPLES/S", "GOODPUT", "MACHINE", "GRID", "MICROBATCH", "MODE",
-    "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT", "ZONES",
+FIGURES = ("TIME H", "COST USD", "TRAFFIC USD", "NODES", "SAMPLES/S", "GOODPUT")
+FIELDS = (
+    "MACHINE", "GRID", "MICROBATCH", "MODE", "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT",
+    "ZONES",
 )  # fmt: skip
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
 WIDTH = 100  # columns of the paragraph, where a terminal does not say
@@ -37,21 +38,30 @@ class PlanReport:
 
 
 def plan_text(report: PlanReport, width: int | None) -> str:
-    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at."""
+    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at.
+
+    What is the same in all plans is said once, below them.
+    """
+    front = report.found.front
+    fields = [_fields(one.candidate) for one in front]
+    same = [len({row[i] for row in fields}) == 1 and len(fields) > 1 for i in range(len(FIELDS))]
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in HEADS:
-        table.add_column(head, justify="left" if head in ("", "MACHINE", "GRID", "MODE", "ZONES") else "right")
-    for one in report.found.front:
-        table.add_row("*" if one is report.found.chosen else "", *_cells(one))
+    for head in ("", *FIGURES, *(name for name, once in zip(FIELDS, same, strict=True) if not once)):
+        table.add_column(head, justify="left" if head in ("", "MACHINE", "MODE", "ZONES") else "right")
+    for one, row in zip(front, fields, strict=True):
+        kept = (value for value, once in zip(row, same, strict=True) if not once)
+        table.add_row("*" if one is report.found.chosen else "", *_figures(one), *kept)
     out = io.StringIO()
     Console(file=out, highlight=False, soft_wrap=True, width=width or 250, color_system=None).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, fields[0], same, strict=True) if one and v]
+    told = [f"In all of them: {', '.join(once)}."] if once else []
+    if report.found.chosen is not None:
+        told += ["", report.told, "", _changes(report)]
     wrapped = io.StringIO()
     console = Console(file=wrapped, highlight=False, width=WIDTH, color_system=None)
-    if report.found.chosen is not None:
-        console.print(f"\n{report.told}\n")
-        console.print(_changes(report))
-    console.print(_looked_at(report))
+    for part in [*told, "", _looked_at(report)]:
+        console.print(part, markup=False)
     return "\n".join([*lines, *(line.rstrip() for line in wrapped.getvalue().splitlines())])
 
 
@@ -90,14 +100,16 @@ def plan_csv(report: PlanReport) -> str:
     return out.getvalue()
 
 
-def _cells(one: Assessment) -> list[str]:
-    plan = one.candidate
-    replicas = "" if plan.mode is RedundancyMode.NONE else str(plan.replicas)
+def _figures(one: Assessment) -> list[str]:
+    means = (f"{one.mean('nodes'):.1f}", f"{one.mean('throughput'):.1f}", f"{one.mean('goodput'):.3f}")
+    return [*(amount(one, name) for name in ("hours", "usd", "traffic_usd")), *means]
+
+
+def _fields(plan: Candidate) -> list[str]:
+    """Of FIELDS; "" where there is nothing to say."""
     return [
-        amount(one, "hours"), amount(one, "usd"), amount(one, "traffic_usd"), f"{one.mean('nodes'):.1f}",
-        f"{one.mean('throughput'):.1f}", f"{one.mean('goodput'):.3f}", plan.machine,
-        f"{plan.stages} x {plan.pipelines}",
-        str(plan.micro_batch), plan.mode.value, replicas, str(plan.standby), str(plan.fewest),
+        plan.machine, f"{plan.stages} x {plan.pipelines}", str(plan.micro_batch), plan.mode.value,
+        "" if plan.mode is RedundancyMode.NONE else str(plan.replicas), str(plan.standby), str(plan.fewest),
         "" if plan.on_demand is None else str(plan.on_demand),
         "" if plan.every_steps is None else str(plan.every_steps), plan.spread.value,
     ]  # fmt: skip

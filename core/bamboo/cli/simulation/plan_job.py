@@ -18,7 +18,7 @@ from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
-from bamboo.sizing.choice import Bounds, choose, reasons
+from bamboo.sizing.choice import Bounds, choose, on_demand, reasons
 from bamboo.sizing.edited_text import edited_text
 from bamboo.sizing.prices import PriceError, PriceList, read_prices
 from bamboo.sizing.search import SearchResult, search
@@ -79,7 +79,7 @@ def plan_job(wanted: PlanRequest) -> int:
         usage(f"{wanted.job}: {error}")
     if wanted.plot is not None:
         _draw(found, wanted)
-    told = _told(found, bounds)
+    told = _told(world, found, bounds)
     report = PlanReport(found=found, told=told, bounds=bounds, world=world, like=like)
     if wanted.form == "json":
         print(document(report))
@@ -170,10 +170,11 @@ def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[P
         return simulate_trials(world, trials, wanted.jobs, bar.done)
 
 
-def _told(found: SearchResult, bounds: Bounds) -> str:
+def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     """Why that one; or why none."""
     if found.chosen is not None:
-        return reasons(found.chosen, found.front, found.ends, bounds)
+        why = reasons(found.chosen, found.front, found.ends, bounds)
+        return f"{why} {on_demand(world, found.calm, found.chosen)}".rstrip()
     if not any(one.hours < float("inf") for one in found.front):
         why = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
         return f"no plan brings the job to its end in every run: {why or 'there were too few nodes'}"
