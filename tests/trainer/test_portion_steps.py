@@ -1,0 +1,80 @@
+"""The portions of cells that a worker runs beside its own: begun, gone on with, and dropped."""
+
+from typing import Any
+
+import msgspec
+import torch
+
+from bamboo.job.spec import RedundancySpec, TrainingSpec
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import Cell, CheckpointId, Layout, Peer, Plan, Portion
+from bamboo_trainer.engine.steps.portion_steps import PortionSteps
+from bamboo_trainer.routing.plan_state import PlanState
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.stage_states import StageStates
+from bamboo_trainer.transport.payloads import Commit
+from stage_kit import CONFIG, small_task
+
+SPEC = TrainingSpec(steps=9, global_batch_size=8, micro_batch_size=1, gradient_groups=8)
+PEERS = [Peer(worker=f"w{i}", host="h", port=1) for i in range(2)]
+ALONE = initial_plan(PEERS, ((0, 3),), 2, SPEC, RedundancySpec())
+
+
+def shared(first: int) -> Plan:
+    """The second cell's owner runs the first of its four groups, and the other worker runs the rest."""
+    owner, other = (ALONE.at(Cell(d, 0)).owner for d in (1, 0))
+    portions = (Portion(worker=owner, first=0, end=first), Portion(worker=other, first=first, end=4))
+    row = (msgspec.structs.replace(ALONE.at(Cell(1, 0)), portions=portions),)
+    return msgspec.structs.replace(ALONE, epoch=ALONE.epoch + 1, pipelines=(ALONE.pipelines[0], row))
+
+
+class One:
+    """The owner of the first cell."""
+
+    def __init__(self, plan: Plan) -> None:
+        worker = ALONE.at(Cell(0, 0)).owner
+        self.plan, self.layout = PlanState(worker, plan), ALONE.target
+
+        def build(index: int, stages: Any, restore: CheckpointId | None) -> Stage:
+            return Stage(small_task(), index, stages, CONFIG)
+
+        self.states = StageStates(build, False, {})
+        self.states.take_roles(plan, worker, first=True)
+        self.portions = PortionSteps(self.plan, self.states, self.layout_of)
+
+    def layout_of(self, step: int) -> Layout | None:
+        return self.layout
+
+    def refresh(self, before: int = 9) -> list[tuple[Cell, tuple[int, int]]]:
+        self.portions.refresh(before)
+        return list(self.portions.steps)
+
+
+def test_only_what_the_plan_leaves_to_this_worker_is_run() -> None:
+    assert One(ALONE).refresh() == []
+    first = ALONE.target.split[1][0]
+    assert One(shared(1)).refresh() == [(Cell(1, 0), (first + 1, first + 4))]
+    assert One(shared(3)).refresh() == [(Cell(1, 0), (first + 3, first + 4))]
+
+
+def test_what_is_begun_is_gone_on_with_until_the_step_or_the_portion_is_another_one() -> None:
+    one = One(shared(1))
+    (key,) = one.refresh()
+    begun = one.portions.steps[key]
+    assert one.refresh() == [key]
+    assert one.portions.steps[key] is begun
+    one.states.keep_final(0, 0, (torch.zeros(one.states[0].size),))
+    one.states.apply(0, Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=1))
+    assert one.refresh() == [key]
+    assert one.portions.steps[key] is not begun
+    assert one.portions.steps[key].step == 1
+    one.plan.activate(shared(2))
+    (other,) = one.refresh()
+    assert other != key
+
+
+def test_nothing_is_run_after_the_last_step_nor_while_the_layout_is_on_its_way() -> None:
+    one = One(shared(1))
+    assert one.refresh(before=0) == []
+    one.layout = None  # type: ignore[assignment]
+    assert one.refresh() == []
