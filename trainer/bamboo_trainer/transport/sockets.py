@@ -66,6 +66,10 @@ class SocketReader:
 
     def receive(self, size: int) -> bytearray:
         """As receive_into, into a new buffer."""
+        end = self._start + size
+        if end <= self._end:  # as all but the first bytes of a small frame are
+            found, self._start = bytearray(self._ahead[self._start : end]), end
+            return found
         buffer = bytearray(size)
         self.receive_into(memoryview(buffer))
         return buffer

@@ -191,7 +191,8 @@ class Executor:
 
     def next_ready(self, only: type[object] = object) -> CellStep | None:
         """The cell whose next instruction is the most urgent of those that can run now. only: of that type."""
-        ready = [one for one in self.cell_steps() if isinstance(one.next, only) and self._is_ready(one)]
+        begun = [*self.cells.values(), *self._portions.steps.values()]
+        ready = [one for one in begun if isinstance(one.next, only) and self._is_ready(one)]
         if len(ready) > 1:
             return min(ready, key=lambda cell_step: cell_step.urgency)
         return ready[0] if ready else None
