@@ -92,13 +92,13 @@ SCRIPT = """
 import os, sys, signal, socket, time
 from pathlib import Path
 sys.path[:0] = {path!r}
-import test_readers as kit
+import reader_kit, stage_kit
 from bamboo_trainer.tasks.reading import reader_process
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.data import Prefetched
-data = kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
+data = reader_kit.Sleeping(Path(sys.argv[1])); data.pid = os.getpid()
 link = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
-reader = BatchReader(kit.small_task(dataset=Prefetched(data, readers=2)), kit.CONFIG.samples)
+reader = BatchReader(stage_kit.small_task(dataset=Prefetched(data, readers=2)), stage_kit.CONFIG.samples)
 reader.batch(0, 0, 0)
 for m in range(2): reader.expect(0, 1, m)
 time.sleep(600)
