@@ -149,15 +149,17 @@ def _beside(chosen: Assessment, front: Sequence[Assessment]) -> str:
 def _without(chosen: Assessment, simulated: Sequence[Assessment], name: str) -> str:
     """The same with another value of one field, if that was simulated: what the choice is worth."""
     others = [one for one in simulated if _only_differs(one.candidate, chosen.candidate, name)]
-    if not others:
-        return ""
-    best = min(others, key=lambda one: one.hours * one.usd)
+    return " ".join(_instead(one, name) for one in others)
+
+
+def _instead(best: Assessment, name: str) -> str:
     if not math.isfinite(best.hours):
         return f"With {_value(best.candidate, name)} it would not come to its end in every run."
+    traffic = best.mean("traffic_usd")
     return (
         f"With {_value(best.candidate, name)} it would take {amount(best, 'hours', 'h')} and cost"
         f" {amount(best, 'usd', 'USD')}"
-        f" (of which {best.mean('traffic_usd'):.2f} USD for traffic between zones)."
+        f"{f', {traffic:.0f} USD of it for traffic between zones' if traffic >= 1 else ''}."
     )
 
 

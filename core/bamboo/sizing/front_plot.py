@@ -17,8 +17,9 @@ def draw_front(
     figure = new_figure("--plot", (7.6, 5.0), title)
     axes = figure.add_subplot(1, 1, 1)
     style(axes, "cost of the whole job, USD", "hours of the whole job")
+    most = 2 * max(one.usd for one in front)  # what costs far more would leave no room for the rest
     for one in simulated:
-        if one not in front:
+        if one not in front and one.usd <= most:
             axes.plot(one.hours, one.usd, "o", color=SOFT, alpha=0.45, markersize=4)
     axes.plot([one.hours for one in front], [one.usd for one in front], color=COLOURS[0], linewidth=1.2, alpha=0.6)
     for one in front:

@@ -117,11 +117,11 @@ def search(world: World, limits: Limits, like: Candidate, simulate: Simulate, ch
     longer = race.round("longer", [one.candidate for one in some], LOSSES[1], min(2, world.seeds))
     last = [one.candidate for one in near(longer, SLACK / math.sqrt(2), MOST_LAST)]
     ends = race.round("whole job", last, math.inf, world.seeds)
-    if best := choose(_front(ends)):
+    if best := choose(_front(ends, like)):
         others = [one for one in _contrasts(world, limits, best.candidate) if one not in last]
         ends += race.round("compared", others, math.inf, world.seeds)
     counts.simulated, counts.runs = len(race.newest), race.runs
-    ascending = _front(ends)
+    ascending = _front(ends, like)
     return SearchResult(
         front=tuple(ascending), ends=tuple(ends), chosen=choose(ascending), calm=tuple(kept), counts=counts
     )
@@ -134,8 +134,9 @@ def _changed(world: World, limits: Limits, one: Candidate) -> list[Candidate]:
     return [other for other in others if other.spread == one.spread or calm(world, other).usd <= most]
 
 
-def _front(ends: Sequence[Assessment]) -> list[Assessment]:
-    return sorted(front(ends, lambda one: one.point), key=lambda one: one.point)
+def _front(ends: Sequence[Assessment], like: Candidate) -> list[Assessment]:
+    """Ascending in time. Nobody gives up what protects the job for a difference that says nothing."""
+    return sorted(front(told_apart(ends, like), lambda one: one.point), key=lambda one: one.point)
 
 
 def _contrasts(world: World, limits: Limits, chosen: Candidate) -> list[Candidate]:

@@ -174,6 +174,9 @@ def _told(world: World, found: SearchResult, bounds: Bounds) -> str:
     """Why that one; or why none."""
     if found.chosen is not None:
         why = reasons(found.chosen, found.front, found.ends, bounds)
+        made_up = world.market.generation
+        if made_up and made_up.pattern is not Pattern.ZONES and found.chosen.candidate.spread.packs:
+            why += " With these made-up nodes no zone is ever lost as a whole; see what --pattern zones says."
         return f"{why} {on_demand(world, found.calm, found.chosen)}".rstrip()
     if not any(one.hours < float("inf") for one in found.front):
         why = next((outcome.failed for one in found.front for outcome in one.outcomes if outcome.failed), "")
