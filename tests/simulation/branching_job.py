@@ -136,3 +136,8 @@ class BranchingJob(Job):
         reader = _Reader(self.task, config.samples)
         self._readers.append(reader)
         return Stage(self.task, stage, stages, config, self.device, reader)
+
+    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        reader = _Reader(self.task, config.samples)
+        self._readers.append(reader)
+        return Stage(self.task, 0, stages, config, self.device, reader, remembers=False)

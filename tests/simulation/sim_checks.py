@@ -131,7 +131,7 @@ class Checks:
                     continue
                 if replica.plan.pending or owner.plan.pending:
                     continue
-                state = replica.states.by_stage[cell.stage]
+                state = replica.states.by_stage[replica.states.number(cell)]
                 if state.version != steps or not known.synced:
                     raise Violation(
                         f"all is quiet, and {worker} holds version {state.version} of stage {cell.stage}, not {steps}: "
@@ -173,9 +173,10 @@ def _wrong_result(job: "Simulation") -> str | None:
     plan = job.state.plan
     assert plan is not None
     digests = [add_digests(job.oracle.digests[first:end]) for first, end in plan.stages]
+    held = [add_digests(job.oracle.digests[first:end]) for first, end in plan.state_layers]
     for cell, digest in job.state.finished:
-        if digest != digests[cell.stage]:
-            return f"cell {tuple(cell)} ended with {digest}, not {digests[cell.stage]}"
+        if digest != held[plan.state_of(cell)]:
+            return f"cell {tuple(cell)} ended with {digest}, not {held[plan.state_of(cell)]}"
     careful = job.scenario.care == 2 and not job.injector.restarted
     if careful and (restores := job.state.checkpoints.counts.restores):
         return f"went back to a checkpoint, though every fault left copies: {restores}"

@@ -102,6 +102,7 @@ class Scenario:
     store_seconds: float = 0.02  # that it takes for a file
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
+    sharded: bool = False  # the optimizer's state
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
@@ -115,6 +116,8 @@ class Scenario:
         if self.checkpoints:
             kept = {"everySteps": self.checkpoints, "keepInMemory": self.in_memory}
             spec["checkpoint"] = {"storage": {"uri": "memory://sim"}, **kept}
+        if self.sharded:
+            spec["topology"]["shardOptimizer"] = True
         elastic: dict[str, Any] = {"minStages": a.stages}
         if self.elastic:
             least, most, seconds = self.elastic
@@ -151,11 +154,13 @@ def scenario(
     replicas: bool = False,
     stragglers: bool = False,
     siblings: bool = False,
+    sharded: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
     several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
+    sharded: the same, and each has but a shard of the optimizer's state.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -187,7 +192,8 @@ def scenario(
         resplit=chance.choice((0, 0, 1)) if resplit else None,
     )
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if stragglers else made
-    made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings else made
+    made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings or sharded else made
+    made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
     return _with_replicas(made, several) if replicas else made
 
 
@@ -240,6 +246,25 @@ def _with_siblings(job: Scenario, rng: random.Random) -> Scenario:
     return replace(
         job, arithmetic=a, faults=tuple(faults), elastic=elastic, capacity=rng.choice((wanted, wanted, pipelines)),
     )  # fmt: skip
+
+
+def _with_shards(job: Scenario, rng: random.Random) -> Scenario:
+    """Mostly enough pipelines and layers for shards. Some of the kills befall who updates or distributes one."""
+    a = job.arithmetic
+    layers = max(len(a.sizes), rng.randint(a.pipelines - 1, a.pipelines + 3))
+    sizes = tuple(rng.choice((1, 2, 3)) for _ in range(layers))
+    faults = [_at_update(rng, f) if f.what in (FaultKind.KILL_AT, FaultKind.KILL_SENDING) else f for f in job.faults]
+    mode = "LazyForward" if job.mode == "None" else job.mode
+    return replace(job, arithmetic=replace(a, sizes=sizes), faults=tuple(faults), mode=mode, sharded=True)
+
+
+def _at_update(rng: random.Random, fault: Fault) -> Fault:
+    if rng.random() < 0.5:
+        return fault
+    if fault.what is FaultKind.KILL_SENDING:
+        return replace(fault, name=rng.choice(("PARAMETERS", "STATE", "SYNC")), count=rng.choice((0, 0, 1, 2, 5)))
+    name = rng.choice(("OptimizerStep", "ReplicaUpdate", "TakeParameters", "SyncReplicas", "GatherGradients"))
+    return replace(fault, name=f"{rng.choice(('before', 'after'))} {name}")
 
 
 def _at_portion(rng: random.Random, fault: Fault) -> Fault:

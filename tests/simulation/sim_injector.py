@@ -111,7 +111,7 @@ class FaultInjector:
         """Does every owner have a state that nobody's log is needed for?"""
         job, plan = self.job, self.job.state.plan
         assert plan is not None
-        return all(usable(job.nodes[plan.at(c).owner], c.stage, job.commit) for c in plan.cells())
+        return all(usable(job.nodes[plan.at(c).owner], plan.state_of(c), job.commit) for c in plan.cells())
 
     def _victim(self, fault: Fault) -> "Node | None":
         job, plan = self.job, self.job.state.plan
@@ -208,15 +208,18 @@ class FaultInjector:
             case FaultKind.KILL_ALL:
                 return living
             case FaultKind.KILL_STAGE if plan:
-                cells = [c for c in plan.cells() if c.stage == fault.stage % len(plan.stages)]
+                number = (fault.pipeline if plan.shards else fault.stage) % len(plan.state_layers)
+                cells = [c for c in plan.cells() if plan.state_of(c) == number]
                 holders = {w for c in cells for w in plan.at(c).holders}
                 return [n for n in living if n.name in holders]
             case FaultKind.KILL_ZONES:
                 zones = {(node.name.number + more) % ZONES for more in range(min(job.scenario.replicas, ZONES - 1))}
                 return [n for n in living if n.name.number % ZONES in zones]
             case _ if plan and fault.neighbours and (owned := plan.owned_by(node.name)):
-                d, s = owned[0]
-                before = (plan.at(Cell(d, (s - back) % len(plan.stages))).owner for back in range(len(plan.stages)))
+                (d, s), depth = owned[0], len(plan.state_layers)
+                steps = [(back, 0) if plan.shards else (0, back) for back in range(depth)]
+                ring = [Cell((d - x) % len(plan.pipelines), (s - y) % len(plan.stages)) for x, y in steps]
+                before = (plan.at(cell).owner for cell in ring)
                 names = list(dict.fromkeys([node.name, *before]))[: 1 + fault.neighbours]
                 return [n for n in living if n.name in names]
             case _:

@@ -1,6 +1,6 @@
 """A stand-in for a stage of the model, which compares all that it is given with the oracle of `sim_arithmetic`."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,8 @@ class StandIn:
         self.version = 0
         self.size = sum(self._a.sizes[layer] for layer in self._mine)
         self.context = ContextSize()
+        self.shares = False
+        self._followed: dict[tuple[tuple[int, int], bool], list[Tensor]] = {}
 
     @property
     def last(self) -> bool:
@@ -224,8 +226,44 @@ class StandIn:
         self._require("skipped", self.version in self._a.skipped, True)
         self.version += 1
 
+    def values(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
+        """States and running buffers; fixed: the layers' numbers."""
+        which = range(*layers)
+        if fixed:
+            return [torch.tensor(list(which))]
+        return [torch.tensor([kept[layer] for layer in which]) for kept in (self._states, self._running)]
+
+    def part_for(self, shard: "StandIn", final: Parts) -> Parts:
+        gradient, running = final
+        parts = dict(self._by_layer(gradient.tolist()))
+        folded = dict(zip(self._mine, running.clone().view(torch.int64).tolist(), strict=True))
+        of = shard._mine
+        wanted = torch.tensor([g for layer in of for g in parts[layer]], dtype=torch.float32)
+        return wanted, torch.tensor([folded[layer] for layer in of]).view(torch.uint8)
+
+    def share(self, other: "StandIn | None") -> None:
+        """With the memory of another one what is written here is written there."""
+        self._states = self._own() if other is None else other._states
+        self.shares = other is not None
+
+    def follow(self, like: "StandIn", values: Iterable[tuple[Tensor, Tensor]], *, begins: bool) -> None:
+        for own, value in values:
+            own.copy_(value)
+        told = sorted(int(n) for (_, fixed), (numbers, *_) in self._followed.items() if fixed for n in numbers)
+        self._require("layers whose fixed values came", told, list(self._mine))
+        for (layers, fixed), tensors in self._followed.items():
+            if not fixed:
+                for kept, tensor in zip((self._states, self._running), tensors, strict=True):
+                    kept.update(zip(range(*layers), map(int, tensor.tolist()), strict=True))
+        self._require("begins", begins, self.version < 0)
+        self._begin_with(self._states, self._running, like.version)
+
+    def _own(self) -> dict[int, int]:
+        """States, without those of other layers that are in the same memory."""
+        return {layer: self._states[layer] for layer in self._mine}
+
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
-        tensors = (torch.tensor(list(self._states.values())), torch.tensor(list(self._running.values())))
+        tensors = (torch.tensor(list(self._own().values())), torch.tensor(list(self._running.values())))
         return tensors, {"version": self.version}
 
     def restore(self, parts: Parts, meta: Mapping[str, Any]) -> None:
@@ -243,7 +281,7 @@ class StandIn:
                 scalars={},
                 names={},
             )
-            for layer, state in self._states.items()
+            for layer, state in self._own().items()
             if only is None or layer in only
         }
 
@@ -269,13 +307,13 @@ class StandIn:
         )
 
     def digest(self) -> str:
-        return add_digests(self._a.digest(state, self.version) for state in self._states.values())
+        return add_digests(self._a.digest(state, self.version) for state in self._own().values())
 
     def share_of_digest(self) -> str:
         return self.digest()
 
     def checksums(self) -> dict[str, int]:
-        return {str(layer): state & (2**64 - 1) for layer, state in self._states.items()}
+        return {str(layer): state & (2**64 - 1) for layer, state in self._own().items()}
 
     def state_bytes(self) -> tuple[int, int]:
         return 8 * len(self._states), 0
@@ -295,6 +333,23 @@ class StandIn:
     def _require(self, what: str, got: object, expected: object) -> None:
         if got != expected:
             raise Violation(f"layers {self._mine} at version {self.version}: {what} is {got}, not {expected}")
+
+
+class WholeStandIn(StandIn):
+    """The whole model's, which is never applied, but follows shards."""
+
+    def __init__(
+        self, oracle: Oracle, stages: Sequence[tuple[int, int]], spend: Callable[[int, float], None] = _at_once
+    ) -> None:
+        super().__init__(oracle, stages, 0, spend)
+        self.version = -1
+
+    def values(self, layers: tuple[int, int], *, fixed: bool = False) -> list[Tensor]:
+        blank = [torch.full((layers[1] - layers[0],), -1) for _ in range(1 if fixed else 2)]
+        return self._followed.setdefault((layers, fixed), blank)
+
+    def apply(self, gradient: Tensor, norm: float, running: Tensor, *, scale: float) -> None:
+        raise Violation("the whole model is applied, though it remembers nothing")
 
 
 class LateCopies:

@@ -22,7 +22,7 @@ from sim_arithmetic import Oracle
 from sim_clock import Clock
 from sim_control import Channel
 from sim_network import End, Network
-from sim_stage import StandIn
+from sim_stage import StandIn, WholeStandIn
 from sim_store import SimStore, StoreRefuses
 
 SECONDS = {
@@ -237,6 +237,9 @@ class Node:
         """The engine's stage in its first state."""
         return StandIn(self.around.oracle, stages, stage, self._spend)
 
+    def build_whole(self, stages: Sequence[tuple[int, int]]) -> StandIn:
+        return WholeStandIn(self.around.oracle, stages, self._spend)
+
     def restore(
         self, stage: StandIn, checkpoint: CheckpointId, here: Mapping[int, LayerState]
     ) -> Mapping[int, LayerState]:
@@ -279,6 +282,7 @@ class Node:
                 worker=self.name,
                 steps=around.oracle.arithmetic.steps,
                 build=self.build,  # type: ignore[arg-type]
+                build_whole=self.build_whole,  # type: ignore[arg-type]
                 restore=self.restore,  # type: ignore[arg-type]
                 keep=self.keep,
                 new_id=around.store.new_id,

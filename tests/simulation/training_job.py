@@ -221,6 +221,10 @@ class Job:
         """In its first state, for that worker."""
         return Stage(self.task, stage, stages, config, self.device)
 
+    def whole(self, stages: Sequence[tuple[int, int]], config: TrainingConfig) -> Stage:
+        """Of a worker that holds a shard of the optimizer's state."""
+        return Stage(self.task, 0, stages, config, self.device, remembers=False)
+
     def where(self) -> str:
         lines = [
             f"plan {self.state.plan}",
@@ -318,6 +322,7 @@ class Job:
                 worker=name,
                 steps=training.steps,
                 build=lambda index, stages: self.stage(name, index, stages, config),
+                build_whole=lambda stages: self.whole(stages, config),
                 restore=self.store.restore,
                 keep=lambda checkpoint, states, seconds: tell(self.store.keep(checkpoint, states)),
                 new_id=lambda: f"{name}t{self.turns}",

@@ -231,6 +231,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training.precision": "bf16"}, "spec.training.lossScale: expected only with spec.training.precision fp16"),
     ({"topology.split": [3, 4, 4]}, "spec.topology.split: expected a number of layers for each of the"),
+    (
+        {"topology.shardOptimizer": True, "redundancy.mode": "LazyForward"},
+        "spec.topology.shardOptimizer: expected only",
+    ),
+    (
+        {"topology.stages": 1, "topology.split": ABSENT, "topology.shardOptimizer": True},
+        "spec.topology.shardOptimizer: expected only with another",
+    ),
     ({"topology.stages": 3}, "spec.topology.split: expected a number of layers for each of the"),
     ({"elastic.minPipelines": 3}, "spec.elastic.minPipelines: expected at most spec.topology.pipelines"),
     ({"elastic.minStages": 5}, "spec.elastic.minStages: expected at most spec.topology.stages"),
@@ -249,6 +257,12 @@ KEPT: list[dict[str, Any]] = [
     {"training.evaluation": ABSENT, "checkpoint.keepBest": False},
     {"topology.split": [1, 1, 1, 10_000]},
     {"topology.split": ABSENT},
+    {
+        "topology.stages": 1,
+        "topology.split": ABSENT,
+        "topology.shardOptimizer": True,
+        "redundancy.mode": "EagerForward",
+    },
     {"topology.pipelines": 16, "elastic": ABSENT},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.gradientGroups": 32},
     {"topology.pipelines": 32, "elastic": ABSENT, "training.reproducible": False, "training.gradientGroups": ABSENT},

@@ -41,13 +41,14 @@ class World:
         checkpoint: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
         platforms: dict[str, Platform] | None = None,
+        sharded: bool = False,
     ) -> None:
         bounds = {"minPipelines": least or pipelines, "maxPipelines": most or pipelines}
         document = bamboojob(
             "x",
             task={"entrypoint": "a.b:c"},
             training=training(steps, 8, 1),
-            topology={"stages": stages, "pipelines": pipelines, "split": split},
+            topology={"stages": stages, "pipelines": pipelines, "split": split, "shardOptimizer": sharded},
             standby={"workers": standby},
             elastic={**bounds, "minStages": stages if fewest is None else fewest, "stabilizationSeconds": 0},
         )
@@ -149,12 +150,12 @@ class World:
         if self.plans and plan is not self.plans[-1]:
             old = self.plans[-1]
             assert plan.epoch == old.epoch + 1
-            stage_holders = {
-                s: {w for d in range(len(old.pipelines)) for w in old.at(Cell(d, s)).holders}
-                for s in range(len(old.stages))
+            holders = {
+                number: {w for c in old.cells() if old.state_of(c) == number for w in old.at(c).holders}
+                for number in range(len(old.state_layers))
             }
             for cell in plan.cells() if plan.epoch > plan.origin else []:
-                assert plan.at(cell).owner in stage_holders[cell.stage], "ownership moved to a stranger"
+                assert plan.at(cell).owner in holders[plan.state_of(cell)], "ownership moved to a stranger"
         if not self.plans or plan is not self.plans[-1]:
             self.plans.append(plan)
         assert not plan.worker_ids() & self.lost, "a plan names a lost worker"
@@ -225,7 +226,7 @@ class World:
             for cell, replica in old.synced:
                 if plan.at(cell).owner == worker:
                     self.tell(Received(worker, protocol.ReplicaSynced(cell=cell, replica=replica)))
-            self.held[worker] = {c.stage: old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
+            self.held[worker] = {plan.state_of(c): old.step - 1 for c in plan.cells() if worker in plan.at(c).holders}
 
     def withdraw(self) -> None:
         """Nobody brings those any more who have not come and are not wanted now."""

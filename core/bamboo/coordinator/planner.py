@@ -16,6 +16,7 @@ from bamboo.job.spec import RedundancyMode
 from bamboo.planning.elastic import drop_old_layouts, resize
 from bamboo.planning.grid import initial_plan, layer_ranges
 from bamboo.planning.plan import Cell, Plan, WorkerId, plan_problems
+from bamboo.planning.shards import sharded
 from bamboo.planning.splits.resplit import Grid, desired_grid, grid_of, in_places
 from bamboo.planning.transitions import PlanningView, StageLost, Urgency, drain, improve, switch_mode, takeover
 
@@ -131,8 +132,8 @@ def _stage_lost(state: CoordinatorState, loss: StageLost) -> str:
     """What is lost, with whom, and how they ended."""
     plan = state.current_plan
     cells = ", ".join(f"stage {c.stage} of pipeline {c.pipeline}" for c in loss.cells)
-    stages = {c.stage for c in loss.cells}
-    holders = dict.fromkeys(w for c in plan.cells() if c.stage in stages for w in plan.at(c).holders)
+    lacking = {plan.state_of(c) for c in loss.cells}
+    holders = dict.fromkeys(w for c in plan.cells() if plan.state_of(c) in lacking for w in plan.at(c).holders)
     lost = [_ended(state, w) for w in holders if w not in state.workers]
     before = [_ended(state, w) for w in state.ends if w not in holders][-SHOWN_ENDS:]
     told = f"{cells}: lost with {' and '.join(lost)}"
@@ -194,6 +195,7 @@ def _start(turn: Turn) -> None:
         ready, stages, grid.pipelines, spec.training, spec.redundancy, epoch=epoch, restore=c.found,
         spread=spec.spread.policy,
     )  # fmt: skip
+    plan = sharded(plan, spec, state.sizes)
     sources = copies.sources(state, c.found, stages[-1][1], {peer.worker: peer for peer in ready})
     plan = msgspec.structs.replace(plan, sources=sources)
     restoring.begun(turn)
@@ -264,7 +266,10 @@ def _watch_size(turn: Turn) -> None:
 def _pipelines(state: CoordinatorState, now: float) -> int:
     """The number of pipelines to aim at: another one only after the workers have sufficed for it for a while."""
     waited = state.resize and now - state.resize[1] >= state.spec.elastic.stabilization_seconds
-    if state.resize and waited and state.resize[0].stages == len(state.current_plan.stages):
+    split_anew = state.spec.topology.shard_optimizer or (
+        state.resize is not None and state.resize[0].stages != len(state.current_plan.stages)
+    )
+    if state.resize and waited and not split_anew:
         return state.resize[0].pipelines
     return state.current_plan.target.pipelines
 

@@ -259,6 +259,7 @@ class CoordinatorState:
     silence_reported: bool = False  # those that live do not come back to a restarted coordinator
     profiling: WorkerId | None = None
     costs: tuple[float, ...] | None = None
+    sizes: tuple[float, ...] | None = None  # of layers, by which the optimizer's state is divided into shards
     data: tuple[WorkerId, int, int] | None = None  # who was first to say how many samples and steps there are; these
     plan: Plan | None = None
     planned_step: int = 0  # how many were committed when the plan was made
@@ -327,15 +328,15 @@ class CoordinatorState:
         return {w: r.peer for w, r in self.workers.items() if r.ready or w in plan.worker_ids()}
 
     def certain_holders(self, plan: Plan) -> list[list[WorkerId]]:
-        """Of each stage of that plan, all who hold it for certain, owners first."""
+        """Of each stage of that plan, or of each shard, all who hold it for certain, owners first."""
 
-        def holders(stage: int) -> list[WorkerId]:
-            cells = [Cell(d, stage) for d in range(plan.target.pipelines)]
+        def holders(number: int) -> list[WorkerId]:
+            cells = [c for c in plan.cells() if plan.state_of(c) == number and c.pipeline < plan.target.pipelines]
             owners = [plan.at(c).owner for c in cells]
             replicas = [w for c in cells for w in plan.at(c).replicas if (c, w) in self.synced]
             return list(dict.fromkeys((*owners, *replicas)))
 
-        return [holders(stage) for stage in range(len(plan.stages))]
+        return [holders(number) for number in range(len(plan.state_layers))]
 
 
 def changed(value: T, changes: Mapping[str, Any]) -> T:

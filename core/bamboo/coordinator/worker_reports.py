@@ -78,7 +78,7 @@ def _profile(turn: Turn, worker: WorkerId, message: protocol.Profile) -> None:
     except ValueError as error:
         turn.finish(Outcome.FAILED, "InvalidTopology", str(error))
         return
-    turn.set(costs=message.costs)
+    turn.set(costs=message.costs, sizes=message.sizes or message.costs)
 
 
 def _plan_applied(turn: Turn, worker: WorkerId, message: protocol.PlanApplied) -> None:
@@ -102,8 +102,8 @@ def _report(turn: Turn, worker: WorkerId, message: protocol.Report) -> None:
     state = turn.state
     if state.asked_at is None or state.plan is None:
         return
-    stages, steps = range(len(state.plan.stages)), state.spec.training.steps
-    held = {s: v for s, v in message.held.items() if s in stages and 0 <= v <= steps}
+    numbers, steps = range(len(state.plan.state_layers)), state.spec.training.steps
+    held = {s: v for s, v in message.held.items() if s in numbers and 0 <= v <= steps}
     kept = protocol.Report(committed=min(message.committed, steps - 1), held=held)
     turn.set(reports={**state.reports, worker: kept})
 
@@ -276,7 +276,8 @@ def finish_if_done(turn: Turn) -> None:
     finished, stages = dict(state.finished), len(state.plan.stages)
     if not any(_cells(layout, stages) <= finished.keys() for layout in state.plan.layouts):
         return
-    digests = [{digest for cell, digest in finished.items() if cell.stage == s} for s in range(stages)]
+    of, numbers = state.plan.state_of, range(len(state.plan.state_layers))
+    digests = [{digest for cell, digest in finished.items() if of(cell) == number} for number in numbers]
     diverged = [str(stage) for stage, different in enumerate(digests) if len(different) > 1]
     if diverged and not state.plan.mixed:
         message = f"pipelines ended with different states of stage {', '.join(diverged)}; {DIVERGED}"

@@ -22,6 +22,7 @@ def check_rules(job: JobSpec, problems: list[Problem]) -> None:
     _check_precision(job, rule)
     _check_evaluation(job, rule)
     _check_size(job, rule)
+    _check_shards(job, rule)
     _check_names(job, rule)
 
 
@@ -113,6 +114,23 @@ def _check_size(job: JobSpec, rule: Rule) -> None:
     count, least, most = "spec.topology.pipelines", "spec.elastic.minPipelines", "spec.elastic.maxPipelines"
     rule(low <= pipelines, least, f"expected at most {count} ({pipelines}), got {low}", count)
     rule(high >= pipelines, most, f"expected at least {count} ({pipelines}), got {high}", count)
+
+
+def _check_shards(job: JobSpec, rule: Rule) -> None:
+    """A shard needs a second holder, and the workers of several stages hold no more than their stage's state anyway."""
+    shard, stages = job.topology.shard_optimizer, "spec.topology.stages"
+    rule(
+        not shard or job.topology.stages == 1,
+        "spec.topology.shardOptimizer",
+        f"expected only with {stages} 1; {job.topology.stages} stages divide the optimizer's state already",
+        stages,
+    )
+    rule(
+        not shard or job.redundancy.kept > 0,
+        "spec.topology.shardOptimizer",
+        "expected only with another spec.redundancy.mode than None, or every shard would be lost with its one holder",
+        "spec.redundancy.mode",
+    )
 
 
 def _check_names(job: JobSpec, rule: Rule) -> None:

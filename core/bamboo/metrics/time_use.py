@@ -34,6 +34,7 @@ TIME_USE_OF_SPAN = {
     "SumTied": TimeUse.REDUCTION,
     "SyncReplicas": TimeUse.SYNC_COMMIT,
     "ReportReady": TimeUse.SYNC_COMMIT,
+    "TakeParameters": TimeUse.SYNC_COMMIT,
     "OptimizerStep": TimeUse.OPTIMIZER,
     "ReplicaUpdate": TimeUse.REPLICA_UPDATE,
     "Wait": TimeUse.IDLE,

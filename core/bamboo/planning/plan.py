@@ -115,6 +115,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the workers held in memory while the layers were split anew. sources: of each layer, who has a copy in memory of the
     state that `restore` names, until all have begun with it; of a checkpoint's layers some may have nobody, and are
     read from the store.
+    shards: of pipelines of one stage, the layers whose optimizer state each pipeline's cell has, if not all of them do
+    (`shards`).
     """
 
     epoch: int
@@ -128,6 +130,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     mixed: bool = False
     moved: bool = False
     sources: tuple[tuple[WorkerId, ...], ...] = ()
+    shards: tuple[tuple[int, int], ...] = ()
     boundary: bool = False
     reason: str = ""
     message: str = ""
@@ -137,6 +140,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def cells(self) -> tuple[Cell, ...]:
         return _grid(len(self.pipelines), len(self.stages))
+
+    @property
+    def state_layers(self) -> tuple[tuple[int, int], ...]:
+        """The layers of each state that workers hold, by its number: of a stage, or of a shard."""
+        return self.shards or self.stages
+
+    def state_of(self, cell: Cell) -> int:
+        """The number of the state that a cell's owner and replicas hold."""
+        return cell.pipeline if self.shards else cell.stage
+
+    def cell_of(self, state: int) -> Cell:
+        """The first cell whose holders hold that state."""
+        return Cell(state, 0) if self.shards else Cell(0, state)
 
     def owned_by(self, worker: WorkerId) -> list[Cell]:
         return [c for c in self.cells() if self.at(c).owner == worker]
@@ -167,7 +183,28 @@ def plan_problems(plan: Plan) -> list[str]:
         return ["there are no stages, no pipelines or no layouts"]
     if any(len(row) != len(plan.stages) for row in plan.pipelines):
         return ["a pipeline does not have one cell for each stage"]
-    return [*_holder_problems(plan), *_portion_problems(plan), *_layout_problems(plan), *_source_problems(plan)]
+    return [
+        *_holder_problems(plan),
+        *_portion_problems(plan),
+        *_layout_problems(plan),
+        *_source_problems(plan),
+        *_shard_problems(plan),
+    ]
+
+
+def _shard_problems(plan: Plan) -> list[str]:
+    if not plan.shards:
+        return []
+    problems = []
+    if len(plan.stages) > 1:
+        problems.append("there are shards of the optimizer's state, and several stages")
+    if len(plan.shards) != len(plan.pipelines):
+        problems.append("there is not one shard of the optimizer's state for each pipeline")
+    bounds = [0, *(end for _, end in plan.shards)]
+    expected = tuple(pairwise(bounds))
+    if plan.shards != expected or any(a >= b for a, b in expected) or bounds[-1] != plan.stages[-1][1]:
+        problems.append("shards are not a partition of the layers")
+    return problems
 
 
 def _holder_problems(plan: Plan) -> list[str]:

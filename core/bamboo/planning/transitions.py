@@ -49,7 +49,9 @@ class PlanningView:
     reported: Mapping[int, tuple[WorkerId, ...]] = field(default_factory=dict)
 
     def replicas_in(self, row: Sequence[WorkerId]) -> tuple[tuple[WorkerId, ...], ...]:
-        """Of the stages of a pipeline with these workers: as many as are asked for, or as there are."""
+        """Of the stages of a pipeline with these workers, or of the shards of one-stage pipelines with these owners: as
+        many as are asked for, or as there are.
+        """
         zones = {worker: peer.zone for worker, peer in self.live.items()}
         return replicas_in(row, self.redundancy.kept, zones, self.leaving)
 
@@ -63,7 +65,7 @@ class PlanningView:
     def newcomers(self) -> dict[Cell, WorkerId]:
         """If the job should grow: who will own which cell of the new rows; whole rows only."""
         plan, depth = self.plan, len(self.plan.stages)
-        if len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
+        if plan.shards or len(plan.layouts) > 1 or self.pipelines <= plan.target.pipelines:
             return {}
         spare = [w for w in self.spare() if w not in _replacements(self).values()]
         newcomers: Workers = {}
@@ -97,11 +99,18 @@ class PlanningView:
 def copies(plan: Plan, synced: Synced, cell: Cell) -> int:
     """How many workers may be lost at once, whichever they are, without losing the cell's state.
 
-    Its replicas and other pipelines' owners have it, too.
+    Its replicas have it, and other pipelines' owners, unless each holds a shard.
     """
-    siblings = {plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines)}
+    siblings = set(_siblings(plan, cell))
     level = {w for w in plan.at(cell).replicas if (cell, w) in synced}
     return len((siblings | level) - {plan.at(cell).owner})
+
+
+def _siblings(plan: Plan, cell: Cell) -> list[WorkerId]:
+    """The other pipelines' owners that have the cell's state because they have their own."""
+    if plan.shards:
+        return []
+    return [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
 
 
 def is_protected(plan: Plan, synced: Synced, cell: Cell) -> bool:
@@ -152,8 +161,7 @@ def _candidates(view: PlanningView, cell: Cell) -> list[WorkerId]:
     """In-sync replicas, staying ones first; else owners of the same stage in other pipelines, or who has it."""
     plan = view.plan
     replicas = [w for w in plan.at(cell).replicas if w in view.live and (cell, w) in view.synced]
-    siblings = [plan.at(Cell(d, cell.stage)).owner for d in range(plan.target.pipelines) if d != cell.pipeline]
-    others = [w for w in (*siblings, *view.reported.get(cell.stage, ())) if w in view.live]
+    others = [w for w in (*_siblings(plan, cell), *view.reported.get(plan.state_of(cell), ())) if w in view.live]
     return list(dict.fromkeys((*sorted(replicas, key=lambda w: w in view.leaving), *others)))
 
 
@@ -191,13 +199,15 @@ def _target(view: PlanningView) -> dict[Cell, tuple[WorkerId, ...]]:
     owners = {c: replacements.get(c) or plan.at(c).owner for c in plan.cells()}
     rows = [[owners[Cell(d, s)] for s in range(len(plan.stages))] for d in range(plan.target.pipelines)]
     kept = [view.replicas_in(row) for row in rows]
+    if plan.shards:
+        kept = [(replicas,) for replicas in view.replicas_in([row[0] for row in rows])]
     target = {}
     for cell in plan.cells():
         if cell.pipeline >= plan.target.pipelines:
             target[cell] = plan.at(cell).holders  # this row is on its way out
             continue
         replicas = kept[cell.pipeline][cell.stage]
-        siblings = {owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)}
+        siblings = set() if plan.shards else {owners[Cell(d, cell.stage)] for d in range(plan.target.pipelines)}
         lacking = view.redundancy.kept - len((siblings | {*replicas}) - {owners[cell]})
         idle = sorted((w for w in spare if w not in replicas), key=lambda w: w not in plan.at(cell).replicas)
         filled = [w for c, w in newcomers.items() if cell == Cell(0, c.stage)]

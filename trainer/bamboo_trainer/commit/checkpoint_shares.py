@@ -74,7 +74,7 @@ class CheckpointShares:
         return self._states.here(stage) is not None and self._states.version(stage) == version
 
     def _begin(self, stage: int, checkpoint: CheckpointId, writers: Sequence[WorkerId]) -> None:
-        layers = share(writers, self._plan.worker, self._plan.current.stages[stage])
+        layers = share(writers, self._plan.worker, self._plan.current.state_layers[stage])
         if layers:
             began = self._clock()
             copying = self._states[stage].late_copies(layers)

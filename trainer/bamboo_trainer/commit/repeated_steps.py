@@ -65,9 +65,10 @@ class RepeatedSteps:
 
     def answer(self, worker: WorkerId, cell: Cell, step: int, since: Mapping[Cell, int]) -> None:
         """Give the owner of a cell that repeats a committed step all that may help."""
-        if cell.stage in self._states and self._states.version(cell.stage) > step:
+        number = self._states.number(cell)
+        if number in self._states and self._states.version(number) > step:
             self._replicator.send_state(cell, worker)
-        elif self._states.has_final(cell.stage, step):
+        elif self._states.has_final(number, step):
             self._outbox.send(worker, self._replicator.final_gradients(cell, step))
         self._outbox.resend(cell, worker)
         for kind in ANSWERS_END:
@@ -88,9 +89,15 @@ class RepeatedSteps:
         first = {cell: step for answer in question.answers.values() for cell, step in answer.items()} | dict(since)
         d, s = one.cell
         for address in one.lacks:
-            sender = {FrameKind.ACTIVATION: s - 1, FrameKind.GRADIENT: s + 1, FrameKind.TIED: address.part}.get(
-                address.kind
-            )
-            if sender is not None and first.get(Cell(d, sender), 0) > one.step:
+            senders = {
+                FrameKind.ACTIVATION: Cell(d, s - 1),
+                FrameKind.GRADIENT: Cell(d, s + 1),
+                FrameKind.TIED: Cell(d, address.part),
+            }
+            if self._plan.current.shards:  # else other pipelines have the same state, and send it
+                others = (FrameKind.CONTRIBUTION, FrameKind.RESULT, FrameKind.PARAMETERS)
+                senders |= dict.fromkeys(others, Cell(address.part, s))
+            sender = senders.get(address.kind)
+            if sender is not None and first.get(sender, 0) > one.step:
                 return True
         return False

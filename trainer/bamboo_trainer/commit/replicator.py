@@ -49,12 +49,14 @@ class Replicator:
     def finalize(self, stage: int, step: int, final: Parts) -> None:
         """The final gradients of a step, with running buffers, are known: for the step here, and soon for the replicas.
 
+        stage: the state's number.
+
         They come from a cell of this worker or, if none of its cells runs this step, from the owner it replicates.
         """
         if not self._states.keep_final(stage, step, final):
             return
         for (cell, replica), progress in self.progress.items():
-            if cell.stage == stage and progress.since is not None and progress.since <= step:
+            if self._states.number(cell) == stage and progress.since is not None and progress.since <= step:
                 self._unsent[cell, replica, step] = None
 
     @property
@@ -65,7 +67,7 @@ class Replicator:
         """Final gradients of one step to one replica, if they are still here and still wanted."""
         cell, replica, step = key = next(iter(self._unsent))
         del self._unsent[key]
-        if (cell, replica) in self.progress and self._states.has_final(cell.stage, step):
+        if (cell, replica) in self.progress and self._states.has_final(self._states.number(cell), step):
             self._outbox.send(replica, self.final_gradients(cell, step))
 
     def final_gradients(self, cell: Cell, step: int) -> Frame:
@@ -74,13 +76,13 @@ class Replicator:
         With them go the commits that they follow from: a replica that is being filled may have missed those, and nobody
         waits for it.
         """
-        final = self._states.final(cell.stage, step)
+        final = self._states.final(self._states.number(cell), step)
         assert final is not None
         return self._outbox.frame(Address(FrameKind.SYNC, *cell, step), final, self._committer.log.latest())
 
     def announced(self, cell: Cell, replica: WorkerId, epoch: int, said: Announce) -> None:
         """A replica says which version it holds. epoch: of the plan that it obeys."""
-        progress, stage = self.progress[cell, replica], self._states.here(cell.stage)
+        progress, stage = self.progress[cell, replica], self._states.of(cell)
         if epoch < progress.epoch:
             return  # it will say so again when it obeys that plan
         if stage is None:
@@ -96,26 +98,26 @@ class Replicator:
         """What was sent to that peer may be lost."""
         for (cell, replica), progress in self.progress.items():
             if replica == peer:
-                self._send_owed(cell, replica, progress.relinked(self._states.version(cell.stage)))
+                self._send_owed(cell, replica, progress.relinked(self._states.version(self._states.number(cell))))
 
     def skipped(self, stage: int) -> None:
         """The owner goes on from another one's state: the gradients in between never pass by here."""
         for (cell, replica), progress in self.progress.items():
-            if cell.stage == stage:
+            if self._states.number(cell) == stage:
                 self._send_owed(cell, replica, progress.relinked(self._states.version(stage)))
 
     def _send_owed(self, cell: Cell, replica: WorkerId, owed: Owed) -> None:
-        stage = self._states.here(cell.stage)
+        stage = self._states.of(cell)
         if stage is None or owed is Owed.NOTHING:
             return
         if owed is Owed.STATE:
             self.send_state(cell, replica)
-        for step in self._states.final_steps(cell.stage):
+        for step in self._states.final_steps(self._states.number(cell)):
             self._unsent.pop((cell, replica, step), None)
             self._outbox.send(replica, self.final_gradients(cell, step))
 
     def send_state(self, cell: Cell, worker: WorkerId) -> None:
-        stage = self._states[cell.stage]
+        stage = self._states[self._states.number(cell)]
         tensors, facts = stage.snapshot()
         generation = self._committer.generation(stage.version)
         payload = StatePayload(state=facts, generation=generation, commits=self._committer.log.latest())
@@ -136,7 +138,7 @@ class Replicator:
         held, version = self._states.here(stage), self._states.version(stage)
         digest = held.digest() if held is not None and version == 0 else ""
         for cell in self._plan.current.replicated_by(self._plan.worker):
-            if cell.stage == stage:
+            if self._states.number(cell) == stage:
                 payload = Announce(version=version, secured=self._states.secured(stage), digest=digest)
                 self._outbox.send(
                     self._plan.owner(cell), self._outbox.frame(Address(FrameKind.ANNOUNCE, *cell, 0), payload=payload)
@@ -144,23 +146,24 @@ class Replicator:
 
     def received(self, address: Address, final: Parts) -> None:
         """The final gradients of a stage that is held here, and its running buffers. Raises RefusedFrame."""
-        stage = self._states.here(address.stage)
+        number, stage = self._states.number(address.cell), self._states.of(address.cell)
         if stage and not stage.takes(final):
             running = f" and {final[1].nbytes} bytes of buffers" if len(final) > 1 else ""
             raise RefusedFrame(
                 f"a gradient of {final[0].numel()} elements{running}, expected {stage.size}"
                 + (f" and {stage.running_size} bytes" if stage.running_size else "")
             )
-        self.finalize(address.stage, address.step, final)
-        self.announce(address.stage)
+        self.finalize(number, address.step, final)
+        self.announce(number)
 
     def restore(self, address: Address, tensors: Parts, state: StatePayload) -> bool:
         """Another worker's state of a stage. False if it is no newer than the one here. Raises Refused."""
-        if self._states.version(address.stage) >= address.step:
+        number = self._states.number(address.cell)
+        if self._states.version(number) >= address.step:
             return False
         try:
-            self._states.restore(address.stage, self._plan.current.stages, tensors, state.state)
+            self._states.restore(number, self._plan.current.state_layers, tensors, state.state)
         except ValueError as error:
             raise RefusedFrame(str(error)) from error
-        self._committer.log.learn_generation(self._states.version(address.stage), state.generation)
+        self._committer.log.learn_generation(self._states.version(number), state.generation)
         return True

@@ -6,7 +6,7 @@ Not if the plan says that workers of different platforms hold states: then they 
 from dataclasses import dataclass, field
 from typing import Final
 
-from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.plan import WorkerId
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage_states import StageStates
@@ -56,7 +56,7 @@ class StateComparison:
             return
         version, own = stage.version, stage.checksums()
         sums.own = dict(sorted({**sums.own, version: own}.items())[-KEPT:])
-        comparing = self._plan.owner(Cell(0, index))
+        comparing = self._plan.owner(self._plan.current.cell_of(index))
         if comparing != self._plan.worker:
             told = b"".join(number.to_bytes(8, "little") for number in own.values())
             frame = self._outbox.frame(Address(FrameKind.CHECK, 0, index, version), payload=Check(sums=told))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
-from bamboo.planning.plan import ROOT, Cell, CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
 from bamboo.planning.schedule import ReportReady
 from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
@@ -21,6 +21,7 @@ from bamboo_trainer.commit.repeated_steps import RepeatedSteps
 from bamboo_trainer.commit.replicator import Replicator
 from bamboo_trainer.commit.state_comparison import StateComparison
 from bamboo_trainer.commit.step_policy import APPLIES_ALL, StepPolicy
+from bamboo_trainer.engine.distribution import ParameterDistribution
 from bamboo_trainer.engine.memory_account import Beside, MemoryMeter, account
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
@@ -30,7 +31,7 @@ from bamboo_trainer.memory.cgroup import HostMemory
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.stage import Stage
-from bamboo_trainer.stage.stage_states import Build, StageStates
+from bamboo_trainer.stage.stage_states import Build, BuildWhole, StageStates
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.tasks.evaluation import EvaluationSchedule
 from bamboo_trainer.transport.base import Transport
@@ -45,7 +46,8 @@ Restore = Callable[[Stage, CheckpointId, Mapping[int, LayerState]], Mapping[int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What an engine is given. build: makes a stage, in the state before the first step. tell: to the coordinator.
+    """What an engine is given. build: makes a stage, in the state before the first step; build_whole: a model of one
+    stage, without what an optimizer remembers. tell: to the coordinator.
 
     restore: takes a checkpoint's state over; it is given the layers that are here, reads the others from the store, and
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
@@ -58,6 +60,7 @@ class Ports:
     worker: WorkerId
     steps: int
     build: Callable[[int, Sequence[tuple[int, int]]], Stage]
+    build_whole: BuildWhole
     restore: Restore
     transport: Transport
     tell: Callable[[Message], None]
@@ -110,7 +113,8 @@ class Components:
         self.early_frames: list[Received] = []  # for parts that a plan on its way gives to this worker
         self.plan = PlanState(ports.worker, first)
         self.outbox = Outbox(self.plan, ports.transport, lambda frame: queue.append((ports.worker, frame)))
-        self.states = StageStates(states.build, ports.on_host, states.begun)
+        self.states = StageStates(states.build, ports.on_host, states.begun, ports.build_whole)
+        self.distribution = ParameterDistribution(self.plan, self.outbox, self.states)
         self.committer = Committer(
             self.plan, self.outbox, self.states, ports.tell, ports.clock, ports.new_id, ports.history,
             policy=ports.policy,
@@ -150,11 +154,12 @@ class Components:
         self.executor.hand_over(old)
         self.replicator.take_roles(old)
         self.executor.take_over(old, arrived)
+        self.distribution.take_roles(old)
         for cell in plan.cells() if old else []:
             if old and cell.pipeline < len(old.pipelines) and plan.at(cell).owner != old.at(cell).owner:
                 self.outbox.resend(cell)
         self.redundant.take_roles(self.step)
-        self._timer.hold(set(self.states))
+        self._timer.hold(set(self.states.run_here()))
         self.committer.meet_root(old)
         for stage in self.states:
             self.replicator.announce(stage)
@@ -223,6 +228,8 @@ class Components:
                 self.comparison.told(sender, address.stage, address.step, frame.payload.sums)
             case FrameKind.ANNOUNCE if (cell, sender) in self.replicator.progress:
                 self.replicator.announced(cell, sender, frame.epoch, frame.payload)
+            case FrameKind.PARAMETERS if cell in self.executor.cells:
+                self.distribution.take(frame)
             case FrameKind.GRADIENT if self.redundant.wants(frame):
                 self.redundant.keep(frame)
             case _:
@@ -236,7 +243,7 @@ class Components:
 
     def _on_state(self, sender: WorkerId, frame: Frame) -> None:
         """Final gradients of a stage, or its whole state."""
-        address, stage = frame.address, frame.address.stage
+        address, stage = frame.address, self.states.number(frame.address.cell)
         if stage not in self.states:
             self._keep_early(sender, frame)
             return
@@ -247,7 +254,7 @@ class Components:
         if self.replicator.restore(address, frame.tensors, frame.payload):
             self.shares.reached(stage)
             self.redundant.drop(stage)
-            self.executor.begin(stage)
+            self._begin(stage)
             self.replicator.skipped(stage)
             self.replicator.announce(stage)
 
@@ -288,6 +295,8 @@ class Components:
         if applicable is not None:
             self._apply(applicable)
             return True
+        if self._follow():
+            return True
         ready = self.executor.next_ready()
         if ready:
             self.executor.execute(ready)
@@ -319,8 +328,8 @@ class Components:
     def _apply(self, index: int) -> None:
         """An optimizer step: of a stage that is run here, or of a replica."""
         state, step = self.states.by_stage[index], self.states.version(index)
-        cell_steps = self.executor.of_stage(index)
-        cell = cell_steps[0].cell if cell_steps else Cell(0, index)
+        cell_steps = self.executor.of_state(index)
+        cell = cell_steps[0].cell if cell_steps else self.plan.current.cell_of(index)
         if state.owned and cell_steps:
             self.redundant.end_wait(cell_steps[0], self._clock())
         self.shares.finish(index)
@@ -331,9 +340,26 @@ class Components:
         self.shares.reached(index)
         self._memory_changed(step)
         self.redundant.drop(index)
-        self.executor.begin(index)
+        self._begin(index)
         self.replicator.announce(index)
         self.comparison.look(index)
+
+    def _begin(self, index: int) -> None:
+        """A state is new: its cells start their next step, or, of shards, its values are sent to all cells."""
+        if not self.distribution.refresh():
+            self.executor.begin(index)
+
+    def _follow(self) -> bool:
+        """With shards: start the next step when the whole model has come to it."""
+        version = self.states.can_follow()
+        if version is None:
+            return False
+        cell = next(iter(self.executor.cells), ROOT)
+        self._observer.started("TakeParameters", cell, version, 0)
+        self.states.follow()
+        self._observer.finished("TakeParameters", cell, version, 0)
+        self.executor.begin(ROOT.stage)
+        return True
 
     def _decide(self) -> bool:
         """If this worker runs the root cell: commit the step once every cell has finished it."""
@@ -347,7 +373,8 @@ class Components:
         return True
 
     def _look_at_repeated(self) -> None:
-        self.repeated.look(self.executor.repeated(), self.executor.since())
+        never_begun = self.distribution.never_begun(self.executor.cells, self.committer.log)
+        self.repeated.look((*self.executor.repeated(), *never_begun), self.executor.since())
 
     # what others ask
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bamboo.control.protocol import CheckpointFailed, KeepLastState, PeerDown, PeerUp, Report, TakeCheckpoint
 from bamboo.metrics.histogram import STEP_SECONDS, Histogram
-from bamboo.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo.planning.shares import kept_share
 from bamboo_trainer.engine.components import Components, Ports, Received, StatePorts
 from bamboo_trainer.engine.layer_copies import LayerCopies
@@ -156,11 +156,11 @@ class Engine:
         """The plan's states are made of layers that workers hold; those that are not here are asked for."""
         assert plan.restore is not None
         worker = self._ports.worker
-        mine = {c.stage for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
-        owned = {c.stage for c in plan.owned_by(worker)}
+        mine = {plan.state_of(c) for c in (*plan.owned_by(worker), *plan.replicated_by(worker))}
+        owned = {plan.state_of(c) for c in plan.owned_by(worker)}
         stages = {}
         for index in sorted(mine):
-            stages[index] = self._ports.build(index, plan.stages)
+            stages[index] = self._ports.build(index, plan.state_layers)
             stages[index].park(self._ports.on_host and index not in owned)
         if plan.moved:
             self._copies.begins_with(plan.restore)
@@ -250,7 +250,7 @@ class Engine:
 
     def trained(self, index: int) -> Stage | None:
         """The stage in its final state, if it is here."""
-        stage = self.components.states.here(index) if self.components else None
+        stage = self.components.states.run(Cell(0, index)) if self.components else None
         return stage if stage and stage.version >= self._ports.steps else None
 
     @property

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from bamboo.control.memory import Memory
+from bamboo.planning.plan import Cell
 from bamboo.planning.schedule import Backward
 from bamboo_trainer.engine.steps.cell_step import CellStep, Shadow
 from bamboo_trainer.engine.steps.executor import Executor
@@ -74,6 +75,10 @@ def account(
     """Every storage counts once. What autograd keeps cannot be seen: it counts as in each stage's first forward."""
     seen: set[int] = set()
     held = [(index, s.owned, s.stage.state_bytes()) for index, s in states.by_stage.items() if s.stage]
+    run = {0} if states.whole else {index for index, owned, _ in held if owned}
+    parameters = sum(size for _, owned, (size, _) in held if owned)
+    if states.whole:
+        parameters += states.whole.state_bytes()[0]
     works = [(cell_step.cell.stage, cell_step.work) for cell_step in executor.cell_steps() if cell_step.work]
     adopted = [cell_step.ahead for cell_step in executor.cells.values() if cell_step.ahead]
     shadows = [*redundant.shadows.values(), *adopted]
@@ -83,8 +88,9 @@ def account(
         *beside.early,
         *redundant.mirrored.values(),
     ]
+    waiting = states.whole.tensors() if states.whole else ()
     return Memory(  # in this order, as what has been seen does not count again
-        parameters=sum(size + _context(states, index).casts for index, owned, (size, _) in held if owned),
+        parameters=parameters + sum(_context(states, index).casts for index in run),
         optimizer=sum(remembered for _, owned, (_, remembered) in held if owned),
         replica=sum(size + remembered for _, owned, (size, remembered) in held if not owned),
         gradients=new_bytes(executor.gradients(), seen) + new_bytes(final, seen),
@@ -93,13 +99,14 @@ def account(
         + sum(len(work.contexts) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
         + sum(_redundant_contexts(shadow, states, works, on_host=redundant.on_host) for shadow in shadows),
-        received=new_bytes((t for frame in frames for t in frame.tensors), seen),
+        received=new_bytes((t for frame in frames for t in frame.tensors), seen) + new_bytes(waiting, seen),
         copies=new_bytes(beside.copies, seen),
     )
 
 
 def _context(states: StageStates, index: int) -> ContextSize:
-    stage = states.here(index)
+    """Of the stage of that number, if it is run here."""
+    stage = states.run(Cell(0, index))
     return (stage.context if stage else None) or ContextSize()
 
 

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.planning.shards import shard_layers
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
 from bamboo_trainer.task import Parts, Task
@@ -184,9 +185,37 @@ def worker_memory(
     sizes: Sequence[LayerSize], stages: Sequence[tuple[int, int]], spec: JobSpec, *, taken_over: bool
 ) -> tuple[int, Memory]:
     """The stage whose worker needs most, and how much: in calm, or while it runs all stages that it replicates, too."""
+    shards = _shards(sizes, spec)
+    if shards:
+        whole = _account(sizes, stages, spec, 0, taken_over)
+        return 0, max((_sharded(sizes, shards, spec, whole, at) for at in range(len(shards))), key=lambda m: m.total)
     accounts = [_account(sizes, stages, spec, stage, taken_over) for stage in range(len(stages))]
     most = max(range(len(stages)), key=lambda stage: accounts[stage].total)
     return most, accounts[most]
+
+
+def _shards(sizes: Sequence[LayerSize], spec: JobSpec) -> Sequence[tuple[int, int]]:
+    """The layers whose optimizer state the worker of each pipeline has, if not all of them have all of it."""
+    wanted = spec.topology.shard_optimizer and spec.topology.stages == 1
+    return shard_layers([size.gradients for size in sizes], spec.topology.pipelines) if wanted else ()
+
+
+def _sharded(
+    sizes: Sequence[LayerSize], shards: Sequence[tuple[int, int]], spec: JobSpec, whole: Memory, at: int
+) -> Memory:
+    """The account of a worker that has one shard, and replicas of those after it; whole: that of one that has all.
+
+    Its log has the parameters that it has sent, of as many steps as all frames.
+    """
+    replicas = min(spec.redundancy.kept, len(shards) - 1)
+    own, *kept = (sizes[slice(*shards[(at + ahead) % len(shards)])] for ahead in range(1 + replicas))
+    return msgspec.structs.replace(
+        whole,
+        optimizer=sum(size.remembered for size in own),
+        replica=sum(size.remembered for shard in kept for size in shard),
+        log=whole.log + KEPT_STEPS * sum(size.held for size in own),
+        received=whole.received + sum(size.held for size in sizes) - sum(size.held for size in own),
+    )
 
 
 def _account(

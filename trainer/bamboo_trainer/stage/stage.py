@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bamboo.control.protocol import LOSS_SCALE, MOST_METRICS
 from bamboo_trainer.memory.placement import wait_for
-from bamboo_trainer.memory.saved_tensors import ContextSize, new_bytes
+from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
@@ -26,6 +26,7 @@ from bamboo_trainer.stage.state.late_copies import LateCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment, tied_segments
+from bamboo_trainer.stage.state.shared_values import SharedValues
 from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
 from bamboo_trainer.task import Parts, Task
 from bamboo_trainer.tasks.mixed_precision import forget_casts, keep_casts
@@ -42,7 +43,7 @@ from bamboo_trainer.transport.payloads import Contributed
 _UNSCALED: Final = BackwardScale()
 
 
-class Stage:
+class Stage(SharedValues):
     """The state of one stage and its forward, backward and optimizer step.
 
     The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
@@ -59,7 +60,10 @@ class Stage:
         config: TrainingConfig,
         device: torch.device | str = "cpu",
         reader: BatchReader | None = None,
+        *,
+        remembers: bool = True,
     ) -> None:
+        """remembers: what an optimizer does; else it is never applied, and follows others' states (`WholeModel`)."""
         self.version = 0
         self._task, self._stage, self._config = task, stage, config
         self._reader = reader or BatchReader(task, config.samples)
@@ -73,9 +77,10 @@ class Stage:
         self._parameters = FlatParameters(self._layers, shared, self._device, config.parameter_dtype)
         self._tied = tied_segments(self._parameters, groups, stages)
         self._elsewhere = {tied.group for tied in self._tied if min(tied.stages) != stage}  # told by another stage
-        self._optimizer = ScheduledOptimizer(task, [(s.name, s.parameter) for s in self._parameters.slots])
+        named = [(s.name, s.parameter) for s in self._parameters.slots] if remembers else []
+        self._optimizer, ema = ScheduledOptimizer(task, named), config.ema if remembers else None
         self._optimizer_state = OptimizerState(
-            self._parameters, self._optimizer, config.ema, config.loss_scale, tuple(self._layers)
+            self._parameters, self._optimizer, ema, config.loss_scale, tuple(self._layers)
         )
         self._weight_unit = loss_unit(task, config)
         load = partial(_load, self._reader, stage, self._device)
@@ -88,7 +93,7 @@ class Stage:
         self._state_bytes: tuple[int, int] | None = None
         self._digest: str | None = None
         self.context: ContextSize | None = None  # once a forward has been run
-        self._parked = False
+        self._parked, self._shared = False, frozenset[str]()
 
     @property
     def last(self) -> bool:
@@ -313,13 +318,6 @@ class Stage:
     def tied_segments(self) -> tuple[TiedSegment, ...]:
         """The tied groups whose layers' gradients are to be summed, by group."""
         return self._tied
-
-    def state_bytes(self) -> tuple[int, int]:
-        """Of what the layers hold, and of what the optimizer remembers."""
-        if self._state_bytes is None:
-            held = new_bytes((tensor for _, tensor in self._parameters.named()), set())
-            self._state_bytes = held, sum(tensor.nbytes for _, tensor in self._optimizer_state.named())
-        return self._state_bytes
 
     def snapshot(self) -> tuple[Parts, dict[str, Any]]:
         """Copies of the whole state: one tensor per parameter, buffer and optimizer tensor; and `snapshot`'s meta.

@@ -1,16 +1,22 @@
-"""The states of stages on this worker: those that it runs, and those that it replicates."""
+"""The states of stages on this worker: those that it runs, and those that it replicates.
+
+With shards of the optimizer's state (`bamboo.planning.shards`) each is a stage of a shard's layers, which is only
+applied, and what is run is the whole model.
+"""
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bamboo.planning.plan import CheckpointId, Plan, WorkerId
+from bamboo.planning.plan import Cell, CheckpointId, Plan, WorkerId
 from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.stage.whole_model import WholeModel
 from bamboo_trainer.task import Parts
 from bamboo_trainer.transport.payloads import Commit
 
 Build = Callable[[int, Sequence[tuple[int, int]], CheckpointId | None], Stage]
+BuildWhole = Callable[[Sequence[tuple[int, int]]], Stage]
 
 
 @dataclass(slots=True)
@@ -35,25 +41,34 @@ class StageState:
 
 
 class StageStates:
-    """by_stage: changed here only."""
+    """by_stage: by the number of the stage, or of the shard (`Plan.state_of`); changed here only.
 
-    def __init__(self, build: Build, on_host: bool, begun: Mapping[int, Stage]) -> None:
+    whole: with shards, of a worker that runs a cell.
+    """
+
+    def __init__(
+        self, build: Build, on_host: bool, begun: Mapping[int, Stage], build_whole: BuildWhole | None = None
+    ) -> None:
         """build: makes a stage in its first state: that of a checkpoint, or the one before the first step.
 
         on_host: what is kept for others only waits in host memory. begun: stages that have their first state.
+        build_whole: the model without what an optimizer remembers.
         """
-        self._build, self._on_host, self._begun = build, on_host, dict(begun)
+        self._build, self._on_host, self._begun, self._build_whole = build, on_host, dict(begun), build_whole
+        self._shards: tuple[tuple[int, int], ...] = ()
         self.by_stage: dict[int, StageState] = {}
+        self.whole: WholeModel | None = None
 
     def take_roles(self, plan: Plan, worker: WorkerId, first: bool) -> None:
         """Keep the states of the stages that this worker has a part in. first: it has obeyed no plan before.
 
         Who owns a cell in the first plan that it hears of owns it since the plan's origin, and builds its first state.
         """
-        owned = {c.stage for c in plan.owned_by(worker)}
-        replicated = {c.stage for c in plan.replicated_by(worker)}
+        self._shards = plan.shards
+        owned = {plan.state_of(c) for c in plan.owned_by(worker)}
+        replicated = {plan.state_of(c) for c in plan.replicated_by(worker)}
         held = (c for c in plan.cells() if worker in plan.at(c).holders)
-        staying = {c.stage for c in held if c.pipeline < plan.target.pipelines}
+        staying = {plan.state_of(c) for c in held if c.pipeline < plan.target.pipelines}
         for index in [s for s in self.by_stage if s not in owned | replicated]:
             del self.by_stage[index]
         for index in sorted(owned | replicated):
@@ -64,11 +79,19 @@ class StageStates:
                 self.by_stage[index] = StageState(stage)
             self._give(self.by_stage[index], index in owned)
             self.by_stage[index].staying = index in staying
+        if not plan.shards or not owned:
+            self.whole = None
+            for state in self.by_stage.values():
+                if plan.shards and state.stage:
+                    state.stage.share(None)
+        elif self.whole is None:
+            assert self._build_whole is not None
+            self.whole = WholeModel(self._build_whole(plan.stages), plan.shards)
 
     def _begin(self, index: int, plan: Plan) -> Stage:
         begun = self._begun.pop(index, None)
         assert begun or not plan.moved, f"stage {index} has none of the layers that were moved"
-        return begun or self._build(index, plan.stages, plan.restore)
+        return begun or self._build(index, plan.state_layers, plan.restore)
 
     def _give(self, state: StageState, owned: bool) -> None:
         state.owned = owned
@@ -92,6 +115,64 @@ class StageStates:
         assert stage is not None
         return stage
 
+    def number(self, cell: Cell) -> int:
+        """Of the state that a cell's owner and replicas hold."""
+        return cell.pipeline if self._shards else cell.stage
+
+    def of(self, cell: Cell) -> Stage | None:
+        """That state, if it is here."""
+        return self.here(self.number(cell))
+
+    def run(self, cell: Cell) -> Stage | None:
+        """On what a cell's forwards and backwards run, if it is here."""
+        if self._shards:
+            return self.whole.stage if self.whole else None
+        return self.here(cell.stage)
+
+    def may_run(self, step: int) -> bool:
+        """With shards: are those that are held here still at that step's version?"""
+        return not self._shards or self.next_version() <= step
+
+    def running(self, cell: Cell) -> Stage:
+        """The same of one that must be here."""
+        stage = self.run(cell)
+        assert stage is not None
+        return stage
+
+    def run_here(self) -> list[int]:
+        """The stages that are here to be run, or to be run if need be."""
+        return ([0] if self.whole else []) if self._shards else list(self.by_stage)
+
+    def can_follow(self) -> int | None:
+        """With shards: the version of those that are owned here, if the whole model is behind and all of it is here."""
+        version = self.next_version()
+        behind = self.whole is not None and version > self.whole.version
+        return version if behind and not self.lacks() else None
+
+    def follow(self) -> None:
+        """Have the whole model go on to that version."""
+        assert self.whole is not None
+        self.whole.follow(self.next_version(), self._held())
+
+    def _held(self) -> dict[int, Stage]:
+        return {number: state.stage for number, state in self.by_stage.items() if state.stage}
+
+    def next_version(self) -> int:
+        """With shards: the one that the whole model is to be at."""
+        return max((state.version for state in self.by_stage.values() if state.owned), default=-1)
+
+    def lacks(self) -> list[tuple[int, bool]]:
+        """With shards: what the whole model still needs for that, as `WholeModel.lacks` says."""
+        version = self.next_version()
+        return list(self.whole.lacks(version, self._held())) if self.whole and version > self.whole.version else []
+
+    def finals(self, cell: Cell, final: Parts) -> list[tuple[int, Parts]]:
+        """What a cell's final gradients, and running buffers, are for the states that are here, by their numbers."""
+        if not self._shards:
+            return [(cell.stage, final)]
+        assert self.whole is not None
+        return [(number, self.whole.part_for(stage, final)) for number, stage in self._held().items()]
+
     def version(self, index: int) -> int:
         return self.by_stage[index].version
 
@@ -99,10 +180,10 @@ class StageStates:
         """The oldest version that is held here."""
         return min((state.version for state in self.by_stage.values()), default=otherwise)
 
-    def tied_to(self, index: int) -> tuple[int, ...]:
-        """The other stages that share parameters with this one, in order."""
-        segments = self[index].tied_segments()
-        return tuple(sorted({s for segment in segments for s in segment.stages} - {index})) if segments else ()
+    def tied_to(self, cell: Cell) -> tuple[int, ...]:
+        """The other stages that share parameters with that cell's, in order."""
+        segments = self.running(cell).tied_segments()
+        return tuple(sorted({s for segment in segments for s in segment.stages} - {cell.stage})) if segments else ()
 
     # final gradients
 
@@ -138,7 +219,8 @@ class StageStates:
         """
         for index, state in self.by_stage.items():
             ready = state.version in committed and state.version in state.final and (state.owned or not owned)
-            if ready and (index in ran() or self._all_have_final(state.version)):
+            alone = not self._shards and index in ran()  # shards go on together, as the whole model can go back to none
+            if ready and (alone or self._all_have_final(state.version)):
                 return index
         return None
 
@@ -162,6 +244,8 @@ class StageStates:
         """Go on from another worker's state, which is newer. Raises ValueError, and then nothing has changed."""
         state = self.by_stage[index]
         stage = state.stage or self._build(index, stages, None)
+        if stage.shares:
+            stage.share(None)  # the whole model stays as it is
         stage.restore(tensors, facts)
         state.stage = stage
         self._give(state, state.owned)

@@ -38,9 +38,11 @@ class FrameKind(IntEnum):
     PARTIAL_SUM = (
         21  # of a portion of a cell, to its owner; microbatch, part = first, end; payload: losses and the like
     )
+    PARAMETERS = 22  # values of a shard's layers at that version; part = shard; microbatch = FIXED: what never changes
 
 
 EVALUATED = 1  # the part of an activation
+FIXED = 1  # the microbatch of parameters
 
 BULK = frozenset(
     {
@@ -51,6 +53,7 @@ BULK = frozenset(
         FrameKind.LOGGED_BULK,
         FrameKind.LAYER,
         FrameKind.PARTIAL_SUM,
+        FrameKind.PARAMETERS,
     }
 )
 STATES = frozenset({FrameKind.STATE, FrameKind.LOGGED_STATE})

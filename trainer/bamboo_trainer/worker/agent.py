@@ -62,7 +62,7 @@ from bamboo_trainer.memory.placement import DeviceError, choose_device, use
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.task import Task
 from bamboo_trainer.tasks.evaluation import evaluation_schedule
-from bamboo_trainer.tasks.inspection.costs import profile
+from bamboo_trainer.tasks.inspection.costs import profile, trained_sizes
 from bamboo_trainer.tasks.inspection.sharing import settled
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.task_errors import where
@@ -212,7 +212,8 @@ class WorkerAgent:
             case ProfileRequest():
                 assert self.task is not None
                 assert self.spec is not None
-                self.control.send(Profile(costs=profile(self.task, self.spec)))
+                sizes = trained_sizes(self.task) if self.spec.topology.shard_optimizer else ()
+                self.control.send(Profile(costs=profile(self.task, self.spec), sizes=sizes))
             case ReportRequest():
                 if self.engine:
                     self.engine.report()
@@ -296,11 +297,15 @@ class WorkerAgent:
         def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:
             return Stage(task, index, stages, config, device, reader)
 
+        def build_whole(stages: Sequence[tuple[int, int]]) -> Stage:
+            return Stage(task, 0, stages, config, device, reader, remembers=False)
+
         self.engine = Engine(
             Ports(
                 worker=self.worker,
                 steps=training.steps,
                 build=build,
+                build_whole=build_whole,
                 restore=kept.restore,
                 keep=kept.keep,
                 unwritten=kept.unwritten,

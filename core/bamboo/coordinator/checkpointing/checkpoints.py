@@ -152,7 +152,7 @@ def _wish(turn: Turn, at: int) -> None:
         layer: worker
         for stage, mine in enumerate(writers)
         for worker in mine
-        for layer in share(mine, worker, plan.stages[stage])
+        for layer in share(mine, worker, plan.state_layers[stage])
     }
     change(
         turn, number=c.number + 1, at=at, writers=writers, dealt=dealt, since=turn.now, retry=False, early={},
@@ -165,12 +165,12 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
     """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
     for stage, writers in enumerate(c.writers):
-        cells = [cell for cell in plan.cells() if cell.stage == stage]
+        cells = [cell for cell in plan.cells() if plan.state_of(cell) == stage]
         holders = {w for cell in cells for w in plan.at(cell).holders}
         for worker in writers:
-            if c.writing is not None and not _unwritten(c, worker, plan.stages[stage]):
+            if c.writing is not None and not _unwritten(c, worker, plan.state_layers[stage]):
                 continue
-            held = c.final or worker in holders or _writes_on(turn, worker, plan.stages[stage])
+            held = c.final or worker in holders or _writes_on(turn, worker, plan.state_layers[stage])
             if worker not in state.workers or not held:
                 lost.add(worker)
     return sorted(lost)
@@ -179,7 +179,7 @@ def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
 def is_writing(turn: Turn, worker: WorkerId) -> bool:
     """Does a worker that is to leave still write its share, from copies that it took while it held the stages?"""
     plan = turn.state.plan
-    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.stages)
+    return plan is not None and any(_writes_on(turn, worker, layers) for layers in plan.state_layers)
 
 
 def _writes_on(turn: Turn, worker: WorkerId, layers: tuple[int, int]) -> bool:

@@ -36,7 +36,7 @@ def begin(turn: Turn) -> bool:
         layer: worker
         for stage, mine in enumerate(writers)
         for worker in mine
-        for layer in share(mine, worker, plan.stages[stage])
+        for layer in share(mine, worker, plan.state_layers[stage])
     }
     attempt = sha256(f"{state.secret} {number} last".encode()).hexdigest()[:12]
     change(
@@ -73,8 +73,9 @@ def _ask(turn: Turn) -> None:
 def _finishers(state: CoordinatorState) -> tuple[tuple[WorkerId, ...], ...]:
     """Of each stage, those who have finished it and are there; who is to leave only if all are."""
     found = []
-    for stage in range(len(state.current_plan.stages)):
-        named = dict.fromkeys(w for cell, w in sorted(state.finishers.items()) if cell.stage == stage)
+    plan = state.current_plan
+    for number in range(len(plan.state_layers)):
+        named = dict.fromkeys(w for cell, w in sorted(state.finishers.items()) if plan.state_of(cell) == number)
         there = [w for w in named if w in state.workers and not state.workers[w].released]
         staying = [w for w in there if state.workers[w].notice_until is None]
         found.append(tuple((staying or there)[:MOST_WRITERS]))

@@ -17,6 +17,7 @@ from bamboo.coordinator.splits import rebalancing
 from bamboo.coordinator.state import CoordinatorState, Resplit, Turn
 from bamboo.job.spec import StragglerPolicy
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
+from bamboo.planning.shards import sharded
 from bamboo.planning.splits.resplit import Beginning, Sources, moved_plan, resplit_plan, sources_of
 from bamboo.planning.splits.speeds import WorkEstimate
 
@@ -60,8 +61,13 @@ def wants(state: CoordinatorState, now: float) -> bool:
 
 
 def _is_resized(state: CoordinatorState, now: float) -> bool:
-    """Have there been workers for another number of stages for a while?"""
-    if state.plan is None or state.resize is None or state.resize[0].stages == len(state.plan.stages):
+    """Have there been workers for a while for another grid that only other states can follow?
+
+    That is another number of stages, or of shards of the optimizer's state.
+    """
+    if state.plan is None or state.resize is None:
+        return False
+    if state.resize[0].stages == len(state.plan.stages) and not state.spec.topology.shard_optimizer:
         return False
     return now - state.resize[1] >= state.spec.elastic.stabilization_seconds
 
@@ -227,7 +233,8 @@ def _switch(turn: Turn, plan: Plan) -> Plan | None:
     live = tuple(state.live(plan).values())
     stages = resplit.stages if resplit and not plan.sources else None
     beginning = Beginning(cut, sources, moved=plan.moved or not plan.sources, stages=stages)
-    return resplit_plan(plan, state.spec, work, staying, live, beginning)
+    onward = resplit_plan(plan, state.spec, work, staying, live, beginning)
+    return sharded(onward, state.spec, state.sizes)
 
 
 def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
@@ -236,7 +243,7 @@ def _all_hold(state: CoordinatorState, plan: Plan) -> bool:
     held = state.resplit.held
     return all(
         held.get(worker, frozenset()).issuperset(range(*layers))
-        for layers, holders in zip(plan.stages, state.certain_holders(plan), strict=True)
+        for layers, holders in zip(plan.state_layers, state.certain_holders(plan), strict=True)
         for worker in holders
         if worker in state.workers
     )

@@ -35,7 +35,7 @@ class HeldStates:
         self._held = {w: set() for w in plan.worker_ids()}
         for cell in plan.cells():
             for worker in plan.at(cell).holders:
-                self._held[worker].add(cell.stage)
+                self._held[worker].add(plan.state_of(cell))
 
     def follow(self, plan: Plan, now: float) -> list[StateOnItsWay]:
         """Forget what nobody is to hold any more; the states that begin to travel now.
@@ -48,23 +48,23 @@ class HeldStates:
         for cell in plan.cells():
             assignment = plan.at(cell)
             for worker in assignment.holders:
-                wanted.setdefault(worker, set()).add(cell.stage)
+                wanted.setdefault(worker, set()).add(plan.state_of(cell))
         self._held = {w: self._held.get(w, set()) & stages for w, stages in wanted.items()}
         self._coming = {
             (w, s): at for (w, s), at in self._coming.items() if s in wanted.get(w, set()) and w in plan.worker_ids()
         }
         for cell in plan.cells():
-            assignment = plan.at(cell)
-            self._held[assignment.owner].add(cell.stage)
+            assignment, number = plan.at(cell), plan.state_of(cell)
+            self._held[assignment.owner].add(number)
             for worker in assignment.replicas:
-                if cell.stage in self._held[worker] or (worker, cell.stage) in self._coming:
+                if number in self._held[worker] or (worker, number) in self._coming:
                     continue
-                size = self.state_bytes(plan.stages[cell.stage])
+                size = self.state_bytes(plan.state_layers[number])
                 busy[assignment.owner] += size
                 at = now + busy[assignment.owner] / self._rate + self._profile.network.latency
-                self._coming[worker, cell.stage] = at
+                self._coming[worker, number] = at
                 transfer = Transfer(TrafficKind.STATES, assignment.owner, worker, size)
-                begun.append(StateOnItsWay(at, worker, cell.stage, transfer))
+                begun.append(StateOnItsWay(at, worker, number, transfer))
         return begun
 
     def arrived(self, worker: WorkerId, stage: int, at: float) -> bool:
@@ -105,8 +105,8 @@ class HeldStates:
         sent: Counter[WorkerId] = Counter()
         read: Counter[WorkerId] = Counter()
         for worker in plan.worker_ids():
-            stages = {cell.stage for cell in plan.cells() if worker in plan.at(cell).holders}
-            for layer in (i for s in sorted(stages) for i in range(*plan.stages[s])):
+            mine = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
+            for layer in (i for number in sorted(mine) for i in range(*plan.state_layers[number])):
                 size, holders = self.bytes_of([layer]), plan.sources[layer] if plan.sources else ()
                 if worker in holders:
                     continue

@@ -216,7 +216,8 @@ class _Simulation:
             return
         match message:
             case protocol.ProfileRequest():
-                self._tell(worker, protocol.Profile(costs=self._run.profile.costs))
+                sizes = tuple(float(layer.optimizer) for layer in self._run.profile.layers)
+                self._tell(worker, protocol.Profile(costs=self._run.profile.costs, sizes=sizes))
             case protocol.SendPlan(plan=plan):
                 self._training.plan_arrived(plan)
             case protocol.TakeCheckpoint():

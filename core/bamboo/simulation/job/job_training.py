@@ -111,7 +111,7 @@ class SimulatedTraining:
     def _say_synced(self, plan: Plan) -> None:
         for cell in plan.cells():
             for replica in plan.at(cell).replicas:
-                if self._held.has(replica, cell.stage) and plan.at(cell).owner not in self._gone:
+                if self._held.has(replica, plan.state_of(cell)) and plan.at(cell).owner not in self._gone:
                     self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=replica))
 
     def _switch(self, plan: Plan) -> None:
@@ -160,8 +160,9 @@ class SimulatedTraining:
         if plan is None or not self._held.arrived(worker, stage, at):
             return
         for cell in plan.cells():
-            if cell.stage == stage and worker in plan.at(cell).replicas and plan.at(cell).owner not in self._gone:
-                self._tell(plan.at(cell).owner, protocol.ReplicaSynced(cell=cell, replica=worker))
+            roles, ours = plan.at(cell), plan.state_of(cell) == stage
+            if ours and worker in roles.replicas and roles.owner not in self._gone:
+                self._tell(roles.owner, protocol.ReplicaSynced(cell=cell, replica=worker))
 
     def _say_taken_over(self, plan: Plan, before: Plan, seconds: float) -> None:
         for cell in plan.cells():
@@ -298,7 +299,7 @@ class SimulatedTraining:
         layers: dict[WorkerId, list[int]] = {}
         for stage, mine in enumerate(writers):
             for worker in mine:
-                layers.setdefault(worker, []).extend(share(mine, worker, plan.stages[stage]))
+                layers.setdefault(worker, []).extend(share(mine, worker, plan.state_layers[stage]))
         storage = self._model.profile.storage
         for worker, shares in layers.items():
             if worker in self._gone:
@@ -346,7 +347,7 @@ class SimulatedTraining:
         """Nobody begins another step; all copy what they hold."""
         self._idle_since = self._clock.now
         for worker in sorted(plan.worker_ids() - self._gone.keys()):
-            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.stages[s]))
+            layers = tuple(i for s in sorted(self._held.of(worker)) for i in range(*plan.state_layers[s]))
             held = protocol.StateHeld(checkpoint=cut, layers=layers)
             if layers:
                 self._clock.after(self._held.bytes_of(layers) / COPY_RATE, partial(self._answer, worker, held))

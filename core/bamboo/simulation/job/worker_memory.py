@@ -5,6 +5,7 @@ from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo.planning.grid import layer_ranges
+from bamboo.planning.shards import shard_layers
 from bamboo.profiles.profile import ModelProfile
 
 EAGER: Final = (RedundancyMode.EAGER_FORWARD, RedundancyMode.EAGER_BACKWARD)
@@ -41,7 +42,19 @@ def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> i
     gradients = each([*owned, *kept], "gradients") * (1 if spec.topology.pipelines == 1 else 2)
     eager = kept[:1] if spec.redundancy.mode in EAGER and not on_host else []
     redundant = sum(in_flight(s) for s in eager) + each(eager, "gradients")
-    return each(owned, "parameters", "optimizer") + replica + gradients + sum(map(in_flight, owned)) + redundant
+    remembered = _of_shards(profile, spec) if depth == 1 else None
+    if remembered is None:
+        remembered = each(owned, "optimizer")
+    return each(owned, "parameters") + remembered + replica + gradients + sum(map(in_flight, owned)) + redundant
+
+
+def _of_shards(profile: ModelProfile, spec: JobSpec) -> int | None:
+    """Of what the optimizer remembers, the most that the holder of a shard and of others' has; None: all have all."""
+    kinds = [layer.optimizer for layer in profile.layers]
+    shards = shard_layers(kinds, spec.topology.pipelines) if spec.topology.shard_optimizer else ()
+    held = range(1 + min(spec.redundancy.kept, len(shards) - 1))
+    of = [sum(kinds[slice(*shard)]) for shard in shards]
+    return max((sum(of[(first + more) % len(of)] for more in held) for first in range(len(of))), default=None)
 
 
 def memory_warning(profile: ModelProfile, spec: JobSpec) -> str:

@@ -68,7 +68,7 @@ class Executor:
         for cell in [c for c in self.cells if plan.at(c).owner != worker] if old else []:
             cell_step = self.cells.pop(cell)
             self._left[cell] = (cell_step.since, cell_step.step)
-            if self._states.has_final(cell.stage, self._committer.log.newest):
+            if self._states.has_final(self._states.number(cell), self._committer.log.newest):
                 self.handed_over[cell] = self._replicator.final_gradients(cell, self._committer.log.newest)
         if not plan.boundary:
             for cell_step in self.cells.values():
@@ -80,7 +80,7 @@ class Executor:
             if cell_step.layout is None:
                 self._begin(cell_step)
             elif cell_step.portions != self._plan.current.at(cell_step.cell).portions and cell_step.awaits_gradients:
-                self._start(cell_step, self._states[cell_step.cell.stage])
+                self._start(cell_step, self._states.running(cell_step.cell))
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
@@ -125,13 +125,13 @@ class Executor:
     # steps
 
     def begin(self, stage: int) -> None:
-        """The state of a stage is new: its cells start their next step."""
-        for cell_step in self.of_stage(stage):
+        """What a stage's cells run on is new: they start their next step."""
+        for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
         self._portions.refresh(self._steps)
 
     def _begin(self, cell_step: CellStep) -> None:
-        stage = self._states.here(cell_step.cell.stage)
+        stage = self._states.run(cell_step.cell)
         if stage is None:
             return
         if cell_step.takeover and cell_step.step >= 0:
@@ -157,7 +157,7 @@ class Executor:
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Nothing is left to do for the cell, but what others may ask."""
-        stage, step = self._states.here(cell_step.cell.stage), cell_step.step
+        stage, step = self._states.of(cell_step.cell), cell_step.step
         if cell_step.finished or cell_step.work is None or stage is None or step < self._steps:
             return
         if self._evaluations is None or step in self._committer.log.commits:
@@ -166,11 +166,13 @@ class Executor:
 
     def ran(self) -> set[int]:
         """The stages whose step in progress is done here, but for its commit."""
-        behind = {c.stage for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
-        return {c.stage for c in self.cells} - behind
+        number = self._states.number
+        behind = {number(c) for c, cell_step in self.cells.items() if cell_step.next or cell_step.layout is None}
+        return {number(c) for c in self.cells} - behind
 
-    def of_stage(self, stage: int) -> list[CellStep]:
-        return [cell_step for cell_step in self.cells.values() if cell_step.cell.stage == stage]
+    def of_state(self, number: int) -> list[CellStep]:
+        """Of the cells that go with that state."""
+        return [cell_step for cell_step in self.cells.values() if self._states.number(cell_step.cell) == number]
 
     def active(self) -> CellStep | None:
         """The one cell that is run here, if it is one, and not at its end."""
@@ -185,7 +187,7 @@ class Executor:
     def accept(self, frame: Frame) -> None:
         """Raises RefusedFrame if it does not fit the cell's step."""
         cell = frame.address.cell
-        self.cells[cell].accept(frame, self._states.here(cell.stage))
+        self.cells[cell].accept(frame, self._states.run(cell))
 
     # instructions
 
@@ -207,6 +209,8 @@ class Executor:
             return False
         if cell_step.is_portion and cell_step.step in self._committer.log.commits:
             return False
+        if not self._states.may_run(cell_step.step):
+            return False
         if cell_step.predecessor is not None:
             if cell_step.step in self._committer.log.commits:
                 return False  # its last gradients are on the way; repeating the step would be waste
@@ -226,12 +230,13 @@ class Executor:
             return True
         s, depth = cell_step.cell.stage, self._plan.stages
         several = len(self._plan.current.at(cell_step.cell).replicas) > 1
-        return several and any((s - tied) % depth not in (1, depth - 1) for tied in self._states.tied_to(s))
+        tied = self._states.tied_to(cell_step.cell)
+        return several and any((s - other) % depth not in (1, depth - 1) for other in tied)
 
     def _needed(self, cell_step: CellStep, instructions: Sequence[Instruction]) -> list[Address]:
         """The frames that these instructions of a cell's step take in."""
         assert cell_step.layout is not None
-        tied, stages = self._states.tied_to(cell_step.cell.stage), self._plan.stages
+        tied, stages = self._states.tied_to(cell_step.cell), self._plan.stages
         return [
             address
             for instruction in instructions
@@ -261,7 +266,7 @@ class Executor:
         else:
             self._instructions.execute(cell_step, instruction)
         cell_step.done += 1
-        stage = self._states.here(cell_step.cell.stage)
+        stage = self._states.run(cell_step.cell)
         if stage:
             stage.wait()
         self._observer.finished(name, cell_step.cell, cell_step.step, microbatch)
@@ -282,7 +287,7 @@ class Executor:
         return cell_step.step > self._committer.log.newest
 
     def _is_run_by_layer(self, cell_step: CellStep, instruction: Instruction) -> bool:
-        stage = self._states.here(cell_step.cell.stage)
+        stage = self._states.run(cell_step.cell)
         if not isinstance(instruction, Forward) or stage is None or stage.context is None:
             return False  # a stage's first forward is looked at as a whole
         return self._timer.begins_forward(cell_step.cell.stage)
@@ -319,7 +324,8 @@ class Executor:
         """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
         for cell_step in self.cells.values():
             committed = cell_step.step in self._committer.log.commits and cell_step.step < self._steps
-            if not cell_step.program or not committed or self._states.has_final(cell_step.cell.stage, cell_step.step):
+            number = self._states.number(cell_step.cell)
+            if not cell_step.program or not committed or self._states.has_final(number, cell_step.step):
                 continue
             if cell_step.predecessor is None:
                 lacks = [
@@ -334,7 +340,7 @@ class Executor:
     def report(self) -> None:
         """To the coordinator, which may have missed it."""
         for cell_step in self.cells.values():
-            stage = self._states.here(cell_step.cell.stage)
+            stage = self._states.of(cell_step.cell)
             if cell_step.finished and stage:
                 self._tell(CellFinished(cell=cell_step.cell, digest=stage.share_of_digest()))
 

@@ -87,7 +87,7 @@ class Instructions:
 
     def _parts(self, cell_step: CellStep) -> tuple[Stage, Work]:
         assert cell_step.work is not None
-        return self._states[cell_step.cell.stage], cell_step.work
+        return self._states.running(cell_step.cell), cell_step.work
 
     def _forward(self, cell_step: CellStep, instruction: Forward) -> None:
         stage, work = self._parts(cell_step)
@@ -216,7 +216,7 @@ class Instructions:
     def _exchange_tied(self, cell_step: CellStep, _: ExchangeTied) -> None:
         stage, _work = self._parts(cell_step)
         gradient, (d, s) = cell_step.final_gradient(), cell_step.cell
-        for other in self._states.tied_to(s):
+        for other in self._states.tied_to(cell_step.cell):
             shared = [segment for segment in stage.tied_segments() if other in segment.stages]
             pieces = tuple(gradient[place].clone() for segment in shared for place in segment.places(s))
             self._outbox.emit(Address(FrameKind.TIED, d, other, cell_step.step, 0, s), pieces)
@@ -226,7 +226,7 @@ class Instructions:
         (d, s), final = cell_step.cell, cell_step.final_gradient()
         received = {
             other: iter(cell_step.take(Address(FrameKind.TIED, d, s, cell_step.step, 0, other)).tensors)
-            for other in self._states.tied_to(s)
+            for other in self._states.tied_to(cell_step.cell)
         }
         for segment in stage.tied_segments():
             own = iter(segment.places(s))
@@ -243,7 +243,8 @@ class Instructions:
         stage, work = self._parts(cell_step)
         running = stage.folded(work.contributions | cell_step.contributions)
         final = (cell_step.final_gradient()[: stage.size], *running)
-        self._replicator.finalize(cell_step.cell.stage, cell_step.step, final)
+        for number, part in self._states.finals(cell_step.cell, final):
+            self._replicator.finalize(number, cell_step.step, part)
 
     def _report_ready(self, cell_step: CellStep, _: ReportReady) -> None:
         stage, work = self._parts(cell_step)

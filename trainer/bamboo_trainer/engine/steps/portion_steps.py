@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bamboo.planning.plan import Cell, Layout
+from bamboo.planning.plan import ROOT, Cell, Layout
 from bamboo.planning.portions import Range, ranges
 from bamboo_trainer.engine.steps.cell_step import CellStep
 from bamboo_trainer.routing.plan_state import PlanState
@@ -19,7 +19,7 @@ class PortionSteps:
 
     def refresh(self, before: int) -> None:
         """The plan in force or the version of the stage is new. before: the first step that is none of the job's."""
-        plan, stage = self._plan.current, self._states.here(0)
+        plan, stage = self._plan.current, self._states.run(ROOT)
         layout = self._layout(stage.version) if stage and stage.version < before else None
         old, self.steps = self.steps, {}
         if stage is None or layout is None:
