@@ -126,3 +126,20 @@ def test_the_dataset_must_return_tuples_of_tensors():
         data.batch = lambda indices, wrong=wrong: wrong
         with pytest.raises(TaskError, match=r"^the dataset returned .*, expected \(inputs, targets\)"):
             one_step(chain(small_task(dataset=data), [(0, 3)]), 0)
+
+
+def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
+    """As if it came from another worker: else the bits would depend on where the model is split."""
+    seen: list[torch.Tensor] = []
+
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = 2 * x
+            y.register_hook(seen.append)
+            return y.transpose(1, 2)
+
+    (out,) = user_code.run_layer(Turned(), 0, (torch.ones(2, 3, 4, requires_grad=True),))
+    assert out.is_contiguous()
+    out.backward(torch.ones(2, 3, 4).transpose(1, 2))  # strides as the next layer may leave them
+    (turned,) = seen
+    assert turned.transpose(1, 2).is_contiguous()

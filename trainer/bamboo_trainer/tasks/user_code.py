@@ -124,7 +124,17 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
     for part in result:
         if wrong := unsendable(part, PASSED):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
-    return result
+    return tuple(map(_in_one_layout, result))
+
+
+def _in_one_layout(part: Tensor) -> Tensor:
+    """Contiguous, as is what comes from another worker, and so its gradient: the bits of a sum or a product may depend
+    on strides, and must not depend on where the model is split.
+    """
+    part = part.contiguous()
+    if part.requires_grad and not part.is_leaf:
+        part.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return part
 
 
 def _breaks_graph(error: Exception) -> bool:
