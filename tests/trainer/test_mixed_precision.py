@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bamboo_trainer.stage import stage as stage_module
+from bamboo_trainer.stage import forwarding
 from bamboo_trainer.tasks.mixed_precision import autocast, autocast_and_keep, forget_casts
 from stage_kit import CONFIG, begin, chain, microbatch, small_gpt
 
@@ -15,7 +15,7 @@ SPLIT = [(0, 2), (2, 4)]
 
 def _train(task, keep, monkeypatch: pytest.MonkeyPatch):
     """Two steps, all forwards before all backwards; the final digests."""
-    monkeypatch.setattr(stage_module, "autocast_and_keep", keep)
+    monkeypatch.setattr(forwarding, "autocast_and_keep", keep)
     stages = chain(task, SPLIT, BF16)
     for step in range(2):
         works = [begin(s) for s in stages]
