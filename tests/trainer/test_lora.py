@@ -20,7 +20,7 @@ from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig
 from folders import ROOT
 from manifest_kit import TEXT, bamboojob, training
-from stage_kit import CONFIG, chain, one_step, small_task, state_of
+from stage_kit import CONFIG, SPLITS, chain, one_step, small_task, state_of
 from training_job import Fault, Job
 
 EXAMPLES = ROOT / "examples"
@@ -134,3 +134,10 @@ def test_the_example_trains_adapters_of_a_transformers_model(monkeypatch: pytest
     assert calm.state.evaluations[2]["accuracy"] is not None
     with pytest.raises(TaskError, match="lora: unknown key 'size', expected some of rank, alpha"):
         load_task("lora:build", {**config, "lora": {"size": 2}})
+
+
+def test_a_frozen_tied_matrix_counts_once_in_the_digest_of_any_split() -> None:
+    """Embedding and head are on different stages of some: `--verify` compares sums of the stages' digests."""
+    task = with_lora(tiny(tieEmbeddings=True), rank=2, targets=("*qkv",))
+    digests = [add_digests(stage.share_of_digest() for stage in chain(task, split)) for split in SPLITS.values()]
+    assert digests == digests[:1] * len(digests)

@@ -368,10 +368,13 @@ class Stage(SharedValues):
         return self._digest
 
     def share_of_digest(self) -> str:
-        """The same without the tied parameters that a lower stage has: the model's is the sum of all stages' shares,
-        and does not depend on how the layers are split (`add_digests`).
+        """The same without the tied parameters that another stage tells: the model's is the sum of all stages' shares,
+        and does not depend on how the layers are split (`add_digests`). A frozen one is told where its first layer is.
         """
-        elsewhere = frozenset(slot.name for slot in self._parameters.slots if slot.group in self._elsewhere)
+        trained = {slot.name for slot in self._parameters.slots if slot.group in self._elsewhere}
+        layers = range(self._first, self._end)
+        frozen = {name for name in self._parameters.constants if int(name.partition(".")[0]) not in layers}
+        elsewhere = frozenset(trained | frozen)
         return snapshot.digest(self._parameters, self._optimizer_state, elsewhere) if elsewhere else self.digest()
 
     def checksums(self) -> dict[str, int]:
