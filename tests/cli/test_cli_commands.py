@@ -86,6 +86,7 @@ def processes_with(setting: str) -> list[str]:
         (["run", "JOB", "--preempt", "at:1:5"], 2, "the job has stages 0 to 1"),
         (["run", "JOB", "--workers", "3"], 2, "expected a multiple of the job's 2 stages"),
         (["run", "JOB", "--workers", "8"], 2, "--workers 8: spec.topology.pipelines: expected at most"),
+        (["run", "SUSPENDED"], 2, "spec.suspend: the job is suspended; set it to false"),
         (["run", "JOB", "--output", "FULL"], 2, "it holds the weights of another run"),
         (["run", "JOB", "--heartbeat-timeout", "inf"], 2, "expected a number of seconds"),
         (["run", "JOB", "--trace", "/no/such/file"], 2, "--trace /no/such/file: expected a file"),
@@ -95,7 +96,9 @@ def processes_with(setting: str) -> list[str]:
 def test_the_command_line_says_what_is_wrong(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "stage-000.safetensors").touch()
-    names = {"JOB": write(tmp_path), "FULL": str(tmp_path)}
+    suspended = tmp_path / "suspended.yaml"
+    suspended.write_text(f"{MANIFEST}  suspend: true\n")
+    names = {"JOB": write(tmp_path), "FULL": str(tmp_path), "SUSPENDED": str(suspended)}
     result = CliRunner().invoke(app, [names.get(a, a) for a in arguments])
     assert (result.exit_code, "Traceback" in result.output) == (code, False)
     assert said in result.output

@@ -257,4 +257,5 @@ def _check_place(ctx: typer.Context, on: On) -> None:
         if source is None or source.name != "COMMANDLINE" or name in ON_BOTH:
             continue
         if (name in ON_CLUSTER) is not (on is On.CLUSTER):
-            usage(f"--{name.replace('_', '-')}: cannot be combined with --on {on.value}")
+            off = parameter.secondary_opts if ctx.params[name] is False else []
+            usage(f"{(off or parameter.opts)[0]}: cannot be combined with --on {on.value}")

@@ -120,6 +120,8 @@ class LocalRunOptions:
             spec, document = read_manifest(str(path))
         except ManifestError as error:
             usage(*map(str, error.problems))
+        if spec.suspend:
+            usage("spec.suspend: the job is suspended; set it to false to run the job")
         if self.workers is not None:
             pipelines, rest = divmod(self.workers, spec.topology.stages)
             if rest:
