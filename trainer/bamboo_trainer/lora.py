@@ -64,7 +64,8 @@ def with_lora(
     wanted = tuple(targets)
     _check_targets(task, wanted)
     adapted = partial(_adapted, rank=rank, scale=scale, dropout=dropout, targets=wanted, trained=tuple(trained))
-    return replace(task, layers=tuple(partial(adapted, factory) for factory in task.layers))
+    layers = tuple(partial(adapted, factory) for factory in task.layers)
+    return replace(task, layers=layers, tied=_renamed(task, wanted))
 
 
 def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -119,15 +120,40 @@ def _linears(layer: nn.Module, targets: Collection[str]) -> Iterator[tuple[str, 
             yield name, module
 
 
+def _renamed(task: Task, targets: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The task's tied parameters by their names with adapters: a head's weight is its adapter's base's."""
+    linears: dict[int, set[str]] = {}
+
+    def renamed(tied: str) -> str:
+        index, _, name = tied.partition(".")
+        at, _, last = name.rpartition(".")
+        if not index.isdecimal() or int(index) >= len(task.layers):
+            return tied  # refused where ties are checked
+        if int(index) not in linears:
+            layer = _without_values(task.layers[int(index)])
+            linears[int(index)] = {name for name, _ in _linears(layer, targets)} if layer else set()
+        adapter = f"{at}." if at else ""
+        return f"{index}.{adapter}{_BASE}{last}" if at in linears[int(index)] else tied
+
+    return tuple(tuple(map(renamed, group)) for group in task.tied)
+
+
+def _without_values(factory: Callable[[], nn.Module]) -> nn.Module | None:
+    """A layer on the meta device; None if a factory cannot make one that way."""
+    try:
+        with torch.device("meta"):
+            return factory()
+    except Exception as error:  # whatever a factory raises that needs values
+        logger.info("lora: a layer's names are not looked at in advance: %s", error)
+        return None
+
+
 def _check_targets(task: Task, targets: tuple[str, ...]) -> None:
     """On layers without values; a factory that cannot make one that way is not asked."""
     names = []
     for factory in task.layers:
-        try:
-            with torch.device("meta"):
-                layer = factory()
-        except Exception as error:  # whatever a factory raises that needs values
-            logger.info("lora: whether the targets fit is not looked at in advance: %s", error)
+        layer = _without_values(factory)
+        if layer is None:
             return
         if any(True for _ in _linears(layer, targets)):
             return
