@@ -440,12 +440,13 @@ def _resized(change: str, ways: set[tuple[int, int]]) -> BranchingJob:
 
 
 def test_the_mode_is_switched_at_a_step_boundary() -> None:
-    """Every few turns another mode is asked for; a worker dies in between. The numbers do not change."""
+    """Every few steps another mode is asked for; a worker dies after the last one. The numbers do not change."""
     modes = ["EagerForward", "None", "EagerBackward", "LazyForward"]
+    left = list(enumerate(modes))
 
     def decide(job: Job) -> None:
-        if job.turns % 40 == 0 and job.state.plan and job.state.step < 12:
-            document = manifest(3, 1, steps=14, mode=modes[job.turns // 40 % len(modes)])
+        if left and job.state.plan and job.state.step >= 3 * left[0][0]:
+            document = manifest(3, 1, steps=14, mode=left.pop(0)[1])
             job.inbox.append(SpecChanged(parse_manifest(document)))
 
     job = Job(manifest(3, 1, steps=14), (Fault("Backward", Cell(0, 1), 13, 2),), decide=decide).run()
