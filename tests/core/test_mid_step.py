@@ -1,6 +1,7 @@
 """Preemptions in the middle of a step: whose turn it is, and that a worker waits until it may go on."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ from bamboo.preemption.scheduling import Preemption, parse, steps_of
 from folders import TASK_PATH
 
 SECONDS = 60.0  # that a test waits for something
-
-
 AIM = MidStepPreemption(worker="w1", action=Preemption(pick=0.0, step=5), step=5, after=2)
 
 
@@ -43,6 +42,15 @@ def test_a_place_that_is_missed_is_struck_later() -> None:
 
 def test_workers_ask_in_the_steps_of_the_schedule() -> None:
     assert steps_of(parse(["random:1", "at:9:1", "at:3", "at:9:0:notice"])) == (3, 9)
+
+
+def asking_worker(worker: str, url: str, token: str, zone: str, trace: str | None, gate: int, steps: list[int]) -> int:
+    """Asks once for each step; its exit code is the number of answers."""
+    with socket.socket(fileno=gate) as channel:
+        for step in steps:
+            channel.sendall(b"%d\n" % step)
+            assert channel.recv(1) == b"\n"
+    return len(steps)
 
 
 async def test_the_pool_hears_the_question_and_the_worker_the_answer(

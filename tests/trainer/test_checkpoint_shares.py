@@ -42,7 +42,7 @@ def made(version: int = 3) -> tuple[CheckpointShares, list[Any], list[float]]:
     states: Any = type(
         "States", (), {"version": lambda self, stage: version, "__getitem__": lambda self, s: stages[s]}
     )()
-    plan: Any = SimpleNamespace(worker="w", current=SimpleNamespace(stages=((0, 2), (2, 6))))
+    plan: Any = SimpleNamespace(worker="w", current=SimpleNamespace(state_layers=((0, 2), (2, 6))))
     log: Any = SimpleNamespace(commits={version - 1: SimpleNamespace(checkpoint=mark)})
 
     def keep(checkpoint: CheckpointId, layers: Any, seconds: float) -> None:

@@ -13,8 +13,8 @@ def test_a_worker_without_a_plan_answers_too() -> None:
     said: list[Message] = []
     nowhere: Any = None
     engine = Engine(Ports(
-        worker="w", steps=1, build=nowhere, restore=nowhere, transport=nowhere, tell=said.append, keep=nowhere,
-        new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
+        worker="w", steps=1, build=nowhere, build_whole=nowhere, restore=nowhere, transport=nowhere,
+        tell=said.append, keep=nowhere, new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
         lookahead=1,
     ))  # fmt: skip
     engine.report()
