@@ -300,6 +300,13 @@ def _resources() -> list[object]:
             Query(per_second(f"bamboo_worker_resent_bytes_total{{{J}}}", by="kind"), "again: {{kind}}"),
         ),
         graph(
+            "Sent in a step, by kind",
+            "What a worker sends to the others in a step: the mean over steps and workers.",
+            "bytes",
+            _job("step_sent_bytes", "{{kind}}"),
+            stacked=True,
+        ),
+        graph(
             "Memory by kind, worker with most",
             "For each kind, the largest use by any worker now.",
             "bytes",

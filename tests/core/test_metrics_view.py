@@ -7,6 +7,7 @@ import urllib.request
 import pytest
 
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import SlowWorker, Takeover, WorkerState
 from bamboo.job.spec import JobSpec
 from bamboo.local.views.metrics_view import MetricsError, MetricsView, fill
@@ -33,6 +34,7 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
         takeovers=TAKEOVERS, preemptions=3, notices=1, lost_samples=4, restarts=2, unprotected=("pipeline 0 stage 1",),
         workers=(("w0", WorkerState.TRAINING), ("w2", WorkerState.TRAINING), ("w3", WorkerState.STARTING)),
         memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))), most_memory=("w1", Memory(log=9)),
+        traffic=(("w0", Traffic(sync=8)), ("w2", Traffic(sync=4, control=1))),
         trained_samples=20, trained_without=4, checkpoint=kept(), metrics=(("accuracy", 0.5), ("nothing", None)),
         evaluations=((2, {"loss": 3.0}), (4, {"loss": 2.5, "accuracy": 0.5, "other": None})),
         slow=(SlowWorker(worker="w2", pipeline=0, stage=1, seconds=0.2, usual=0.1, told="w2 is slow"),),
@@ -54,6 +56,8 @@ def test_a_local_job_tells_how_far_it_is_and_what_it_went_through() -> None:
     assert values(page, job_catalog.JOB_STRAGGLERS) == {(): 1}
     assert values(page, job_catalog.JOB_STRAGGLER_SECONDS) == {("w2", "own"): 0.2, ("w2", "usual"): 0.1}
     assert values(page, job_catalog.JOB_LARGEST_MEMORY)["log",] == 9
+    assert values(page, job_catalog.JOB_STEP_SENT)["sync",] == 6
+    assert values(page, job_catalog.RUN_WORKER_SENT)["w2", "control"] == 1
     assert values(page, job_catalog.RUN_WORKER_MEMORY)["w2", "parameters"] == 3
     text = exposed(page)
     assert (

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import Finish, Outcome
 from bamboo.local.views.summary import compare, summarize, to_json, to_text
 from operator_kit import checkpoints
@@ -27,6 +28,7 @@ def test_the_summary_as_text_and_json() -> None:
     assert "lost samples: 4" in text
     assert "metrics of the last step: accuracy 0.12346, balance 2e-07, nothing not finite, xxx" in text
     assert "\n  most memory: w1 with 3.0 MiB (log 3.0 MiB, optimizer 1.5 KiB)\n" in text
+    assert "\n  most sent in a step: w0 with 4.0 MiB (sync 4.0 MiB, activation 1.5 KiB)\n" in text
     assert "    | world·[2J" in text
     assert "failed workers: w0, w1, w2, w3, w4 and 2 more" in text
     document = json.loads(to_json(summary, bit_equal=True))
@@ -36,6 +38,7 @@ def test_the_summary_as_text_and_json() -> None:
     memory = document["memory"]
     assert (memory["worker"], memory["total"], memory["optimizer"]) == ("w1", (3 << 20) + 1536, 1536)
     assert json.loads(to_json(replace(summary, memory=None)))["memory"] is None
+    assert document["traffic"]["w2"] == {"total": 5, **Traffic(gradient=5).by_kind()}
     nan = json.loads(to_json(replace(summary, last_loss=float("nan"))))
     assert nan["last_loss"] is None
 

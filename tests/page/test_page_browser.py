@@ -13,6 +13,7 @@ from aiohttp import web
 from msgspec import structs
 
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, Takeover, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import document, ended
@@ -66,7 +67,7 @@ def page(*, over: bool = False, told: int = 1) -> d.Document:
         grid=((("tiny-w0", True), ("tiny-w0", False)), (("tiny-w9", True), ("tiny-w3", True))),
         workers=(("tiny-w0", WorkerState.TRAINING), ("tiny-w3", WorkerState.LEAVING), ("tiny-w4", WorkerState.STANDBY)),
         step=5, takeovers=(taken,), preemptions=1, memory=(("tiny-w0", Memory(log=9 << 20, replica=1 << 20)),),
-        unprotected=("pipeline 0 stage 1",), checkpoint=kept,
+        unprotected=("pipeline 0 stage 1",), checkpoint=kept, traffic=(("tiny-w0", Traffic(sync=7 << 20, layers=1)),),
         evaluations=((2, {"loss": 1.5}), (4, {"loss": 2.5})), best_evaluation=2,
     )  # fmt: skip
     now = steady_clock()()

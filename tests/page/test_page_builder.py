@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import CheckpointWrite, Emit, Outcome, SlowWorker, WorkerState
 from bamboo.page import document as d
 from bamboo.page.builder import Labels, document, ended, grid, state
@@ -92,6 +93,7 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
         unprotected=("pipeline 0 stage 0",), preemptions=3, notices=2, takeovers=(TAKEOVER,),
         loss=math.nan, samples_per_second=math.inf, gradient_norm=1.5, learning_rate=None,
         memory=(("tiny-w0", Memory(log=7, replica=5)),), most_memory=("tiny-w1", Memory(log=9)),
+        traffic=(("tiny-w0", Traffic(sync=3, gradient=4)),),
     )  # fmt: skip
     found = d.plain(document(JOB, job(), status, record, now=WHEN))
     assert found["version"] == d.VERSION
@@ -111,6 +113,11 @@ def test_the_document_has_the_job_its_curves_and_its_events() -> None:
     assert (mark["takeover"]["decide"], mark["takeover"]["reform"], mark["takeover"]["recompute"]) == (1, 20, 79)
     assert found["events"][0]["message"] == "<script>alert(1)</script>", "it is for the browser to take it as text"
     assert (found["memory"][0]["total"], found["memory"][0]["kinds"]["replica"]) == (12, 5)
+    assert (found["traffic"][0]["label"], found["traffic"][0]["total"], found["traffic"][0]["kinds"]["sync"]) == (
+        "w0",
+        7,
+        3,
+    )
     assert (found["mostMemory"]["label"], found["cost"]) == ("w1", None)
 
 

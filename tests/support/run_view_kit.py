@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import Emit, SlowWorker, Status, Takeover, WorkerState
 from bamboo.terminal.picture import Footer, render
 
@@ -21,6 +22,7 @@ STATUS = Status(
     preemptions=1, notices=0, takeovers=(TAKEOVER,), unprotected=("pipeline 0 stage 1",), digests=("aa", "bb"),
     memory=(("w0", Memory(log=7)), ("w2", Memory(parameters=3))),
     most_memory=("w1", Memory(log=3 << 20, optimizer=1536)),
+    traffic=(("w0", Traffic(sync=4 << 20, activation=1536)), ("w2", Traffic(gradient=5))),
     slow=(SlowWorker(worker="w0", pipeline=0, stage=0, seconds=0.2, usual=0.1, told="w0 is slow"),),
     metrics=(("accuracy", 0.123456), ("balance", 2e-7), ("nothing", None), ("x" * 64, 1.0)),
 )  # fmt: skip

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from bamboo.control.traffic import SentTraffic, Traffic
 from bamboo.metrics.exposition import Exporter
 from bamboo.planning.plan import Cell, CheckpointId
 from bamboo_trainer.telemetry.time_account import TimeAccount
 from bamboo_trainer.transport.frames import Address, Again, Frame
 from bamboo_trainer.transport.frames import FrameKind as FrameKind
+from bamboo_trainer.transport.payloads import FORMS
 from bamboo_trainer.worker import metrics
 from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
 from bamboo_trainer.worker.checkpointing import Checkpointing
+from bamboo_trainer.worker.traffic import KINDS, TrafficMeter, by_kind
 from manifest_kit import bamboojob, training
 from metrics_kit import check_page
 from prometheus_kit import promtool
@@ -88,6 +91,25 @@ def test_what_is_sent_is_counted_by_kind_and_what_is_sent_again(agent: WorkerAge
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
     agent.transport.send("stranger", again)
     assert agent.transport.sent[FrameKind.ACTIVATION] == once + agent.transport.resent[FrameKind.ACTIVATION]
+
+
+def test_every_kind_of_frame_that_carries_tensors_counts_as_a_kind_of_its_own() -> None:
+    with_tensors = [kind for kind, form in FORMS.items() if form.most > 0]
+    assert {kind for kind in with_tensors if KINDS.get(kind, "control") == "control"} == set()
+    numbers = [0] * (max(FrameKind) + 1)
+    numbers[FrameKind.PARTIAL_SUM], numbers[FrameKind.RESULT], numbers[FrameKind.READY] = 3, 4, 5
+    assert by_kind(numbers) == Traffic(reduction=7, control=5)
+
+
+def test_a_steps_traffic_is_the_mean_of_the_steps_that_were_seen() -> None:
+    meter, sent = TrafficMeter(), [0] * (max(FrameKind) + 1)
+    assert meter.now(7, sent) is None, "no step is over"
+    sent[FrameKind.SYNC] = 30
+    said = meter.now(10, sent)
+    assert said == SentTraffic(sent=Traffic(sync=30), steps=3)
+    assert said.sent.in_each(said.steps) == Traffic(sync=10)
+    again = [meter.now(step, sent) for step in (8, 10)]
+    assert [one and one.steps for one in again] == [3, 5], "what is repeated is sent again"
 
 
 def test_a_taken_port_only_costs_the_metrics(agent: WorkerAgent, port: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from bamboo.control.digests import Digest
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
 from bamboo.control.stage_times import MOST_TIMES, StageTimes
+from bamboo.control.traffic import SentTraffic
 from bamboo.job.spec import MOST_LAYERS
 from bamboo.names import PROTOCOL_VERSION
 from bamboo.planning.plan import Cell, CheckpointId, Plan, Port, Short, WorkerId
@@ -68,7 +69,8 @@ class WorkerReady(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """memory, times: of the newest step, about once a second. busy: seconds since it began what it is inside.
-    headroom: how many times as much memory as now there is for it; None if that is not known.
+    headroom: how many times as much memory as now there is for it; None if that is not known. traffic: what it has sent
+    to other workers; None before it has seen a step.
 
     Said by another thread than the one that works, so a heartbeat alone does not prove that the worker works.
     """
@@ -79,6 +81,7 @@ class Heartbeat(Message, frozen=True):
     busy: Seconds = 0.0
     times: Annotated[tuple[StageTimes, ...], msgspec.Meta(max_length=MOST_TIMES)] | None = None
     headroom: Seconds | None = None
+    traffic: SentTraffic | None = None
 
 
 class PeerDown(Message, frozen=True):

@@ -7,6 +7,7 @@ from enum import StrEnum
 from bamboo.control.channel_events import ChannelClosed, Received, WorkerJoined
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.job.spec import JobSpec
 from bamboo.planning.plan import WorkerId
@@ -246,6 +247,7 @@ class Status:
     digests: tuple[str, ...]  # of each stage's final state, once known
     memory: tuple[tuple[WorkerId, Memory], ...] = ()  # what each worker said last
     most_memory: tuple[WorkerId, Memory] | None = None  # the largest account so far, and whose
+    traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sends in a step, in the mean
     restarts: int = 0  # failures that counted towards the limit
     gradient_norm: float | None = None  # of the newest step, before clipping
     learning_rate: float | None = None  # of the newest step

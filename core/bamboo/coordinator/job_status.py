@@ -39,6 +39,7 @@ def status(state: CoordinatorState, now: float) -> Status:
         digests=_digests(state),
         memory=tuple((w, record.memory) for w, record in state.workers.items() if record.memory),
         most_memory=state.most_memory,
+        traffic=tuple((w, r.traffic.sent.in_each(r.traffic.steps)) for w, r in state.workers.items() if r.traffic),
         restarts=state.restarts,
         gradient_norm=state.gradient_norm,
         learning_rate=state.learning_rate,

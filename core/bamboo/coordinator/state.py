@@ -10,6 +10,7 @@ from bamboo.control import protocol
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
 from bamboo.control.stage_times import StageTimes
+from bamboo.control.traffic import SentTraffic
 from bamboo.coordinator.checkpoint_counts import CheckpointCounts
 from bamboo.coordinator.events import Command, Emit, Finish, Outcome, RemoveWorker, Send, Takeover
 from bamboo.job.spec import JobSpec
@@ -37,6 +38,7 @@ class WorkerRecord:
     memory: Memory | None = None  # as it said last
     times: tuple[StageTimes, ...] = ()  # as it said last
     headroom: float | None = None  # how many times as much memory as now there is for it, as it said with the times
+    traffic: SentTraffic | None = None  # as it said last
     ready: bool = False  # its task is loaded
     epoch: int = 0  # of the newest plan that it knew when it joined
     origin: int = 0  # of the newest plan that it obeys

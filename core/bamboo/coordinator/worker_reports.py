@@ -60,6 +60,8 @@ def _heartbeat(turn: Turn, worker: WorkerId, message: protocol.Heartbeat) -> Non
     said: dict[str, Any] = {"seen": turn.now, "doing": message.doing[: protocol.MOST_TEXT], "busy": message.busy}
     if message.times is not None:
         said |= {"times": message.times, "headroom": message.headroom}
+    if message.traffic is not None:
+        said["traffic"] = message.traffic
     if message.memory is None:
         turn.worker(worker, **said)
         return

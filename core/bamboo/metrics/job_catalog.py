@@ -330,6 +330,17 @@ JOB_LARGEST_MEMORY = _job(
     "kind",
     unit="bytes",
 )
+JOB_STEP_SENT = _job(
+    "step_sent_bytes",
+    MetricKind.GAUGE,
+    "What a worker sends to the others in a step, by kind: the mean of its steps, of the workers that are there.",
+    "kind",
+    unit="bytes",
+)
+RUN_WORKER_SENT = Metric(
+    name="bamboo_job_worker_step_sent_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
+    labels=("namespace", "job", "worker", "kind"), help="What a local worker sends to the others in a step, by kind.",
+)  # fmt: skip
 RUN_WORKER_MEMORY = Metric(
     name="bamboo_job_worker_memory_bytes", kind=MetricKind.GAUGE, unit="bytes", by=(RUN,),
     labels=("namespace", "job", "worker", "kind"), help="Memory use of a local worker, by kind.",

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.checkpoint_counts import AbandonReason, CheckpointCounts, RestoreCause, RestoreProblem
 from bamboo.coordinator.distribution import Distribution
 from bamboo.coordinator.events import Status, Takeover, WorkerState
@@ -83,6 +84,9 @@ def history(page: MetricsPage, job: JobKey, status: Status) -> None:
     if status.most_memory is not None:
         for kind, size in status.most_memory[1].by_kind().items():
             page.add(table.JOB_LARGEST_MEMORY, size, *job, kind)
+    for kind in Traffic.__struct_fields__ if status.traffic else ():
+        mean = sum(sent.by_kind()[kind] for _, sent in status.traffic) / len(status.traffic)
+        page.add(table.JOB_STEP_SENT, mean, *job, kind)
     if status.checkpoint is not None:
         _checkpoints(page, job, status.checkpoint.counts)
 

@@ -34,7 +34,8 @@ WORKER_SENT = _worker(
     "sent_bytes_total",
     MetricKind.COUNTER,
     "Sent to the network, by kind: activation, gradient, reduction, tied, sync (final gradients for "
-    "replicas), state (whole states for replicas) or control.",
+    "replicas), parameters (of shards), state (whole states for replicas), layers (after another split, or from a "
+    "checkpoint's copies) or control.",
     "kind",
     unit="bytes",
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import CheckpointSummary, Outcome, Status, WorkerState
 from bamboo.coordinator.events import Takeover as TakenOver
 from bamboo.coordinator.protection import OFF, protection
@@ -56,6 +57,7 @@ def document(
         unprotected=status.unprotected,
         memory=tuple(account(worker, memory, names) for worker, memory in status.memory),
         most_memory=account(*status.most_memory, names) if status.most_memory else None,
+        traffic=tuple(account(worker, sent, names) for worker, sent in status.traffic),
         evaluation=evaluation(status, spec),
         checkpoint=checkpoint(status.checkpoint, now) if status.checkpoint else None,
         cost=cost,
@@ -180,8 +182,8 @@ def _apart(part: WorkerState) -> str:
     return (WorkerState.STARTING if part is WorkerState.TRAINING else part).value
 
 
-def account(worker: WorkerId, memory: Memory, names: Labels) -> d.MemoryAccount:
-    return d.MemoryAccount(worker=worker, label=names(worker), total=memory.total, kinds=memory.by_kind())
+def account(worker: WorkerId, found: Memory | Traffic, names: Labels) -> d.Account:
+    return d.Account(worker=worker, label=names(worker), total=found.total, kinds=found.by_kind())
 
 
 class HistoryFields(TypedDict):

@@ -125,8 +125,8 @@ class PageEvent(Struct, frozen=True, kw_only=True, rename="camel"):
     warning: bool = False
 
 
-class MemoryAccount(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a worker's memory is used for: bytes by kind."""
+class Account(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a worker's memory is used for, or what it sends in a step: bytes by kind."""
 
     worker: str
     label: str
@@ -205,6 +205,7 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     """grid: [pipeline][stage]. evaluation: of a job that has made one. checkpoint: of a job that keeps some. unknown:
     sentences.
 
+    traffic: what each worker sends in a step.
     points: [step, time, loss, gradient norm, learning rate]; the step falls where the job went back to a checkpoint.
     """
 
@@ -221,8 +222,9 @@ class Document(Struct, frozen=True, kw_only=True, rename="camel"):
     points: tuple[Point, ...] = ()
     marks: tuple[PageMark, ...] = ()
     events: tuple[PageEvent, ...] = ()
-    memory: tuple[MemoryAccount, ...] = ()
-    most_memory: MemoryAccount | None = None
+    memory: tuple[Account, ...] = ()
+    most_memory: Account | None = None
+    traffic: tuple[Account, ...] = ()
     evaluation: PageEvaluation | None = None
     checkpoint: PageCheckpoint | None = None
     cost: PageCost | None = None

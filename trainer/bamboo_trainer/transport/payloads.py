@@ -190,7 +190,7 @@ class PayloadForm(NamedTuple):
 
 
 _BOUNDARY: Final = frozenset({FrameKind.ACTIVATION, FrameKind.GRADIENT})
-_FORMS: Final = {
+FORMS: Final = {
     FrameKind.ACTIVATION: PayloadForm(Again | None, 1, torch.inf),
     FrameKind.GRADIENT: PayloadForm(Again | None, 0, torch.inf),  # integers have none
     FrameKind.CONTRIBUTION: PayloadForm(Contributed, 1, torch.inf, flat=True, data=True),
@@ -218,7 +218,7 @@ _FORMS: Final = {
 
 def read(frame: Frame) -> Frame:
     """The same frame, its payload in the form that its kind has. Raises Refused."""
-    form, count = _FORMS[frame.address.kind], len(frame.tensors)
+    form, count = FORMS[frame.address.kind], len(frame.tensors)
     if not form.fewest <= count <= form.most:
         raise RefusedFrame(f"{count} tensors")
     if frame.payload is None and frame.address.kind in _BOUNDARY:

@@ -79,6 +79,7 @@ from bamboo_trainer.worker.history.history_keeper import HistoryKeeper
 from bamboo_trainer.worker.history.logging_threads import LoggingThreads, facts_of
 from bamboo_trainer.worker.inbox import HistoryWritten, Inbox
 from bamboo_trainer.worker.platform import this_platform
+from bamboo_trainer.worker.traffic import TrafficMeter
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class WorkerAgent:
         self.grace = settings.grace
         self.inbox = Inbox()
         self.transport = TcpTransport(worker, os.urandom(16).hex(), self.inbox.put, host)
+        self.traffic = TrafficMeter()
         self.control = Control(url, token, self._hello, self._heartbeat, self._heard, settings.authority)
         self.plan_arrived: dict[int, float] = {}  # by epoch
         self.engine: Engine | None = None
@@ -379,7 +381,9 @@ class WorkerAgent:
         inside, busy = self.inside.now()
         doing = f"{inside} for {busy:.0f} s" if busy > LONG_SECONDS else self.doing
         room = headroom(torch.device(self.device)) if times else None
-        return Heartbeat(step=self.engine.step, doing=doing, memory=memory, busy=busy, times=times, headroom=room)
+        traffic = self.traffic.now(self.engine.step, self.transport.sent) if memory else None
+        step = self.engine.step
+        return Heartbeat(step=step, doing=doing, memory=memory, busy=busy, times=times, headroom=room, traffic=traffic)
 
     def _on_term(self, *_: object) -> None:
         """SIGTERM is a notice; a second one ends the worker at once. A cloud's own notice may come before or after."""

@@ -14,21 +14,12 @@ from prometheus_client.exposition import MetricsHandler
 from bamboo.metrics import worker_catalog as table
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
 from bamboo_trainer.telemetry.time_account import TimeAccount
-from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.worker.agent import WorkerAgent
+from bamboo_trainer.worker.traffic import by_kind
 
 logger = logging.getLogger(__name__)
 
 CALLER_SECONDS = 5.0  # for a request to be made and an answer to be taken
-SENT_KINDS = {
-    FrameKind.ACTIVATION: "activation",
-    FrameKind.GRADIENT: "gradient",
-    FrameKind.CONTRIBUTION: "reduction",
-    FrameKind.RESULT: "reduction",
-    FrameKind.TIED: "tied",
-    FrameKind.SYNC: "sync",
-    FrameKind.STATE: "state",
-}  # everything else is control
 
 
 def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
@@ -60,10 +51,7 @@ def fill(page: MetricsPage, worker: WorkerAgent, tally: TimeAccount) -> None:
 def _bytes(page: MetricsPage, sent: list[int], resent: list[int]) -> None:
     """sent, resent: bytes by the number of the frame's kind."""
     for metric, numbers in ((table.WORKER_SENT, sent), (table.WORKER_RESENT, resent)):
-        sums = dict.fromkeys([*SENT_KINDS.values(), "control"], 0)
-        for number in FrameKind:
-            sums[SENT_KINDS.get(number, "control")] += numbers[number]
-        for kind, size in sums.items():
+        for kind, size in by_kind(numbers).by_kind().items():
             page.add(metric, size, kind)
 
 

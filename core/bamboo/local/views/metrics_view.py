@@ -10,7 +10,7 @@ from bamboo.coordinator.protection import protection
 from bamboo.job.spec import JobSpec
 from bamboo.metrics import job_metrics
 from bamboo.metrics.exposition import Exporter, MetricsPage, MetricsPageCollector
-from bamboo.metrics.job_catalog import JOB_SAMPLES, RUN_WORKER_MEMORY
+from bamboo.metrics.job_catalog import JOB_SAMPLES, RUN_WORKER_MEMORY, RUN_WORKER_SENT
 from bamboo.metrics.job_metrics import JobKey
 from bamboo.terminal.view import UserRequest
 
@@ -74,3 +74,6 @@ def fill(page: MetricsPage, job: JobKey, status: Status, spec: JobSpec) -> None:
     for worker, account in status.memory:
         for kind, size in account.by_kind().items():
             page.add(RUN_WORKER_MEMORY, size, *job, worker, kind)
+    for worker, sent in status.traffic:
+        for kind, size in sent.by_kind().items():
+            page.add(RUN_WORKER_SENT, size, *job, worker, kind)

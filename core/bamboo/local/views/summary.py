@@ -9,6 +9,7 @@ from typing import Any
 
 from bamboo.control.digests import add_digests
 from bamboo.control.memory import Memory
+from bamboo.control.traffic import Traffic
 from bamboo.coordinator.events import Finish, Outcome, Status, Takeover
 from bamboo.names import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNRECOVERABLE
 from bamboo.planning.plan import WorkerId
@@ -58,6 +59,7 @@ class Summary:
     lost_samples: int
     digests: tuple[str, ...]
     memory: tuple[WorkerId, Memory] | None = None  # the largest account of a worker, and whose
+    traffic: tuple[tuple[WorkerId, Traffic], ...] = ()  # what each worker sent in a step, in the mean
     crashes: tuple[str, ...] = ()
     output: str | None = None
     sample: str | None = None
@@ -116,6 +118,7 @@ def summarize(
         lost_samples=status.lost_samples if finish.outcome is Outcome.COMPLETE else (status.step - kept) * batch,
         digests=status.digests,
         memory=status.most_memory,
+        traffic=status.traffic,
         kept_step=kept,
         first_step=first,
         restores=status.checkpoint.restores if status.checkpoint else 0,
@@ -142,6 +145,7 @@ def to_json(summary: Summary, **extra: Any) -> str:
     if summary.memory:
         worker, memory = summary.memory
         document["memory"] = {"worker": worker, "total": memory.total, **memory.by_kind()}
+    document["traffic"] = {worker: {"total": sent.total, **sent.by_kind()} for worker, sent in summary.traffic}
     for name in ("first_loss", "last_loss"):
         if document[name] is not None and not math.isfinite(document[name]):
             document[name] = None  # JSON has no NaN
@@ -175,7 +179,10 @@ def to_text(summary: Summary) -> str:
     if summary.kept_in is not None:
         lines.append(f"  {_checkpoint(summary, summary.kept_in)}")
     if summary.memory:
-        lines.append(f"  most memory: {_memory(*summary.memory)}")
+        lines.append(f"  most memory: {_by_kind(*summary.memory)}")
+    if summary.traffic:
+        worker, sent = max(summary.traffic, key=lambda one: one[1].total)
+        lines.append(f"  most sent in a step: {_by_kind(worker, sent)}")
     if summary.crashes:
         more = f" and {len(summary.crashes) - SHOWN_CRASHES} more" if len(summary.crashes) > SHOWN_CRASHES else ""
         lines.append(f"  failed workers: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
@@ -247,10 +254,10 @@ def _takeover(summary: Summary, takeover: Takeover) -> str:
     return f"{where}: {who}, {pause}: {phases}{', with notice' if takeover.notice else ''}"
 
 
-def _memory(worker: WorkerId, memory: Memory) -> str:
-    kinds = sorted(memory.by_kind().items(), key=lambda item: -item[1])
+def _by_kind(worker: WorkerId, account: Memory | Traffic) -> str:
+    kinds = sorted(account.by_kind().items(), key=lambda item: -item[1])
     said = ", ".join(f"{kind} {size(count)}" for kind, count in kinds if count)
-    return f"{worker} with {size(memory.total)}" + (f" ({said})" if said else "")
+    return f"{worker} with {size(account.total)}" + (f" ({said})" if said else "")
 
 
 def _pauses(summary: Summary) -> list[str]:

@@ -13,7 +13,8 @@ export function drawParts(page) {
   others(page);
   timeline(page);
   checkpoint(page);
-  memory(page);
+  accounts("memory", page.memory, "Memory use of each worker, the larger of two measurements in a step");
+  accounts("traffic", page.traffic, "What each worker sends to the others in a step, by kind: the mean of its steps so far");
   cost(page);
   conditions(page);
   events(page);
@@ -146,16 +147,16 @@ function repeated({ repeated: steps, repeatedSeconds: seconds, repeatedCost: pri
   return more ? `${number(steps, 0)} (${more})` : number(steps, 0);
 }
 
-function memory({ memory: accounts }) {
-  if (!changed("memory", accounts) || !show(byId("memory"), accounts.length > 0)) return;
-  const used = Object.keys(accounts[0].kinds).filter((kind) => accounts.some((account) => account.kinds[kind]));
-  const most = Math.max(...accounts.map((account) => account.total));
-  byId("memory-caption").textContent = "Memory use of each worker, the larger of two measurements in a step";
-  byId("memory-head").replaceChildren(
+function accounts(id, found, caption) {
+  if (!changed(id, found) || !show(byId(id), found.length > 0)) return;
+  const used = Object.keys(found[0].kinds).filter((kind) => found.some((account) => account.kinds[kind]));
+  const most = Math.max(...found.map((account) => account.total));
+  byId(`${id}-caption`).textContent = caption;
+  byId(`${id}-head`).replaceChildren(
     el("tr", {}, el("th", { scope: "col" }, "Worker"), el("th", { scope: "col" }, "Total"), el("th", { scope: "col", class: "barred" }, unseen("Shares")), ...used.map((kind) => el("th", { scope: "col" }, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), kind))),
   );
-  byId("memory-body").replaceChildren(
-    ...accounts.map(({ worker, label, total, kinds }) => {
+  byId(`${id}-body`).replaceChildren(
+    ...found.map(({ worker, label, total, kinds }) => {
       const parts = used.map((name) => ({ name, value: kinds[name], word: size(kinds[name]) }));
       const [picture] = bar(parts, most);
       return el("tr", {}, el("th", { scope: "row", title: worker }, label), el("td", {}, size(total)), el("td", { class: "barred" }, picture), ...parts.map(({ word }) => el("td", {}, word)));

@@ -1,0 +1,44 @@
+"""What this worker sends in a step, by kind."""
+
+from collections.abc import Sequence
+
+from bamboo.control.traffic import SentTraffic, Traffic
+from bamboo_trainer.transport.frames import FrameKind
+
+KINDS = {
+    FrameKind.ACTIVATION: "activation",
+    FrameKind.GRADIENT: "gradient",
+    FrameKind.CONTRIBUTION: "reduction",
+    FrameKind.RESULT: "reduction",
+    FrameKind.PARTIAL_SUM: "reduction",
+    FrameKind.TIED: "tied",
+    FrameKind.SYNC: "sync",
+    FrameKind.PARAMETERS: "parameters",
+    FrameKind.STATE: "state",
+    FrameKind.LAYER: "layers",
+}  # everything else is control
+
+
+def by_kind(numbers: Sequence[int]) -> Traffic:
+    """numbers: bytes, by the number of the frame's kind."""
+    sums = dict.fromkeys(Traffic.__struct_fields__, 0)
+    for number in FrameKind:
+        sums[KINDS.get(number, "control")] += numbers[number]
+    return Traffic(**sums)
+
+
+class TrafficMeter:
+    """Counts the steps in which that was sent; told now and then which one is in progress."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._steps = 0
+
+    def now(self, step: int, sent: Sequence[int]) -> SentTraffic | None:
+        """What has been sent so far, and in how many steps; None before the first one is over. Steps that are repeated
+        after the job went back to a checkpoint count again, as what is sent in them does.
+        """
+        if self._step is not None and step > self._step:
+            self._steps += step - self._step
+        self._step = step
+        return SentTraffic(sent=by_kind(sent), steps=self._steps) if self._steps else None
