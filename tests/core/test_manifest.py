@@ -109,7 +109,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             reproducible=True,
             gradient_groups=16,
         ),
-        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, split=(3, 4, 4, 2)),
+        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, flows_per_link=8, split=(3, 4, 4, 2)),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
