@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator, ValidationError
 from bamboo import names
 from bamboo.job import spec as s
 from bamboo.job.manifest import METADATA
-from bamboo.job.placement_spec import Capacity, Preset, SpreadPolicy
+from bamboo.job.placement_spec import Capacity, CleanPodPolicy, DisruptionBudget, Preset, SpreadPolicy
 from bamboo_operator.status.condition_rules import RULES as CONDITIONS
 from crd_kit import ANYTHING, CRD, FILE, SCHEMA, STATUS_VALIDATOR, VERSION, at, compiled, defaulted, nodes
 
@@ -45,6 +45,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.training.evaluation.goal": s.Goal,
     "spec.training.loggers[].type": s.LoggerType,
     "spec.elastic.stragglerPolicy": s.StragglerPolicy,
+    "spec.topology.schedule": s.PipelineSchedule,
     "spec.redundancy.mode": s.RedundancyMode,
     "spec.redundancy.placement": s.ReplicaPlacement,
     "spec.nodePools[].capacity": Capacity,
@@ -52,8 +53,8 @@ CHOICES: dict[str, type[StrEnum]] = {
     "spec.spread.policy": SpreadPolicy,
     "spec.checkpoint.resume": s.Resume,
     "spec.failurePolicy.rules[].action": s.FailureAction,
-    "spec.cleanPodPolicy": s.CleanPodPolicy,
-    "spec.disruptionBudget": s.DisruptionBudget,
+    "spec.cleanPodPolicy": CleanPodPolicy,
+    "spec.disruptionBudget": DisruptionBudget,
 }
 
 

@@ -109,7 +109,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             reproducible=True,
             gradient_groups=16,
         ),
-        topology=s.TopologySpec(stages=4, pipelines=2, lookahead=2, flows_per_link=8, split=(3, 4, 4, 2)),
+        topology=s.TopologySpec(
+            stages=4, pipelines=2, lookahead=2, schedule=s.PipelineSchedule.ZB_H1, split=(3, 4, 4, 2)
+        ),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),
         standby=s.StandbySpec(workers=1),
@@ -145,8 +147,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         active_deadline_seconds=86400,
         progress_deadline_seconds=900,
         ttl_seconds_after_finished=0,
-        clean_pod_policy=s.CleanPodPolicy.ALL,
-        disruption_budget=s.DisruptionBudget.NONE,
+        clean_pod_policy=placement.CleanPodPolicy.ALL,
+        disruption_budget=placement.DisruptionBudget.NONE,
     )
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from bamboo.job.spec import PipelineSchedule
+from bamboo.planning.schedule import StageOrder
 from bamboo.profiles.profile import Network
 from bamboo.simulation.job.pipelines import Group, StepLoss, execute
 
@@ -15,7 +17,7 @@ def group(stages: int, microbatches: int, lookahead: int = 0, **changes: Any) ->
     """Forward 1 s, backward 2 s, and nothing to send, unless the changes say so."""
     made = Group(
         forward=(1.0,) * stages, backward=(2.0,) * stages, boundary=(0,) * stages, owners=(tuple(range(stages)),),
-        microbatches=(microbatches,), lookahead=lookahead, network=FAST, busy=(0.0,) * stages,
+        microbatches=(microbatches,), order=StageOrder(lookahead=lookahead), network=FAST, busy=(0.0,) * stages,
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -68,3 +70,30 @@ def test_what_two_lost_neighbours_sent_each_other_is_made_again() -> None:
     lost = StepLoss(lost=((1, 20.0), (2, 20.0)), planned=21.0, heirs=(((0, 1), 0), ((0, 2), 0)))
     times = execute(group(4, 8), lost)
     assert times.work[0] == 3 * 8 * 3
+
+
+ZBH1 = PipelineSchedule.ZB_H1
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 5), (4, 8), (2, 2), (8, 16)])
+def test_split_backwards_leave_a_third_of_the_bubble(stages: int, microbatches: int, lookahead: int) -> None:
+    """Of (P-1)(F+B+W), where the three take equally long, (P-1)(F+B-W) is left."""
+    times = execute(group(stages, microbatches, order=StageOrder(ZBH1, lookahead)))
+    assert times.end == 3 * microbatches + stages - 1
+    assert times.work == (3.0 * microbatches,) * stages
+
+
+def test_an_heir_repeats_weight_gradients_last() -> None:
+    """The job is sooner done than if it repeated whole backwards, and the same work is done."""
+    lost = StepLoss(lost=((2, 10.0),), planned=11.0, heirs=(((0, 2), 1),))
+    whole, split = execute(group(4, 8), lost), execute(group(4, 8, order=StageOrder(ZBH1, 0)), lost)
+    assert split.work[1] == whole.work[1]
+    assert split.end < whole.end
+
+
+def test_what_a_mirror_has_done_is_not_repeated_where_backwards_are_split() -> None:
+    lost = StepLoss(lost=((2, 15.0),), planned=15.5, heirs=(((0, 2), 1),))
+    one = group(4, 8, order=StageOrder(ZBH1, 0), mirrors=((3, 0, 1, 2),), layers=(1, 1, 1, 1))
+    helped, alone = execute(one, lost), execute(replace(one, mirrors=(), layers=()), lost)
+    assert helped.end < alone.end

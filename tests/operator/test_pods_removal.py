@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bamboo.job.spec import CleanPodPolicy
+from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.pods import removal

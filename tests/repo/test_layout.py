@@ -19,7 +19,7 @@ SCENARIOS = {
                 "model_library", "parameter_precision", "report", "sharded_optimizer",
                 "skipped_steps", "slow_workers", "transport",
                 "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions",
-                "zone_traffic_of_engines"},
+                "zero_bubble", "zone_traffic_of_engines"},
     "operator": {"kube_connections", "operator_failures", "operator_many", "operator_waiting"},
     "cli": {"cli_docs", "node_record_cli"},
     "page": {"page_browser"},

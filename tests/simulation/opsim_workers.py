@@ -14,6 +14,7 @@ from bamboo.control.server import Authenticate, Unauthorized, Unavailable
 from bamboo.coordinator.events import Event
 from bamboo.names import ENV_WORKER, EXIT_FENCED, TRAINER_CONTAINER
 from bamboo.planning.plan import Cell, WorkerId
+from bamboo.planning.schedule import StageOrder
 from bamboo_operator.auth.worker_gateway import WorkerGateway
 from bamboo_operator.kube.objects import JobKey
 from bamboo_trainer.transport.frames import Frame
@@ -98,7 +99,7 @@ class Workers:
         self.clock: Any = LoopClock(loop)
         self.rng, self.oracle, self.slowdown = rng, oracle, slowdown
         self.network = Network(self.clock, rng, 1.0)
-        self.store, self.lookahead, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), 1, (), False
+        self.store, self.order, self.work, self.keep_copies = SimStore(self.clock, oracle, rng), StageOrder(), (), False
         self.checks = Checks(oracle)
         self.gateway: WorkerGateway | None = None  # of the operator, while there is one
         self.nodes: dict[str, Node] = {}  # by pod uid

@@ -103,13 +103,19 @@ class Scenario:
     resplit: float | None = None  # seconds for which there must be workers for another number of stages; None: never
     work: tuple[float, ...] = ()  # of each layer; empty: what workers measure says nothing
     sharded: bool = False  # the optimizer's state
+    schedule: str = "1F1B"
 
     def manifest(self) -> dict[str, Any]:
         a = self.arithmetic
         spec: dict[str, Any] = {
             "task": {"entrypoint": "stand.in:build"},
             "training": a.training(),
-            "topology": {"stages": a.stages, "pipelines": a.pipelines, "lookahead": self.lookahead},
+            "topology": {
+                "stages": a.stages,
+                "pipelines": a.pipelines,
+                "lookahead": self.lookahead,
+                "schedule": self.schedule,
+            },
             "redundancy": {"mode": self.mode, "replicas": self.replicas},
             "standby": {"workers": self.standby},
         }
@@ -132,7 +138,7 @@ class Scenario:
         return (
             f"seed {self.seed}: {a.stages} stages x {a.pipelines} pipelines, {a.microbatches} microbatches, "
             f"groups {a.bounds}, {a.steps} steps, skipped {sorted(a.skipped)}, evaluated {a.evaluated}, "
-            f" lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
+            f" {self.schedule}, lookahead {self.lookahead}, standby {self.standby}, ties {a.ties}, "
             f"{self.mode}, replicas {self.replicas}, "
             f"elastic {self.elastic}, care {self.care}, lossy {self.lossy}, saving {self.saving}, "
             f"checkpoints {self.checkpoints}, in memory {self.in_memory}, trouble {self.trouble}, "
@@ -155,12 +161,13 @@ def scenario(
     stragglers: bool = False,
     siblings: bool = False,
     sharded: bool = False,
+    zbh1: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
     several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
-    sharded: the same, and each has but a shard of the optimizer's state.
+    sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -194,6 +201,7 @@ def scenario(
     made = _with_stragglers(made, random.Random(f"{seed} stragglers")) if stragglers else made
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings or sharded else made
     made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
+    made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
     return _with_replicas(made, several) if replicas else made
 
 
@@ -274,6 +282,13 @@ def _at_portion(rng: random.Random, fault: Fault) -> Fault:
         return replace(fault, name="PARTIAL_SUM", count=rng.choice((0, 0, 1, 2)))
     name = rng.choice(("SendPartialSum", "AddPartialSums", "Forward", "Backward"))
     return replace(fault, name=f"{rng.choice(('before', 'after'))} {name}")
+
+
+def _with_split_backwards(job: Scenario, rng: random.Random) -> Scenario:
+    """Where a backward is hit it is one of its parts, now and then by a stage that does not split it."""
+    parts = ("Backward", "BackwardInput", "BackwardInput", "BackwardWeight", "BackwardWeight")
+    faults = (replace(f, name=rng.choice(parts)) if f.name in ("Forward", "Backward") else f for f in job.faults)
+    return replace(job, schedule="ZBH1", faults=tuple(faults))
 
 
 def _with_replicas(job: Scenario, rng: random.Random) -> Scenario:

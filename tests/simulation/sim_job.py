@@ -19,6 +19,7 @@ from bamboo.coordinator.events import AddWorkers, Emit, Event, Finish, Outcome, 
 from bamboo.job.manifest import parse_manifest
 from bamboo.names import ALONE_SECONDS
 from bamboo.planning.plan import Cell, Plan
+from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.transport.frames import Frame
 from sim_arithmetic import Oracle
 from sim_checks import Checks, RunResult, judge, waiting
@@ -47,7 +48,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, say: Callable[[str], None] | None = None) -> None:
         self.scenario, self.spec = scenario, parse_manifest(scenario.manifest())
         self._say = say
-        self.clock, self.lookahead, self.work = Clock(), scenario.lookahead, scenario.work
+        self.clock, self.order, self.work = Clock(), StageOrder.of(self.spec.topology), scenario.work
         self.keep_copies = scenario.checkpoints > 0 and scenario.in_memory
         self.rng = random.Random(f"{scenario.seed} network")
         self.network = Network(self.clock, self.rng, scenario.slowness)

@@ -10,7 +10,7 @@ from torch import Tensor
 from bamboo.control.digests import add_digests
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
-from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.parameters import TiedSegment, TiedUse
 from bamboo_trainer.stage.work import Work
@@ -42,6 +42,16 @@ class Advancing:
     @property
     def done(self) -> bool:
         return self.layer == self.end
+
+
+@dataclass(slots=True)
+class Postponed:
+    """Gradients of a microbatch that wait to be added."""
+
+    new: list[int]
+
+    def tensors(self) -> Iterator[Tensor]:
+        return iter(())
 
 
 def _at_once(layer: int, share: float) -> None:
@@ -177,7 +187,10 @@ class StandIn:
         work.evaluated[batch] = {"loss": measured(value, batch)}
         return ()
 
-    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+    def backward(
+        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
+    ) -> Parts:
+        """Every third microbatch, by seed, cannot be split."""
         given = [int(value) for value in work.contexts.pop(microbatch)[0][0].tolist()]
         gradient = int(gradients[0].item()) if gradients is not None else 0
         if gradients is not None and len(gradients) > 1:
@@ -189,10 +202,19 @@ class StandIn:
             self._spend(layer, BACKWARD)
             gradient, added = self._a.backward(self._states[layer], (layer, step, microbatch), value, gradient)
             new = added + new
-        so_far = [int(g) for g in work.gradients.target.tolist()]
-        work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, new), dtype=torch.float32))
-        work.gradients.added(microbatch)
+        waiting: Any = work.postponed
+        waiting[microbatch] = Postponed(new)
+        if not postpone or (microbatch + self._a.seed) % 3 == 0:
+            self.weight_gradients(work, step, microbatch)
         return (torch.tensor([gradient]), *work.weight_of(microbatch)) if self.first else ()
+
+    def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
+        self._require("version", self.version, step)
+        for m in [m for m in work.postponed if m <= microbatch]:
+            rest: Any = work.postponed.pop(m)
+            so_far = [int(g) for g in work.gradients.target.tolist()]
+            work.gradients.target.copy_(torch.tensor(self._a.accumulate(so_far, rest.new), dtype=torch.float32))
+            work.gradients.added(m)
 
     def _by_layer(self, gradient: Sequence[float]) -> Iterator[tuple[int, list[int]]]:
         start = 0

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from bamboo.control import protocol
 from bamboo.control.protocol import Message
 from bamboo.planning.plan import Cell, CheckpointId, Plan
+from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
@@ -26,7 +27,8 @@ from sim_stage import StandIn, WholeStandIn
 from sim_store import SimStore, StoreRefuses
 
 SECONDS = {
-    "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
+    "Evaluate": 1e-3, "Forward": 1e-3, "Backward": 2e-3, "BackwardInput": 1e-3, "BackwardWeight": 1e-3,
+    "OptimizerStep": 1e-3, "ReplicaUpdate": 1e-3,
     "RedundantForward": 3e-4, "RedundantBackward": 2e-3,
 }  # fmt: skip
 OTHER_SECONDS = 2e-4
@@ -62,7 +64,7 @@ class Surroundings(Protocol):
     oracle: Oracle
     store: SimStore
 
-    lookahead: int
+    order: StageOrder
     work: tuple[float, ...]  # of each layer, if what workers measure is to say something
     keep_copies: bool
 
@@ -290,7 +292,7 @@ class Node:
                 tell=self.channel.say,
                 observer=self,
                 clock=lambda: around.clock.now + self.spent,
-                lookahead=around.lookahead,
+                order=around.order,
                 policy=StepPolicy(skips=bool(around.oracle.arithmetic.skipped)),
                 keep_copies=around.keep_copies,
                 evaluations=around.oracle.arithmetic.evaluations,

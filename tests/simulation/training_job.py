@@ -31,6 +31,7 @@ from bamboo.coordinator.events import (
 from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import ReplicaPlacement
 from bamboo.planning.plan import Cell, CheckpointId
+from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.checkpoint.layer_file import decode, encode
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Components, Ports
@@ -330,7 +331,7 @@ class Job:
                 tell=tell,
                 observer=Watch(self, name),
                 clock=lambda: self.now,
-                lookahead=self.spec.topology.lookahead,
+                order=StageOrder.of(self.spec.topology),
                 on_host=self.spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, self.task),
                 keep_copies=self.spec.checkpoint is not None and self.spec.checkpoint.keep_in_memory,

@@ -11,7 +11,7 @@ import torch
 from bamboo.control.digests import add_digests
 from bamboo.planning.gradient_groups import SumNode, tree_sum
 from bamboo.planning.grid import make_layout
-from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from stage_kit import SPLITS, chain, one_step, small_gpt, state_of
 
 CPU = torch.device("cpu")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bamboo.control.protocol import Message, Report
+from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.engine.components import Ports
 from bamboo_trainer.engine.engine import Engine
 from bamboo_trainer.telemetry.trace import Silent
@@ -15,7 +16,7 @@ def test_a_worker_without_a_plan_answers_too() -> None:
     engine = Engine(Ports(
         worker="w", steps=1, build=nowhere, build_whole=nowhere, restore=nowhere, transport=nowhere,
         tell=said.append, keep=nowhere, new_id=nowhere, observer=Silent(), clock=lambda: 0.0,
-        lookahead=1,
+        order=StageOrder(),
     ))  # fmt: skip
     engine.report()
     assert said == [Report(committed=-1, held={})]

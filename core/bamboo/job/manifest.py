@@ -143,8 +143,8 @@ def _job(f: Fields, name: str, namespace: str) -> s.JobSpec:
         active_deadline_seconds=f.optional_integer("activeDeadlineSeconds"),
         progress_deadline_seconds=f.integer("progressDeadlineSeconds", 1800),
         ttl_seconds_after_finished=f.optional_integer("ttlSecondsAfterFinished", low=0),
-        clean_pod_policy=f.choice("cleanPodPolicy", s.CleanPodPolicy.RUNNING),
-        disruption_budget=f.choice("disruptionBudget", s.DisruptionBudget.ONE_AT_A_TIME),
+        clean_pod_policy=f.choice("cleanPodPolicy", placement.CleanPodPolicy.RUNNING),
+        disruption_budget=f.choice("disruptionBudget", placement.DisruptionBudget.ONE_AT_A_TIME),
     )
     f.close()
     return job
@@ -245,7 +245,7 @@ def _topology(f: Fields) -> s.TopologySpec:
             stages=f.integer("stages", high=1024),
             pipelines=f.integer("pipelines", 1, high=1024),
             lookahead=f.integer("lookahead", 1, low=0, high=4),
-            flows_per_link=f.integer("flowsPerLink", 4, high=16),
+            schedule=f.choice("schedule", s.PipelineSchedule.ONE_F_ONE_B),
             split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
             shard_optimizer=f.flag("shardOptimizer"),
         )

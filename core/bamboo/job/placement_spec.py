@@ -1,4 +1,4 @@
-"""On which nodes a job's workers run and as what pods, as frozen values of the manifest; see `bamboo.job.spec`."""
+"""On which nodes a job's workers run, and as what pods, as frozen values of the manifest; see `bamboo.job.spec`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +37,21 @@ class SpreadPolicy(StrEnum):
     def packs(self) -> bool:
         """Are a pipeline's workers to be in the same zone, so that little crosses zones, instead of in many?"""
         return self in (SpreadPolicy.ZONE_PER_PIPELINE, SpreadPolicy.SINGLE_ZONE)
+
+
+class DisruptionBudget(StrEnum):
+    """How many workers voluntary evictions, such as a drain's, may take at a time."""
+
+    ONE_AT_A_TIME = "OneAtATime"
+    NONE = "None"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job ends."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from bamboo.job.placement_spec import NodePool, RolloutSpec, SpreadSpec, WorkerSpec
+from bamboo.job.placement_spec import (
+    CleanPodPolicy,
+    DisruptionBudget,
+    NodePool,
+    RolloutSpec,
+    SpreadSpec,
+    WorkerSpec,
+)
 from bamboo.storage.url import shown_url
 
 MOST_LAYERS = 10_000  # of a model
@@ -85,21 +92,6 @@ class FailureAction(StrEnum):
     RESTART_WORKER = "RestartWorker"
     FAIL_JOB = "FailJob"
     IGNORE = "Ignore"  # replace the worker without counting against backoffLimit
-
-
-class DisruptionBudget(StrEnum):
-    """How many workers voluntary evictions, such as a drain's, may take at a time."""
-
-    ONE_AT_A_TIME = "OneAtATime"
-    NONE = "None"
-
-
-class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job ends."""
-
-    RUNNING = "Running"
-    ALL = "All"
-    NONE = "None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,18 +253,25 @@ def training_steps(until: Until, global_batch_size: int) -> int:
     return _steps(until.amount, global_batch_size) if until.unit is Unit.SAMPLES else UNKNOWN_STEPS
 
 
+class PipelineSchedule(StrEnum):
+    """In which order a stage's forwards and backwards run; see docs/design/engine.md."""
+
+    ONE_F_ONE_B = "1F1B"
+    ZB_H1 = "ZBH1"  # weight gradients by themselves, later than those that the stage before waits for
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySpec:
     """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
 
-    flows_per_link: TCP connections for large frames. split: layers of each stage; None: as their costs say.
-    shard_optimizer: with one stage, each worker holds the optimizer's state of a part of the layers; see shards.md.
+    split: layers of each stage; None: as their costs say. shard_optimizer: with one stage and several pipelines, each
+    worker holds the optimizer's state of a part of the layers only; see docs/design/shards.md.
     """
 
     stages: int
     pipelines: int = 1
     lookahead: int = 1
-    flows_per_link: int = 4
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     split: tuple[int, ...] | None = None
     shard_optimizer: bool = False
 

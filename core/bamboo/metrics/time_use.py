@@ -22,6 +22,8 @@ TIME_USE_OF_SPAN = {
     "Forward": TimeUse.FORWARD,
     "Evaluate": TimeUse.FORWARD,
     "Backward": TimeUse.BACKWARD,
+    "BackwardInput": TimeUse.BACKWARD,
+    "BackwardWeight": TimeUse.BACKWARD,
     "RedundantForward": TimeUse.REDUNDANT_FORWARD,
     "RedundantBackward": TimeUse.REDUNDANT_BACKWARD,
     "Rehearsal": TimeUse.REHEARSAL,

@@ -5,11 +5,17 @@ and driven by arrivals. 1F1B as published by PipeDream-Flush (Narayanan et al., 
 differ by one forward, so two microbatches share one way to the next stage and back, and each one costs the time of a
 way. If they differ by two ("eager 1F1B", Zhuang et al., On Optimizing the Communication of Model Parallelism, 2023),
 three do, while others are computed: a way of up to half a forward and backward costs nothing.
+
+ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, 2024) has the same order of forwards and backwards. But the weights'
+gradients, which no other stage waits for, are computed later: a stage then has something to do at the end of the step,
+while the stages before it still run their backwards, and all of those begin earlier.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from bamboo.job.spec import PipelineSchedule, TopologySpec
 from bamboo.planning.plan import Cell, Layout
 from bamboo.planning.portions import Range
 
@@ -21,6 +27,18 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardInput(Backward):
+    """A backward whose weight gradients may follow with `BackwardWeight`: what the stage before waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardWeight:
+    """What the backward of that microbatch has postponed."""
+
     microbatch: int
 
 
@@ -80,8 +98,9 @@ class ReportReady:
     """Tell the root that this cell has finished the step; waits until its replicas hold the step's first version."""
 
 
+Computed = Forward | Backward | BackwardWeight
 Instruction = (
-    Evaluate | Forward | Backward | SendPartialSum | AddPartialSums | ScatterGradients | ReduceGradients
+    Evaluate | Computed | SendPartialSum | AddPartialSums | ScatterGradients | ReduceGradients
     | GatherGradients | ExchangeTied | SumTied | SyncReplicas | ReportReady
 )  # fmt: skip
 
@@ -101,6 +120,52 @@ def one_f_one_b(stage: int, stages: int, microbatches: Sequence[int], lookahead:
     return program
 
 
+def zb_h1(stage: int, stages: int, microbatches: Sequence[int], lookahead: int = 0) -> list[Computed]:
+    """As `one_f_one_b`, but stage s computes its weight gradients by s * (1 + lookahead) microbatches later.
+
+    With fewer than (stages - 1) * (1 + lookahead) microbatches by s only, else too many would be left for the end.
+
+    So every stage has at most as many microbatches in flight, with their weight gradients, as the first one has in
+    1F1B: `stages + lookahead * (stages - 1)`. The first stage has nobody before it, and postpones nothing.
+    """
+    ahead = 1 + lookahead if len(microbatches) >= (stages - 1) * (1 + lookahead) else 1
+    delay = stage * ahead
+    program: list[Computed] = []
+    done = 0
+    for instruction in one_f_one_b(stage, stages, microbatches, lookahead):
+        if stage == 0 or isinstance(instruction, Forward):
+            program.append(instruction)
+            continue
+        program.append(BackwardInput(instruction.microbatch))
+        done += 1
+        if done > delay:
+            program.append(BackwardWeight(microbatches[done - delay - 1]))
+    if stage > 0:
+        program += [BackwardWeight(m) for m in microbatches[max(0, done - delay) :]]
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """In which order the forwards and backwards of a step run, on each stage."""
+
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    lookahead: int = 1
+
+    @classmethod
+    def of(cls, topology: TopologySpec) -> Self:
+        return cls(topology.schedule, topology.lookahead)
+
+    def program(self, stage: int, stages: int, microbatches: Sequence[int]) -> list[Computed]:
+        order = zb_h1 if self.schedule is PipelineSchedule.ZB_H1 else one_f_one_b
+        return [*order(stage, stages, microbatches, self.lookahead)]
+
+    def in_flight(self, stage: int, stages: int, microbatches: int) -> int:
+        """How many microbatches a stage keeps activations of at most."""
+        postpones = self.schedule is PipelineSchedule.ZB_H1
+        return min(microbatches, 1 + (stages - 1 - (0 if postpones else stage)) * (1 + self.lookahead))
+
+
 def evaluation(cell: Cell, layout: Layout, batches: int) -> list[Instruction]:
     """A cell's part in an evaluation of so many batches: of a state that it has just come to, before the step."""
     d, pipelines = cell.pipeline, layout.pipelines
@@ -118,12 +183,12 @@ def portion_program(portion: Range) -> list[Instruction]:
 
 
 def program(
-    cell: Cell, stages: int, layout: Layout, tied: bool, lookahead: int, portions: Sequence[Range] = ()
+    cell: Cell, stages: int, layout: Layout, tied: bool, order: StageOrder, portions: Sequence[Range] = ()
 ) -> list[Instruction]:
     """The whole step of a cell, without an evaluation before it. portions: if others share its microbatches."""
     steps: list[Instruction] = [AddPartialSums(tuple(portions))]
     if not portions:
-        steps = [*one_f_one_b(cell.stage, stages, layout.split[cell.pipeline], lookahead)]
+        steps = [*order.program(cell.stage, stages, layout.split[cell.pipeline])]
     if layout.pipelines > 1:
         steps += [ScatterGradients(), ReduceGradients(), GatherGradients()]
     if tied:

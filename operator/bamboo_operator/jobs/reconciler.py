@@ -15,7 +15,8 @@ from typing import Any
 
 from bamboo.control.protocol import Stop
 from bamboo.coordinator.events import Status
-from bamboo.job.spec import CleanPodPolicy, JobSpec
+from bamboo.job.placement_spec import CleanPodPolicy
+from bamboo.job.spec import JobSpec
 from bamboo_operator.auth.worker_gateway import workers_path
 from bamboo_operator.jobs.coordinator_runner import CoordinatorRunner, TrainingRun
 from bamboo_operator.jobs.effective_spec import EffectiveSpec

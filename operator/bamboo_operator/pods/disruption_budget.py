@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from bamboo.coordinator.events import Emit, Status, WorkerState
 from bamboo.coordinator.protection import protection
-from bamboo.job.spec import DisruptionBudget, JobSpec, RedundancyMode, wanted_workers
+from bamboo.job.placement_spec import DisruptionBudget
+from bamboo.job.spec import JobSpec, RedundancyMode, wanted_workers
 from bamboo.kube.errors import ApiError
 from bamboo.names import LABEL_JOB_UID
 from bamboo_operator.manifests.worker_pod import JobMeta, about_workers

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bamboo.job.spec import CleanPodPolicy
+from bamboo.job.placement_spec import CleanPodPolicy
 from bamboo.kube.errors import ApiError
 from bamboo_operator.cluster.cache import ClusterCache
 from bamboo_operator.cluster.signals import lives

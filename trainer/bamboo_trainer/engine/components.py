@@ -13,7 +13,7 @@ from torch import Tensor
 from bamboo.control.memory import Memory
 from bamboo.control.protocol import Message, PeerDown, PlanApplied, ReplicaSynced, Report
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId
-from bamboo.planning.schedule import ReportReady
+from bamboo.planning.schedule import ReportReady, StageOrder
 from bamboo_trainer.commit.checkpoint_shares import CheckpointShares, Hold, Keep
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.history import History, NoHistory
@@ -53,7 +53,7 @@ class Ports:
     returns what it has read. keep: writes layers of a checkpoint, whose states it is given; new_id: of an attempt to
     write one; unwritten: copies of layers for that, which wait. keep_copies: of the newest checkpoint, in host memory.
     host_memory: how much of that there is.
-    lookahead: see `schedule.one_f_one_b`. on_host: what is kept for others only waits in host memory.
+    order: of forwards and backwards. on_host: what is kept for others only waits in host memory.
     policy: for steps that are not finite. evaluations: of which states. history: is told of commits.
     """
 
@@ -68,7 +68,7 @@ class Ports:
     new_id: Callable[[], str]
     observer: Observer
     clock: Callable[[], float]
-    lookahead: int
+    order: StageOrder
     on_host: bool = False
     policy: StepPolicy = APPLIES_ALL
     evaluations: EvaluationSchedule | None = None
@@ -129,12 +129,12 @@ class Components:
         self.comparison = StateComparison(self.plan, self.outbox, self.states)
         self.redundant = RedundantWork(
             self.plan, self.outbox.log, self.states, ports.observer, ports.clock, timer,
-            lookahead=ports.lookahead, on_host=ports.on_host,
+            order=ports.order, on_host=ports.on_host,
         )  # fmt: skip
         self.executor = Executor(
             self.plan, self.outbox, self.states, self.committer, self.replicator, self.redundant,
             observer=ports.observer, clock=ports.clock, timer=timer, tell=ports.tell, steps=ports.steps,
-            lookahead=ports.lookahead, evaluations=ports.evaluations,
+            order=ports.order, evaluations=ports.evaluations,
         )  # fmt: skip
 
     @property

@@ -96,7 +96,7 @@ def account(
         gradients=new_bytes(executor.gradients(), seen) + new_bytes(final, seen),
         log=_logged(log, seen),
         activations=new_bytes((t for _, work in works for t in _contexts(work)), seen)
-        + sum(len(work.contexts) * _context(states, stage).here for stage, work in works),
+        + sum((len(work.contexts) + len(work.postponed)) * _context(states, stage).here for stage, work in works),
         redundant=new_bytes((t for shadow in shadows for t in _in_advance(shadow)), seen)
         + sum(_redundant_contexts(shadow, states, works, on_host=redundant.on_host) for shadow in shadows),
         received=new_bytes((t for frame in frames for t in frame.tensors), seen) + new_bytes(waiting, seen),
@@ -132,6 +132,8 @@ def _contexts(work: Work) -> Iterator[Tensor]:
     for inputs, outputs in work.contexts.values():
         yield from inputs
         yield from outputs
+    for rest in work.postponed.values():
+        yield from rest.tensors()
 
 
 def _in_advance(shadow: Shadow) -> Iterator[Tensor]:

@@ -35,12 +35,14 @@ class _ByLayer:
 
 @dataclass(slots=True)
 class _Stage:
-    """Seconds. begun: forwards that the ordinary schedule has begun here. layers: of those that are only computed in
+    """Seconds. weights: what backwards have postponed, by itself. begun: forwards that the ordinary schedule has begun
+    here. layers: of those that are only computed in
     advance. by_layer: of the schedule's own.
     """
 
     forwards: deque[float] = field(default_factory=_kept(KEPT))
     backwards: deque[float] = field(default_factory=_kept(KEPT))
+    weights: deque[float] = field(default_factory=_kept(KEPT))
     layers: dict[int, deque[float]] = field(default_factory=dict)
     by_layer: deque[_ByLayer] = field(default_factory=lambda: deque(maxlen=KEPT_LAYERS))
     begun: int = 0
@@ -102,6 +104,12 @@ class StageTimer:
         if measured.begun > IGNORED:
             measured.backwards.append(seconds)
 
+    def ran_weights(self, stage: int, seconds: float) -> None:
+        """What a backward had postponed."""
+        measured = self._of(stage)
+        if measured.begun > IGNORED:
+            measured.weights.append(seconds)
+
     def ran_layer(self, stage: int, layer: int, seconds: float) -> None:
         """The forward of one layer, alone."""
         measured = self._of(stage)
@@ -136,10 +144,11 @@ class StageTimer:
     def _times(self, stage: int, first: int, end: int) -> StageTimes:
         measured = self._stages[stage]
         whole = bool(measured.forwards and measured.backwards)
+        postponed = median(measured.weights) if measured.weights else 0.0
         return StageTimes(
             layers=(first, end),
             forward=_shown(median(measured.forwards)) if whole else 0.0,
-            backward=_shown(median(measured.backwards)) if whole else 0.0,
+            backward=_shown(median(measured.backwards) + postponed) if whole else 0.0,
             each=tuple(_shown(seconds) for seconds in measured.each(range(first, end))),
             microbatches=min(len(measured.forwards), len(measured.backwards)),
         )

@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from bamboo.control.memory import Memory
 from bamboo.job.spec import JobSpec, RedundancyMode
+from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo_trainer.memory.recomputation import checkpointed_layers
 from bamboo_trainer.memory.saved_tensors import Holds, is_cast
@@ -234,7 +235,7 @@ def _account(
         return sum(of(size) for s in which for size in sizes[slice(*stages[s])])
 
     def contexts(s: int) -> int:
-        flying = min(microbatches, 1 + (depth - 1 - s) * (1 + spec.topology.lookahead))
+        flying = StageOrder.of(spec.topology).in_flight(s, depth, microbatches)
         first, end = stages[s]
         between = sum(size.outputs for size in sizes[first : end - 1])  # layers of the stage
         return flying * (sizes[first].inputs + between + total(lambda size: size.kept, s))

@@ -81,6 +81,11 @@ class ForwardRunner:
         self._last = self._end == len(task.layers)
         self._checkpointed = checkpointed_layers(task)
 
+    @property
+    def repeats(self) -> bool:
+        """Are some of the layers run once more in the backward?"""
+        return not self._checkpointed.isdisjoint(self._layers)
+
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> Forwarding:
         """One that has yet to run all layers. on_host: what its backward will need waits in host memory."""
         assert (inputs is None) == (self._first == 0)

@@ -20,19 +20,19 @@ from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
 from bamboo_trainer.stage.evaluation import Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
-from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.backwards import BackwardRunner
+from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
 from bamboo_trainer.stage.state import layer_state, snapshot
 from bamboo_trainer.stage.state.late_copies import LateCopies
 from bamboo_trainer.stage.state.layer_state import LayerState
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters, TiedSegment, tied_segments
 from bamboo_trainer.stage.state.shared_values import SharedValues
-from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
+from bamboo_trainer.stage.work import BackwardScale, Work
 from bamboo_trainer.task import Parts, Task
-from bamboo_trainer.tasks.mixed_precision import forget_casts, keep_casts
+from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
-from bamboo_trainer.tasks.task_errors import in_task
 from bamboo_trainer.tasks.ties import tie, tied_groups
 from bamboo_trainer.tasks.user_code import (
     build_layer,
@@ -70,7 +70,6 @@ class Stage(SharedValues):
         self._device = torch.device(device)
         self._first, self._end = stages[stage]
         self._last = stage == len(stages) - 1
-        self._named = f"layers {self._first} to {self._end - 1}"
         self._layers = {i: build_layer(task, config.seed, i) for i in range(self._first, self._end)}
         groups = tied_groups(task)
         shared = tie(self._layers, groups, task, config.seed, apart=True)
@@ -85,6 +84,9 @@ class Stage(SharedValues):
         self._weight_unit = loss_unit(task, config)
         load = partial(_load, self._reader, stage, self._device)
         self._forwards = ForwardRunner(task, config, self._layers, self._parameters, self._device, load)
+        self._backwards = BackwardRunner(
+            self._layers, self._parameters, self._device, config.microbatches, splits=not self._forwards.repeats
+        )
         snapshot.check(self._parameters, self._optimizer_state)
         self._running = RunningBuffers(self._layers)
         self._constants = Constants(self._layers, self._running.places())
@@ -205,26 +207,24 @@ class Stage(SharedValues):
     def layers(self) -> int:
         return len(self._layers)
 
-    def backward(self, work: Work, step: int, microbatch: int, gradients: Parts | None) -> Parts:
+    def backward(
+        self, work: Work, step: int, microbatch: int, gradients: Parts | None, *, postpone: bool = False
+    ) -> Parts:
         """Adds to the sum of gradients; returns the gradients of the floating-point inputs, () on stage 0.
 
         `gradients` belong to the floating-point outputs, and behind them is the weight of the microbatch's loss if that
         is a sum; None on the last stage, which starts from loss / microbatches, or from a sum. The saved context is
         used up. What is returned ends with the weight as well.
+
+        postpone: leave what only the sum needs to `weight_gradients`, as far as that can be told apart.
         """
         assert (gradients is None) == self.last
-        self._parameters.bind(work.gradients.target)
-        leaves, given = work.ends(microbatch, gradients, self._config.microbatches, self._backward_scale())
-        pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
-        if pairs:
-            with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
-                torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
-            self._parameters.mark(work.gradients.target, work.gradients.marked)
-        work.gradients.added(microbatch)
-        if self._stage == 0:
-            return ()
-        inputs = (NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
-        return (*inputs, *work.weight_of(microbatch))
+        scale = self._backward_scale()
+        return self._backwards.run(work, (step, microbatch), gradients, scale, postpone=postpone)
+
+    def weight_gradients(self, work: Work, step: int, microbatch: int) -> None:
+        """Adds to the sum of gradients what a backward has postponed: nothing if that was nothing. In order."""
+        self._backwards.weights(work, step, microbatch)
 
     def _backward_scale(self) -> BackwardScale:
         scale = self._optimizer_state.loss_scale

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.forwarding import Forwarding, Metrics
-from bamboo_trainer.stage.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
+from bamboo_trainer.stage.gradients.weight_gradients import WeightGradients
 from bamboo_trainer.task import Parts
 from bamboo_trainer.tasks.losses import Sum
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -40,6 +41,7 @@ class Work:
 
     gradients: GradientSum
     contexts: dict[int, tuple[Parts, Parts]] = field(default_factory=dict)  # microbatch -> (inputs, outputs or loss)
+    postponed: dict[int, WeightGradients] = field(default_factory=dict)  # microbatch -> what its backward has left
     losses: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)  # of the losses, if these are sums
     metrics: dict[int, Metrics] = field(default_factory=dict)

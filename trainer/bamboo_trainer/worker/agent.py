@@ -49,6 +49,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec, ReplicaPlacement
 from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED, GRACE_SECONDS
 from bamboo.planning.plan import ROOT
+from bamboo.planning.schedule import StageOrder
 from bamboo_trainer.commit.history import NoHistory
 from bamboo_trainer.commit.step_policy import StepPolicy
 from bamboo_trainer.engine.components import Ports
@@ -293,7 +294,7 @@ class WorkerAgent:
             facts = facts_of(spec.name, welcome.history)
             loggers = LoggingThreads(made, facts, welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
-        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link)
+        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:
@@ -317,7 +318,7 @@ class WorkerAgent:
                 history=self.history or NoHistory(),
                 observer=self.inside,
                 clock=time.monotonic,
-                lookahead=spec.topology.lookahead,
+                order=StageOrder.of(spec.topology),
                 on_host=spec.redundancy.placement is ReplicaPlacement.HOST,
                 policy=StepPolicy.of(training, task),
                 keep_copies=spec.checkpoint is not None and spec.checkpoint.keep_in_memory,

@@ -9,7 +9,7 @@ cells over runs their programs again, from what the others have in their logs.
 import heapq
 from dataclasses import dataclass, field
 
-from bamboo.planning.schedule import Backward, Forward, one_f_one_b
+from bamboo.planning.schedule import Backward, BackwardInput, BackwardWeight, Computed, Forward, StageOrder, one_f_one_b
 from bamboo.profiles.profile import Network
 
 Place = tuple[int, int]  # pipeline and stage
@@ -22,6 +22,7 @@ class Group:
 
     forward, backward: seconds of a microbatch, by stage. boundary: bytes that a stage gives to the next one. owners:
     numbers of workers, [pipeline][stage], from 0 in the order of their first cells. microbatches: by pipeline.
+    weight_share: of a backward, what its weight gradients take; profiles know only the whole, so half is assumed.
     busy: seconds until each worker can begin. mirrors: the worker that does a cell's work in advance as well (mode
     EagerBackward), [pipeline][stage], -1 for none. layers: how many each stage has; the shortest piece of a mirror's
     work is the forward of one.
@@ -32,11 +33,12 @@ class Group:
     boundary: tuple[int, ...]
     owners: tuple[tuple[int, ...], ...]
     microbatches: tuple[int, ...]
-    lookahead: int
+    order: StageOrder
     network: Network
     busy: tuple[float, ...]
     mirrors: tuple[tuple[int, ...], ...] = ()
     layers: tuple[int, ...] = ()
+    weight_share: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,10 @@ def execute(group: Group, loss: StepLoss | None = None) -> GroupTimes:
     return _Execution(group, loss).run()
 
 
-def awaited(instruction: Forward | Backward, stage: int, stages: int) -> Frame | None:
+def awaited(instruction: Computed, stage: int, stages: int) -> Frame | None:
     """What has to have arrived before an instruction can run; the engine's `needs`, of forwards and backwards alone."""
+    if isinstance(instruction, BackwardWeight):
+        return None
     first = isinstance(instruction, Forward)
     return None if stage == (0 if first else stages - 1) else (first, instruction.microbatch)
 
@@ -83,20 +87,30 @@ def awaited(instruction: Forward | Backward, stage: int, stages: int) -> Frame |
 class _Cell:
     """program: what is left of it is behind `done`. arrived: (is a forward, microbatch) of the frames that are here.
 
-    advance: forwards that take no time, since they were done before. shadow: what a mirror does.
+    advance: forwards that take no time, since they were done before; whole: backwards, with weight gradients. shadow:
+    what a mirror does.
     """
 
     place: Place
-    program: list[Forward | Backward]
+    program: list[Computed]
     done: int = 0
     arrived: set[Frame] = field(default_factory=set)
     advance: int = 0
+    whole: int = 0
     shadow: bool = False
     pieces: int = 0  # layers that are done of the forward that a shadow is in
 
     @property
-    def next(self) -> Forward | Backward | None:
+    def next(self) -> Computed | None:
         return self.program[self.done] if self.done < len(self.program) else None
+
+    def adopt(self, mirror: "_Cell") -> None:
+        """Go on from what a mirror has done, whose backwards are whole."""
+        left = mirror.done
+        while left:
+            left -= not isinstance(self.program[self.done], BackwardWeight)
+            self.done += 1
+        self.whole = sum(isinstance(i, Backward) for i in mirror.program[: mirror.done])
 
 
 @dataclass(slots=True)
@@ -129,7 +143,8 @@ class _Execution:
             for s, worker in enumerate(row):
                 self._own((d, s), worker)
                 if group.mirrors and group.mirrors[d][s] >= 0 and group.mirrors[d][s] != worker:
-                    mirror = _Cell((d, s), self._program((d, s)), shadow=True)
+                    whole = one_f_one_b(s, self._stages, range(group.microbatches[d]), group.order.lookahead)
+                    mirror = _Cell((d, s), [*whole], shadow=True)
                     self._mirrors[d, s] = group.mirrors[d][s], mirror
                     self._workers[group.mirrors[d][s]].cells.append(mirror)
 
@@ -166,12 +181,9 @@ class _Execution:
         self._count += 1
         heapq.heappush(self._events, (at, self._count, kind, what))
 
-    def _program(self, place: Place) -> list[Forward | Backward]:
-        d, s = place
-        return one_f_one_b(s, self._stages, range(self._group.microbatches[d]), self._group.lookahead)
-
     def _own(self, place: Place, worker: int) -> _Cell:
-        cell = _Cell(place, self._program(place))
+        (d, s), group = place, self._group
+        cell = _Cell(place, group.order.program(s, self._stages, range(group.microbatches[d])))
         self._owner[place], self._cells[place] = worker, cell
         self._workers[worker].cells.append(cell)
         return cell
@@ -189,7 +201,7 @@ class _Execution:
         ready = [cell for cell in worker.cells if self._is_ready(cell)]
         if not ready:
             return
-        cell = min(ready, key=lambda c: (c.shadow, isinstance(c.next, Forward), -c.place[1]))
+        cell = min(ready, key=lambda c: (c.shadow, _urgency(c.next), -c.place[1]))
         seconds = self._seconds(cell, cell.next)
         if now > worker.since:
             worker.gaps.append((worker.since, now))
@@ -197,12 +209,15 @@ class _Execution:
         worker.work += seconds
         self._push(now + seconds, _TURN, number)
 
-    def _seconds(self, cell: _Cell, instruction: Forward | Backward | None) -> float:
+    def _seconds(self, cell: _Cell, instruction: Computed | None) -> float:
         if isinstance(instruction, Forward):
             whole = self._group.forward[cell.place[1]]
             pieces = self._group.layers[cell.place[1]] if cell.shadow and self._group.layers else 1
             return 0.0 if instruction.microbatch < cell.advance else whole / pieces
-        return self._group.backward[cell.place[1]]
+        backward, share = self._group.backward[cell.place[1]], self._group.weight_share
+        if isinstance(instruction, BackwardWeight):
+            return 0.0 if instruction.microbatch < cell.whole else share * backward
+        return (1 - share) * backward if isinstance(instruction, BackwardInput) else backward
 
     def _is_ready(self, cell: _Cell) -> bool:
         if cell.next is None or (cell.shadow and cell.place in self._ends):
@@ -222,6 +237,8 @@ class _Execution:
             return
         if cell.next is None:
             self._ends[cell.place] = now
+        if isinstance(instruction, BackwardWeight):
+            return
         first = isinstance(instruction, Forward)
         target = (d, s + 1) if first else (d, s - 1)
         if 0 <= target[1] < self._stages:
@@ -274,7 +291,7 @@ class _Execution:
             if known is not None:
                 self._workers[known[0]].cells.remove(known[1])
                 if known[0] == heir and self._workers[heir].running is not known[1]:
-                    cell.done = known[1].done
+                    cell.adopt(known[1])
         for place, heir in self._loss.heirs:
             self._resend(now, place, self._cells[place].done)
             self._push(now, _TURN, heir)
@@ -288,6 +305,8 @@ class _Execution:
             if self._workers[sender].alive:
                 self._travel(now, sender, self._owner[place], (place, frame, False))
         for instruction in cell.program[:done]:
+            if isinstance(instruction, BackwardWeight):
+                continue
             first = isinstance(instruction, Forward)
             target = (d, s + 1) if first else (d, s - 1)
             frame = (first, instruction.microbatch)
@@ -296,6 +315,11 @@ class _Execution:
                 self._travel(now, self._owner[place], self._owner[target], (target, frame, False))
         if cell.next is None:
             self._ends[place] = now
+
+
+def _urgency(instruction: Computed | None) -> int:
+    """As the engine: what no other stage waits for comes last."""
+    return 2 if isinstance(instruction, BackwardWeight) else int(isinstance(instruction, Forward))
 
 
 _LOSE, _PLAN, _ARRIVE, _TURN = 0, 1, 2, 3

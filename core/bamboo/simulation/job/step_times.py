@@ -12,6 +12,7 @@ from bamboo.job.spec import JobSpec, RedundancyMode
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
+from bamboo.planning.schedule import StageOrder
 from bamboo.profiles.profile import Layer, ModelProfile
 from bamboo.simulation.job.pipelines import Group, GroupTimes, Place, StepLoss, execute
 
@@ -189,7 +190,7 @@ class StepModel:
                 )
             group = Group(
                 forward=stages.forward, backward=stages.backward, boundary=stages.boundary, owners=owners,
-                microbatches=tuple(len(layout.split[d]) for d in rows), lookahead=self._spec.topology.lookahead,
+                microbatches=tuple(len(layout.split[d]) for d in rows), order=StageOrder.of(self._spec.topology),
                 network=self.profile.network, busy=tuple(busy), mirrors=mirrors,
                 layers=tuple(end - first for first, end in plan.stages) if mirrors else (),
             )  # fmt: skip

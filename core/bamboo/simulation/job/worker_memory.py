@@ -5,6 +5,7 @@ from typing import Final
 
 from bamboo.job.spec import JobSpec, RedundancyMode, ReplicaPlacement
 from bamboo.planning.grid import layer_ranges
+from bamboo.planning.schedule import StageOrder
 from bamboo.planning.shards import shard_layers
 from bamboo.profiles.profile import ModelProfile
 
@@ -35,7 +36,7 @@ def _of(profile: ModelProfile, spec: JobSpec, stage: int, taken_over: bool) -> i
 
     def in_flight(s: int) -> int:
         first = profile.layers[ranges[s][0] - 1].boundary if s else 0
-        flying = min(microbatches, 1 + (depth - 1 - s) * (1 + spec.topology.lookahead))
+        flying = StageOrder.of(spec.topology).in_flight(s, depth, microbatches)
         return flying * (first + each([s], "activations", "boundary"))
 
     replica = each(kept, "parameters") if on_host else each(kept, "parameters", "optimizer")

@@ -12,8 +12,12 @@ from bamboo.planning.portions import Range, ranges
 from bamboo.planning.schedule import (
     AddPartialSums,
     Backward,
+    BackwardInput,
+    BackwardWeight,
+    Computed,
     Forward,
     Instruction,
+    StageOrder,
     evaluation,
     last_program,
     portion_program,
@@ -88,7 +92,7 @@ class CellStep:
     that evaluate the state, before the step itself.
     contributions: of other pipelines to the stage's running buffers, by microbatch. portions: of the cell, if others
     share its microbatches. is_portion: it is but one of those, and its owner may be another worker. outer_backwards:
-    the places of the first and the last one.
+    the places of that before which most microbatches are in flight, and of the last one.
     """
 
     cell: Cell
@@ -119,7 +123,7 @@ class CellStep:
         return cls(cell, stage.version, layout, program, work=work, is_portion=True, outer_backwards=outer)
 
     def start(
-        self, stage: Stage, stages: int, layout: Layout | None, tied: bool, lookahead: int, evaluating: Evaluating
+        self, stage: Stage, stages: int, layout: Layout | None, tied: bool, order: StageOrder, evaluating: Evaluating
     ) -> None:
         """Begin the step that the stage's version is ready for, with nothing done yet. No layout: wait for it."""
         self.step, self.layout, self.done, self.final, self.ahead = stage.version, layout, 0, None, None
@@ -128,7 +132,7 @@ class CellStep:
         if layout and active:
             before = evaluation(self.cell, layout, evaluating.batches)
             shared = self._ranges(layout)
-            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, lookahead, shared)
+            step = last_program() if evaluating.only else program(self.cell, stages, layout, tied, order, shared)
             self.program, self.evaluations = [*before, *step], len(before)
             self.outer_backwards = _outer_backwards(step)
         self.work = stage.begin(layout.split[self.cell.pipeline], layout.bounds) if layout and active else None
@@ -154,7 +158,7 @@ class CellStep:
     @property
     def awaits_gradients(self) -> bool:
         """Is a part of the cell's own gradients not computed, or not here yet?"""
-        return any(isinstance(i, Forward | Backward | AddPartialSums) for i in self.program[self.done :])
+        return any(isinstance(i, Computed | AddPartialSums) for i in self.program[self.done :])
 
     def skip_evaluation(self) -> None:
         """The step is committed, so everybody has done its part in the evaluation of the state before it."""
@@ -216,9 +220,13 @@ class CellStep:
         return self.program[self.done] if self.done < len(self.program) else None
 
     @property
-    def urgency(self) -> tuple[int, bool, int]:
-        """The smallest comes first: the oldest step, then a backward before a forward, then the later stage."""
-        return (self.step, isinstance(self.next, Forward), -self.cell.stage)
+    def urgency(self) -> tuple[int, int, int]:
+        """The smallest comes first: the oldest step, then a backward before a forward, then the later stage.
+
+        Weight gradients come last, since no other stage waits for them: that counts if a worker runs several cells.
+        """
+        kind = 2 if isinstance(self.next, BackwardWeight) else isinstance(self.next, Forward)
+        return (self.step, kind, -self.cell.stage)
 
     def final_gradient(self) -> Tensor:
         """Of the stage: summed over the pipelines if there are several, else this cell's own.
@@ -230,6 +238,17 @@ class CellStep:
 
 
 def _outer_backwards(program: Sequence[Instruction]) -> tuple[int, ...]:
-    """The places of the first and the last backward, if there are any."""
-    places = [place for place, instruction in enumerate(program) if isinstance(instruction, Backward)]
-    return (places[0], places[-1]) if places else ()
+    """The places of the backward before which most microbatches are in flight, and of the last one; none if none."""
+    flying, most, places = 0, 0, (0, 0)
+    for place, instruction in enumerate(program):
+        if isinstance(instruction, Backward):
+            places = (place if flying > most else places[0], place)
+            most = max(most, flying)
+        match instruction:
+            case Forward():
+                flying += 1
+            case BackwardWeight():
+                flying -= 1
+            case Backward() if not isinstance(instruction, BackwardInput):
+                flying -= 1
+    return places if most else ()

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from bamboo.control.protocol import CellFinished, Message, TakenOver
 from bamboo.planning.plan import Cell, Plan, WorkerId
-from bamboo.planning.schedule import AddPartialSums, Backward, Forward, Instruction, ReportReady
+from bamboo.planning.schedule import (
+    AddPartialSums,
+    Backward,
+    BackwardWeight,
+    Forward,
+    Instruction,
+    ReportReady,
+    StageOrder,
+)
 from bamboo_trainer.commit.committer import Committer
 from bamboo_trainer.commit.repeated_steps import Repeated
 from bamboo_trainer.commit.replicator import Replicator
@@ -44,13 +52,13 @@ class Executor:
         timer: StageTimer,
         tell: Callable[[Message], None],
         steps: int,
-        lookahead: int,
+        order: StageOrder,
         evaluations: EvaluationSchedule | None = None,
     ) -> None:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
-        self._steps, self._lookahead, self._evaluations = steps, lookahead, evaluations
+        self._steps, self._order, self._evaluations = steps, order, evaluations
         self._last = steps if evaluations else steps - 1  # after the last step the final state is evaluated
         self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
@@ -146,7 +154,7 @@ class Executor:
     def _start(self, cell_step: CellStep, stage: Stage) -> None:
         tied, layout = bool(stage.tied_segments()), self._committer.layout(stage.version)
         cell_step.portions = self._plan.current.at(cell_step.cell).portions
-        cell_step.start(stage, self._plan.stages, layout, tied, self._lookahead, self._evaluating(stage.version))
+        cell_step.start(stage, self._plan.stages, layout, tied, self._order, self._evaluating(stage.version))
 
     def _evaluating(self, step: int) -> Evaluating:
         """What of an evaluation the step begins with. Of one that is committed nobody has to know it any more."""
@@ -298,6 +306,8 @@ class Executor:
                 self._timer.ran_forward(cell_step.cell.stage, seconds)
             case Backward():
                 self._timer.ran_backward(cell_step.cell.stage, seconds)
+            case BackwardWeight():
+                self._timer.ran_weights(cell_step.cell.stage, seconds)
             case ReportReady():
                 self._timer.step_done()
 

@@ -11,6 +11,8 @@ from bamboo.planning.plan import ROOT
 from bamboo.planning.schedule import (
     AddPartialSums,
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Evaluate,
     ExchangeTied,
     Forward,
@@ -31,7 +33,7 @@ from bamboo_trainer.engine.steps.frame_fit import chunk
 from bamboo_trainer.routing.outbox import Outbox
 from bamboo_trainer.routing.plan_state import PlanState
 from bamboo_trainer.stage.contributions import packed, unpacked
-from bamboo_trainer.stage.partial_sums import add_to, packed_work
+from bamboo_trainer.stage.gradients.partial_sums import add_to, packed_work
 from bamboo_trainer.stage.stage import Stage
 from bamboo_trainer.stage.stage_states import StageStates
 from bamboo_trainer.stage.work import Work
@@ -58,6 +60,8 @@ class Instructions:
             Evaluate: self._evaluate,
             Forward: self._forward,
             Backward: self._backward,
+            BackwardInput: self._backward,
+            BackwardWeight: self._weight_gradients,
             SendPartialSum: self._send_partial_sum,
             AddPartialSums: self._add_partial_sums,
             ScatterGradients: self._scatter,
@@ -152,9 +156,14 @@ class Instructions:
             inputs = cell_step.ahead.gradients.pop(m)
         else:
             given = cell_step.take(address).tensors if s < self._plan.stages - 1 else None
-            inputs = stage.backward(work, cell_step.step, m, given)
+            postpone = isinstance(instruction, BackwardInput)
+            inputs = stage.backward(work, cell_step.step, m, given, postpone=postpone)
         if s > 0:
             self._outbox.emit(Address(FrameKind.GRADIENT, d, s - 1, cell_step.step, m), inputs)
+
+    def _weight_gradients(self, cell_step: CellStep, instruction: BackwardWeight) -> None:
+        stage, work = self._parts(cell_step)
+        stage.weight_gradients(work, cell_step.step, instruction.microbatch)
 
     def _send_partial_sum(self, cell_step: CellStep, instruction: SendPartialSum) -> None:
         _stage, work = self._parts(cell_step)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.plan import Cell
-from bamboo.planning.schedule import Backward, Forward, one_f_one_b
+from bamboo.planning.schedule import Backward, Forward, StageOrder, one_f_one_b
 from bamboo_trainer.engine.observer import Observer
 from bamboo_trainer.engine.stage_times import StageTimer
 from bamboo_trainer.engine.steps.bubble_budget import BubbleBudget
@@ -35,12 +35,12 @@ class RedundantWork:
         clock: Callable[[], float],
         timer: StageTimer,
         *,
-        lookahead: int,
+        order: StageOrder,
         on_host: bool,
     ) -> None:
         self._plan, self._log, self._states = plan, log, states
         self._observer, self._clock, self._timer = observer, clock, timer
-        self._lookahead, self.on_host = lookahead, on_host
+        self._order, self.on_host = order, on_host
         self.shadows: dict[Cell, Shadow] = {}
         self.mirrored: dict[Address, Frame] = {}
         self.budget = BubbleBudget()
@@ -163,7 +163,7 @@ class RedundantWork:
         """The next forward or backward in the cell's own order: its gradients must be summed in that order, too."""
         d, s = shadow.cell
         stages = self._plan.stages
-        for instruction in one_f_one_b(s, stages, shadow.layout.split[d], self._lookahead):
+        for instruction in one_f_one_b(s, stages, shadow.layout.split[d], self._order.lookahead):
             m = instruction.microbatch
             if isinstance(instruction, Forward) and not shadow.forwarded(m):
                 if not self._inputs_known(shadow.cell, shadow.step, m):

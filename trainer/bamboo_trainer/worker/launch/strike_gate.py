@@ -17,7 +17,7 @@ from bamboo_trainer.worker.launch.process import main as run_worker
 
 logger = logging.getLogger(__name__)
 
-GATED = ("Forward", "Backward")
+GATED = ("Forward", "Backward", "BackwardInput")  # two for each microbatch, whatever the schedule
 ANSWER_SECONDS = 60.0
 
 

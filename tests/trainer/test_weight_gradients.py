@@ -1,0 +1,260 @@
+"""A backward whose weight gradients follow later: the same bits as a whole one, and no product is computed twice."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from bamboo_trainer.data import TensorDataset
+from bamboo_trainer.stage.gradients.weight_gradients import split
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Parts, Task
+from stage_kit import CONFIG, at, chain, small_gpt
+
+WIDTH = 6
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.after, self.scale = nn.RMSNorm(WIDTH), nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(self.norm(x)).chunk(3, -1)
+        return x + self.scale * self.after(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class Hooked(nn.Module):
+    """With hooks that change gradients: each must do so once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.inner.weight.register_hook(lambda gradient: gradient * 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y.register_hook(lambda gradient: gradient * 0.7)
+        return y
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 2
+
+
+class ScaledWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ Scaled.apply(self.weight)
+
+
+class Twice(nn.Module):
+    """Uses its weight for two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(torch.tanh(self.inner(x)))
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Scaled.apply(self.inner(x))
+
+
+class Aside(nn.Module):
+    """Gives a parameter on, which its inputs have no part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.given = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Parts:
+        return self.inner(x), self.given * 2
+
+
+class Repeating(nn.Module):
+    """Checkpoints itself, of which the task says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return y
+
+
+def two_parts(*built: nn.Module) -> nn.Module:
+    return nn.Sequential(*built)
+
+
+def graph(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Inputs, and the outputs of one forward with what a backward begins with. Parameters have sums of gradients."""
+    torch.manual_seed(7)
+    x = torch.randn(*shape, requires_grad=True)
+    with torch.random.fork_rng():
+        outputs = module(x)
+    parts = outputs if isinstance(outputs, tuple) else (outputs,)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return x, [(part, torch.randn_like(part)) for part in parts]
+
+
+SPLIT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear layers": (lambda: two_parts(nn.Linear(WIDTH, 9), nn.GELU(), nn.Linear(9, 3, bias=False)), (4, WIDTH)),
+    "attention": (lambda: two_parts(Attending(), nn.Dropout(0.3), Attending()), (2, 5, WIDTH)),
+    "convolutions": (
+        lambda: two_parts(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)),
+        (2, 3, 9, 9),
+    ),
+    "a weight that is computed": (lambda: two_parts(weight_norm(nn.Linear(WIDTH, 5)), nn.Tanh()), (4, WIDTH)),
+    "hooks": (lambda: two_parts(nn.Linear(WIDTH, WIDTH), Hooked(), nn.Tanh()), (4, WIDTH)),
+    "a function of a weight": (lambda: two_parts(nn.Linear(WIDTH, WIDTH), ScaledWeight()), (4, WIDTH)),
+    "a frozen layer": (
+        lambda: two_parts(nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)), (4, WIDTH)
+    ),
+}  # fmt: skip
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "a weight of two products": Twice,
+    "a custom function": Custom,
+    "an operation that computes all at once": lambda: two_parts(nn.Linear(WIDTH, WIDTH), nn.PReLU()),
+    "a recurrent layer": lambda: nn.RNN(WIDTH, WIDTH, batch_first=True),
+    "an output without inputs": Aside,
+    "nothing trained": lambda: nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+}
+
+
+class Products(TorchDispatchMode):
+    """Counts what is computed with tensors, but for views, sums of gradients and what is only made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+    def heavy(self) -> dict[str, int]:
+        return {name: count for name, count in self.seen.items() if "mm" in name or "attention" in name}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_both_parts_together_are_a_whole_backward(name: str) -> None:
+    build, shape = SPLIT[name]
+    torch.manual_seed(3)
+    module = build()
+    gradients, products = [], []
+    for parts in (1, 2):
+        x, ends = graph(module, shape)
+        with Products() as counted:
+            if parts == 1:
+                torch.autograd.backward([t for t, _ in ends], [g for _, g in ends])
+            else:
+                rest = split(ends, (x,))
+                assert rest is not None
+                assert all(torch.equal(p.grad, torch.ones_like(p)) for p in module.parameters() if p.grad is not None)
+                rest.compute()
+        gradients.append([x.grad, *(p.grad for p in module.parameters())])
+        products.append(counted.heavy())
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True) if a is not None and b is not None)
+    assert products[0] == products[1]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_cannot_be_told_apart_is_not_split(name: str) -> None:
+    module = WHOLE[name]()
+    x, ends = graph(module, (2, 5, WIDTH))
+    ends = [(t, g) for t, g in ends if t.requires_grad][:2]
+    assert split(ends, (x,)) is None
+    assert x.grad is None
+
+
+def test_inputs_that_need_no_gradient_leave_nothing_to_split() -> None:
+    x, ends = graph(nn.Linear(WIDTH, WIDTH), (4, WIDTH))
+    assert split(ends, (x.detach(),)) is None
+
+
+def same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def summed(stages: list[Stage], delay: int | None, microbatches: int = 6) -> tuple[list[Tensor], list[int]]:
+    """Each stage's sum in three groups, and what crossed the boundaries; how many backwards of the last stage waited.
+
+    delay: of weight gradients; None: whole.
+    """
+    bounds = (0, 2, 4, microbatches)
+    works = [stage.begin(range(microbatches), bounds) for stage in stages]
+    crossed: list[Tensor] = []
+    waited = []
+    for m in range(microbatches):
+        parts: Parts | None = None
+        for stage, work in zip(stages, works, strict=True):
+            parts = stage.forward(work, 0, m, parts)
+        gradients: Parts | None = None
+        for stage, work in zip(reversed(stages), reversed(works), strict=True):
+            gradients = stage.backward(work, 0, m, gradients, postpone=delay is not None)
+            crossed += gradients
+        waited.append(len(works[-1].postponed))
+        for stage, work in zip(stages, works, strict=True):
+            if delay is not None and m >= delay:
+                stage.weight_gradients(work, 0, m - delay)
+    for stage, work in zip(stages, works, strict=True):
+        stage.weight_gradients(work, 0, microbatches - 1)
+        assert not work.postponed
+    return [*(total for work in works for _, total in work.gradients.nodes()), *crossed], waited
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_sums_of_a_model_have_the_same_bits(tmp_path: Path, precision: str, checkpointed: bool) -> None:
+    config = at(precision, replace(CONFIG, microbatches=6))
+    task = small_gpt(tmp_path, checkpoint=checkpointed)
+    ranges = [(0, 1), (1, 2), (2, len(task.layers))]
+    whole, _ = summed(chain(task, ranges, config), None)
+    for delay in (0, 3):
+        parts, waited = summed(chain(task, ranges, config), delay)
+        assert max(waited) == (0 if checkpointed else delay + 1)
+        assert same(parts, whole)
+
+
+def test_a_module_that_repeats_itself_is_not_split_for_long() -> None:
+    points = torch.arange(12.0 * WIDTH).reshape(12, WIDTH) / 50
+    task = Task(
+        layers=(lambda: nn.Linear(WIDTH, WIDTH), Repeating, lambda: nn.Linear(WIDTH, WIDTH)),
+        loss=lambda outputs, targets: (outputs[0] - targets[0]).square().mean(),
+        dataset=TensorDataset((points,), (points.flip(1),)),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+        learning_rate=lambda step: 0.1,
+    )
+    config = replace(CONFIG, microbatches=6)
+    whole, _ = summed(chain(task, [(0, 1), (1, 3)], config), None)
+    parts, waited = summed(chain(task, [(0, 1), (1, 3)], config), 2)
+    assert waited == [1, 0, 0, 0, 0, 0]
+    assert same(parts, whole)

@@ -1,0 +1,67 @@
+"""Jobs whose weight gradients are postponed (ZB-H1): the bits of 1F1B, in calm and after every kill."""
+
+from typing import Any
+
+import pytest
+
+from bamboo.control.digests import add_digests
+from bamboo.coordinator.events import Outcome
+from bamboo.planning.plan import Cell
+from branching_job import kill_at_each
+from manifest_kit import bamboojob, gpt_task, training
+from training_job import Fault, Job
+
+
+def manifest(stages: int, pipelines: int, *, schedule: str = "ZBH1", **changes: Any) -> dict[str, Any]:
+    return bamboojob(
+        task=gpt_task(dModel=16, context=8, **changes.pop("task", {})),
+        training=training(4, 12, 2, maxGradientNorm=1.0, **changes.pop("training", {})),
+        topology={"stages": stages, "pipelines": pipelines, "schedule": schedule},
+        redundancy={"mode": "LazyForward"} | changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stages", "pipelines", "changes"),
+    [
+        (2, 2, {"task": {"tieEmbeddings": True}}),
+        (3, 2, {"mode": "EagerForward"}),
+        (3, 1, {"mode": "EagerBackward", "task": {"checkpoint": True}}),
+        (3, 1, {"training": {"precision": "bf16"}}),
+    ],
+)
+def test_bits_are_those_of_1f1b(stages: int, pipelines: int, changes: dict[str, Any]) -> None:
+    split, whole = (Job(manifest(stages, pipelines, schedule=s, **dict(changes))).run() for s in ("ZBH1", "1F1B"))
+    assert split.state.losses == whole.state.losses
+    assert split.digests == whole.digests
+    ran = {fault.name for fault in split.executed}
+    assert {"Backward", "BackwardInput", "BackwardWeight"} <= ran  # the first stage postpones nothing
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "mode"), [(1, "EagerForward"), pytest.param(2, "LazyForward", marks=pytest.mark.slow)]
+)
+def test_a_kill_at_every_part_of_a_backward_leaves_the_bits(pipelines: int, mode: str) -> None:
+    expected = Job(manifest(3, 1, schedule="1F1B")).run()
+    document = manifest(3, pipelines, mode=mode)
+
+    def judge(job: Job) -> int:
+        assert job.finish is not None
+        assert job.finish.outcome is Outcome.COMPLETE, job.emitted
+        assert job.state.losses == expected.state.losses
+        assert add_digests(job.digests) == add_digests(expected.digests)
+        return sum(t.reused for t in job.state.takeovers)
+
+    parts = ("BackwardInput", "BackwardWeight")
+    killed = kill_at_each(document, lambda f: f.step == 3 and f.cell == Cell(0, 1) and f.name in parts, judge)
+    assert {f.name for f in killed} == set(parts)
+
+
+def test_the_heir_computes_weight_gradients_last() -> None:
+    """The neighbours wait for what it repeats of the lost stage, but for no weight gradient, of either stage."""
+    job = Job(manifest(4, 1), (Fault("BackwardInput", Cell(0, 2), 2, 5),)).run()
+    heir = job.executed_by["w1"]
+    ran = [fault for fault in heir if fault.step == 2 and not fault.after]
+    last = max(place for place, fault in enumerate(ran) if fault.name == "BackwardInput")
+    after = [fault.name for fault in ran[last:]]
+    assert after.count("BackwardWeight") >= 6

@@ -1,0 +1,104 @@
+"""The backwards of a stage's microbatches: whole ones, and those whose weight gradients follow later."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from bamboo_trainer.stage.gradients.weight_gradients import split
+from bamboo_trainer.stage.state.parameters import FlatParameters
+from bamboo_trainer.stage.work import NO_GRADIENT, BackwardScale, Work, is_gradient
+from bamboo_trainer.task import Parts
+from bamboo_trainer.tasks.mixed_precision import keep_casts
+from bamboo_trainer.tasks.task_errors import in_task
+
+
+class BackwardRunner:
+    """Gradients are added up in the order of the microbatches, whenever they are computed."""
+
+    def __init__(
+        self,
+        layers: Mapping[int, nn.Module],
+        parameters: FlatParameters,
+        device: torch.device,
+        microbatches: int,
+        *,
+        splits: bool,
+    ) -> None:
+        """microbatches: of a step. splits: may weight gradients be postponed? Not where layers are run once more."""
+        self._parameters, self._device, self._microbatches = parameters, device, microbatches
+        self._named = f"layers {min(layers)} to {max(layers)}"
+        self._first, self._splits = min(layers) == 0, splits
+        self._modules = {id(module) for layer in layers.values() for module in layer.modules()}
+
+    def run(
+        self, work: Work, place: tuple[int, int], gradients: Parts | None, scale: BackwardScale, *, postpone: bool
+    ) -> Parts:
+        """As `Stage.backward`. place: step and microbatch. postpone: weight gradients, if that changes no bit."""
+        step, microbatch = place
+        leaves, given = work.ends(microbatch, gradients, self._microbatches, scale)
+        pairs = [(p, g.to(self._device)) for p, g in given if p.requires_grad and is_gradient(g)]
+        if pairs:
+            with in_task(f"the backward of {self._named}, at step {step}, microbatch {microbatch},"), keep_casts():
+                if not (postpone and self._postponed(work, microbatch, pairs, leaves)):
+                    self._compute_all(work, step)
+                    self._parameters.bind(work.gradients.target)
+                    torch.autograd.backward([p for p, _ in pairs], [g for _, g in pairs])
+        if microbatch not in work.postponed:
+            self._compute_all(work, step)
+            self._added(work, microbatch, reached=bool(pairs))
+        if self._first:
+            return ()
+        inputs = tuple(NO_GRADIENT if p.grad is None else p.grad for p in leaves if p.is_floating_point())
+        if microbatch in work.postponed:
+            for leaf in leaves:
+                leaf.grad = None  # what is sent must not stay as long as the graph
+        return (*inputs, *work.weight_of(microbatch))
+
+    def _postponed(self, work: Work, microbatch: int, pairs: list[tuple[Tensor, Tensor]], leaves: Parts) -> bool:
+        """Compute the gradients of the inputs alone, if this microbatch's backward can be split."""
+        if not self._splits:
+            return False
+        with self._watched():
+            rest = split(pairs, leaves)
+        if rest is not None:
+            work.postponed[microbatch] = rest
+        return rest is not None
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A layer that is run once more in a backward would be run once more in each part: no backward is split then.
+
+        The task's own are known (`Task.checkpointed`); a module may do it by itself.
+        """
+
+        def seen(module: nn.Module, _: Any) -> None:
+            if id(module) in self._modules:
+                self._splits = False
+
+        handle = register_module_forward_pre_hook(seen)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def weights(self, work: Work, step: int, microbatch: int) -> None:
+        """What `run` has postponed, and of earlier microbatches; nothing if that is done."""
+        for earlier in [m for m in work.postponed if m <= microbatch]:
+            rest = work.postponed.pop(earlier)
+            self._parameters.bind(work.gradients.target)
+            with in_task(f"the backward of {self._named}, at step {step}, microbatch {earlier},"), keep_casts():
+                rest.compute()
+            self._added(work, earlier, reached=True)
+
+    def _compute_all(self, work: Work, step: int) -> None:
+        if work.postponed:
+            self.weights(work, step, max(work.postponed))
+
+    def _added(self, work: Work, microbatch: int, *, reached: bool) -> None:
+        if reached:
+            self._parameters.mark(work.gradients.target, work.gradients.marked)
+        work.gradients.added(microbatch)

@@ -1,0 +1,147 @@
+"""A stage's backward in two parts: gradients of its inputs, which the stage before waits for, then those of weights.
+
+The first part runs the graph from the outputs to the inputs alone. Operations on that way that also lead to parameters
+are the frontier, such as a product of the inputs with a weight; what reached them is kept. The second part goes on from
+there: each operation of the frontier is asked for the other half of its gradients, and only what leads from it to
+parameters runs. Every product is computed once and every kernel gets the same operands, so the gradients have the same
+bits as those of a whole backward. Where that is not certain nothing is split (`split`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from bamboo_trainer.task import Parts
+
+Ends = Sequence[tuple[Tensor, Tensor]]  # tensors with their gradients
+
+# Operations that compute, of their inputs' gradients, only those that are asked for, each by itself.
+SEPARABLE: Final = frozenset({
+    "AddmmBackward0", "MmBackward0", "BmmBackward0", "BaddbmmBackward0", "AddbmmBackward0", "LinearBackward0",
+    "MvBackward0", "AddmvBackward0", "ConvolutionBackward0",
+    "NativeLayerNormBackward0", "NativeGroupNormBackward0", "NativeBatchNormBackward0", "FusedRmsNormBackward0",
+    "AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "CatBackward0", "StackBackward0",
+})  # fmt: skip
+_LEAF: Final = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """The gradients that have reached an operation of the frontier; None before they have."""
+
+    gradients: tuple[Tensor | None, ...] | None = None
+
+    def note(self, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """In the first part keep them. In the second, what hooks of tensors have made of them does not count again."""
+        if self.gradients is None:
+            self.gradients = gradients
+            return None
+        return self.gradients
+
+
+@dataclass(slots=True, eq=False)
+class WeightGradients:
+    """Of one microbatch, those that are not computed yet. Holds its graph, and so all that its forward has kept."""
+
+    leaves: Parts
+    _frontier: list[tuple[Node, _Held, list[Tensor]]] = field(default_factory=list)
+
+    def compute(self) -> None:
+        """Adds them to the parameters' `grad`. Once."""
+        while self._frontier:
+            node, held, parameters = self._frontier.pop(0)
+            reached = [(i, g) for i, g in enumerate(held.gradients or ()) if g is not None]
+            if reached:
+                edges = [GradientEdge(node, i) for i, _ in reached]
+                torch.autograd.backward(edges, [g for _, g in reached], inputs=parameters)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps beside the graph's own tensors."""
+        yield from self.leaves
+        for _, held, _ in self._frontier:
+            yield from (g for g in held.gradients or () if g is not None)
+
+
+def split(ends: Ends, leaves: Parts) -> WeightGradients | None:
+    """Computes the inputs' gradients, `leaf.grad`, and returns the rest. None: it cannot be split, nothing was done.
+
+    So it is if there is nothing to split, or if a parameter is reached by several ways whose sum would be taken in
+    another order, from an operation that computes all gradients at once, or from a custom autograd function on the way
+    to the inputs, which may do anything.
+    """
+    inputs = [leaf for leaf in leaves if leaf.requires_grad]
+    frontier = _frontier([tensor for tensor, _ in ends], inputs) if inputs else None
+    if not frontier:
+        return None
+    postponed = WeightGradients(leaves)
+    for node, parameters in frontier.items():
+        held = _Held()
+        node.register_prehook(held.note)
+        postponed._frontier.append((node, held, parameters))
+    torch.autograd.backward([t for t, _ in ends], [g for _, g in ends], inputs=inputs, retain_graph=True)
+    return postponed
+
+
+def _frontier(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[Node, list[Tensor]] | None:
+    """The operations that lead to inputs and to parameters, each with the parameters that it alone leads to.
+
+    None if a parameter is reached in another way, or if one of them cannot be asked for a part of its gradients.
+    """
+    roots = dict.fromkeys(get_gradient_edge(tensor).node for tensor in outputs)
+    order, following = _walk(roots)
+    wanted = {id(leaf) for leaf in inputs}
+    on_the_way: set[Node] = set()
+    for node in order:  # what follows comes first
+        if _variable_id(node) in wanted or any(after in on_the_way for after in following[node]):
+            on_the_way.add(node)
+    if any(isinstance(node, torch._C._FunctionBase) for node in on_the_way):
+        return None
+    owners: dict[Node, Node | None] = dict.fromkeys((root for root in roots if root not in on_the_way), None)
+    frontier: dict[Node, list[Tensor]] = {}
+    for node in reversed(order):
+        through = node in on_the_way
+        owner = node if through else owners[node]
+        for after in following[node]:
+            if after not in on_the_way:
+                owners[after] = owner if owners.get(after, owner) is owner else None
+        if not through and node.name() == _LEAF:
+            if owner is None or owner.name() not in SEPARABLE:
+                return None
+            frontier.setdefault(owner, []).append(_variable(node))
+    return frontier
+
+
+def _walk(roots: dict[Node, None]) -> tuple[list[Node], dict[Node, list[Node]]]:
+    """All operations of the graph, each after those that its gradients go to; and these."""
+    following: dict[Node, list[Node]] = {}
+    order: list[Node] = []
+    for root in roots:
+        path = [] if root in following else [(root, _enter(root, following))]
+        while path:
+            node, left = path[-1]
+            after = next((n for n in left if n not in following), None)
+            if after is None:
+                order.append(node)
+                path.pop()
+            else:
+                path.append((after, _enter(after, following)))
+    return order, following
+
+
+def _enter(node: Node, following: dict[Node, list[Node]]) -> Iterator[Node]:
+    following[node] = [after for after, _ in node.next_functions if after is not None]
+    return iter(following[node])
+
+
+def _variable(leaf: Node) -> Tensor:
+    found: Any = leaf
+    variable: Tensor = found.variable
+    return variable
+
+
+def _variable_id(node: Node) -> int | None:
+    return id(_variable(node)) if node.name() == _LEAF else None
