@@ -18,7 +18,8 @@ from bamboo.planning.transitions import is_protected
 
 CALM = 6  # undisturbed steps before each disturbance; their median is what a step takes
 NOTICE_SECONDS = 30.0
-WORK = ("Forward", "Backward")
+BACKWARDS = ("Backward", "BackwardInput")
+WORK = ("Forward", *BACKWARDS, "BackwardWeight")
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ def unplanned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> 
     return {
         **phases, "pause": 1e3 * (caught_up - d.at), "without_recompute": 1e3 * (d.applied - d.at),
         "closed": None if d.closed is None else 1e3 * (d.closed - d.at),
-        "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name == "Backward" for x in lost),
+        "forwards": sum(x.name == "Forward" for x in lost), "backwards": sum(x.name in BACKWARDS for x in lost),
         **_steps(d, committed, at=d.at), **_told(d),
     }  # fmt: skip
 
@@ -172,7 +173,7 @@ def planned(d: Disturbance, committed: dict[int, float], done: list[Done]) -> di
 
 def _idle(cell: Cell, step: int, done: list[Done]) -> float:
     start = min(x.start for x in done if x.cell == cell and x.step == step and x.name == "Forward")
-    return start - max(x.end for x in done if x.step == step - 1 and x.name == "Backward")
+    return start - max(x.end for x in done if x.step == step - 1 and x.name in BACKWARDS)
 
 
 def _steps(d: Disturbance, committed: dict[int, float], at: float) -> dict[str, float]:

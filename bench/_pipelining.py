@@ -1,4 +1,4 @@
-"""The same training on torch.distributed.pipelining (Schedule1F1B over gloo), one rank of it; optionally checkpointed.
+"""The same training on torch.distributed.pipelining (over gloo), one rank of it; optionally checkpointed.
 
 Layers, data, loss and optimizer come from the same task, and the split of layers from the same function.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleavedZeroBubble
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.grid import split_layers
@@ -23,10 +23,19 @@ from bamboo_trainer.tasks.user_code import build_layer, load_batch
 from bamboo_trainer.training import TrainingConfig, shown_to_build
 
 
-def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: int = 0, every: int = 0) -> Any:
+def run(
+    manifest: dict[str, Any],
+    rank: int,
+    steps: int,
+    folder: str,
+    attempt: int = 0,
+    every: int = 0,
+    zero_bubble: bool = False,
+) -> Any:
     """Losses (of the last rank), the ends of the steps, the CPU time until then, and seconds for each checkpoint.
 
-    every: steps between checkpoints, 0 for none.
+    every: steps between checkpoints, 0 for none. zero_bubble: ScheduleInterleavedZeroBubble with one stage a rank
+    (ZB1P) instead of Schedule1F1B.
     Appends to FOLDER/progress-ATTEMPT-RANK: its pid, "ready", and the end of every step.
     """
     torch.set_num_threads(1)
@@ -43,7 +52,15 @@ def run(manifest: dict[str, Any], rank: int, steps: int, folder: str, attempt: i
     named = [(f"{i}.{name}", p) for i, layer in layers.items() for name, p in layer.named_parameters()]
     module, optimizer = nn.Sequential(*layers.values()), task.optimizer(named)
     stage = PipelineStage(module, rank, world, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, training.microbatches, loss_fn=lambda out, target: task.loss((out,), (target,)))
+    schedule: Any
+
+    def loss(out: Tensor, target: Tensor) -> Any:
+        return task.loss((out,), (target,))
+
+    if zero_bubble:
+        schedule = ScheduleInterleavedZeroBubble([stage], training.microbatches, loss_fn=loss)
+    else:
+        schedule = Schedule1F1B(stage, training.microbatches, loss_fn=loss)
     begin = _load(place, rank, world, module, optimizer) if every and attempt else 0
     tell(progress, "ready", begin)
     losses, ends, cpu, saving = [], [], [], []

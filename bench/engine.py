@@ -2,6 +2,7 @@
 
     python bench/engine.py                        # real arithmetic, 4 and 2 stages
     python bench/engine.py --task emulated        # layers that sleep: shows the schedule
+    python bench/engine.py --task emulated --zero-bubble        # and with weight gradients that are postponed, on both
 
 Both sides fork their processes from the same server, with one torch thread each, and train the same layers, split
 alike, on the same samples with the same optimizer, without clipping. Losses are compared step by step. The sides
@@ -11,6 +12,7 @@ take turns, and their order is swapped from one repetition to the next; ratios a
 import asyncio
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ import typer
 from _common import Job, Lab, TaskName, gaps, lab, machine, main, manifest, median, quantile, say, show, write_json
 
 PLAIN, LAZY, TORCH = "Bamboo, None", "Bamboo, LazyForward", "torch 1F1B"
+ZERO, TORCH_ZERO = "Bamboo, ZBH1", "torch ZB1P"
 WARMUP = 4  # steps that do not count
 
 
@@ -48,9 +51,10 @@ async def bamboo(place: Lab, document: Any) -> Result:
     return Result([job.committed[k] for k in sorted(job.committed)], [job.losses[k] for k in sorted(job.losses)], cpu)
 
 
-async def pipelining(place: Lab, document: Any) -> Result:
+async def pipelining(place: Lab, document: Any, *, zero_bubble: bool = False) -> Result:
     spec, folder = document["spec"], place.new_folder()
     arguments = {"manifest": document, "steps": spec["training"]["steps"], "folder": str(folder)}
+    arguments["zero_bubble"] = zero_bubble
     ranks = [
         place.pool.call("_pipelining:run", {**arguments, "rank": rank}, seconds=600.0)
         for rank in range(spec["topology"]["stages"])
@@ -65,6 +69,10 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
     plain = manifest(task, stages, options.microbatches, steps, mode="None")
     lazy = manifest(task, stages, options.microbatches, steps, mode="LazyForward")
     sides: dict[str, Any] = {PLAIN: (bamboo, plain), TORCH: (pipelining, plain), LAZY: (bamboo, lazy)}
+    if options.zero_bubble:
+        split = manifest(task, stages, options.microbatches, steps, mode="None")
+        split["spec"]["topology"]["schedule"] = "ZBH1"
+        sides |= {ZERO: (bamboo, split), TORCH_ZERO: (partial(pipelining, zero_bubble=True), plain)}
     rounds: list[dict[str, Any]] = []
     noisy: list[dict[str, Any]] = []
     difference = 0.0
@@ -76,7 +84,7 @@ async def measure(place: Lab, options: "EngineOptions", task: TaskName, stages: 
             async with place.watched() as others:
                 result = await run(place, document)
             losses[side], facts[side] = result.losses, result.facts(others[0])
-        for side in (PLAIN, LAZY):
+        for side in losses.keys() - {TORCH}:
             pairs = zip(losses[side], losses[TORCH], strict=True)
             difference = max([difference, *(abs(a - b) / abs(b) for a, b in pairs)])
         quiet = all(f["others"] <= options.quiet for f in facts.values())
@@ -97,7 +105,8 @@ def ratios(rounds: list[dict[str, Any]], over: str, under: str, figure: str) -> 
 def report(case: Any) -> None:
     batch, rounds = 4 * case["microbatches"], case["rounds"] or case["noisy"]
     rows = []
-    for side in (TORCH, PLAIN, LAZY):
+    sides = [side for side in (TORCH, PLAIN, LAZY, TORCH_ZERO, ZERO) if side in rounds[0]]
+    for side in sides:
         step, cpu = median([r[side]["median"] for r in rounds]), median([r[side]["cpu"] for r in rounds])
         taken = median([r[side]["others"] for r in rounds])
         rows.append([side, f"{batch / step:.1f}", f"{1e3 * step:.1f}", f"{1e3 * cpu:.1f}", f"{taken:.2f}"])
@@ -105,7 +114,8 @@ def report(case: Any) -> None:
     print(f"{len(case['rounds'])} rounds, and {len(case['noisy'])} that were too noisy")
     show(title, ["", "samples/s", "median step, ms", "CPU a step, ms", "cores that others took"], rows)
     rows = []
-    for over, under in [(PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH)]:
+    compared = [(PLAIN, TORCH), (LAZY, PLAIN), (LAZY, TORCH), (ZERO, TORCH), (ZERO, PLAIN), (ZERO, TORCH_ZERO)]
+    for over, under in [pair for pair in compared if set(pair) <= set(sides)]:
         found = ratios(rounds, over, under, "median")
         others = [f"{median(ratios(rounds, over, under, figure)):.3f}" for figure in ("mean", "cpu")]
         spread = [_range(quantile(found, 0.25), quantile(found, 0.75)), _range(min(found), max(found))]
@@ -125,6 +135,7 @@ class EngineOptions:
     steps: int
     repeat: int
     quiet: float
+    zero_bubble: bool
 
 
 async def bench(
@@ -147,11 +158,12 @@ def command(
     steps: Annotated[int, typer.Option(help="Measured steps of each run.")] = 20,
     repeat: Annotated[int, typer.Option(help="Rounds; in each of them every side runs once.")] = 7,
     quiet: Annotated[float, typer.Option(help="Cores that others may take in a round.")] = 0.2,
+    zero_bubble: Annotated[bool, typer.Option(help="ZB-H1 and torch's ZB1P, too.")] = False,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference of a loss.")] = 1e-3,
     output: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - for stdout.")] = None,
 ) -> None:
     """Throughput of Bamboo's engine against torch.distributed.pipelining's 1F1B."""
-    options = EngineOptions(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet)
+    options = EngineOptions(microbatches=microbatches, steps=steps, repeat=repeat, quiet=quiet, zero_bubble=zero_bubble)
     main(bench(task, stages, options, output, tolerance))
 
 

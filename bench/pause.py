@@ -42,6 +42,7 @@ class PauseOptions:
     stages: int
     microbatches: int
     mode: str
+    schedule: str
     standby: int
     kills: int
     notices: int
@@ -53,6 +54,7 @@ class PauseOptions:
 
 async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
     document = manifest(o.task, o.stages, o.microbatches, MANY, mode=o.mode, standby=o.standby)
+    document["spec"]["topology"]["schedule"] = o.schedule
     found: dict[str, Any] = {}
     if o.kills:
         found["kills"] = await disturb(place, document, o.kills, notice=False, exits=not o.network, seed=o.seed)
@@ -65,7 +67,7 @@ async def measure(place: Lab, o: PauseOptions) -> dict[str, Any]:
 
 def report(o: PauseOptions, found: dict[str, Any]) -> None:
     names: tuple[str, ...]
-    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.standby} on standby"
+    what = f"{o.task}, {o.stages} stages, {o.microbatches} microbatches, {o.mode}, {o.schedule}, {o.standby} on standby"
     if "kills" in found:
         rows, others = found["kills"]["takeovers"], found["kills"]["others"]
         told = "by the network only" if o.network else "by the process's end"
@@ -102,6 +104,7 @@ def command(
     stages: Annotated[int, typer.Option(help="Stages of the one pipeline.")] = 4,
     microbatches: Annotated[int, typer.Option(help="Microbatches a step, of 4 samples.")] = 8,
     mode: Annotated[str, typer.Option(help="Redundancy mode.")] = "LazyForward",
+    schedule: Annotated[str, typer.Option(help="1F1B or ZBH1.")] = "1F1B",
     standby: Annotated[int, typer.Option(help="Workers on standby.")] = 1,
     kills: Annotated[int, typer.Option(help="Workers to kill.")] = 12,
     notices: Annotated[int, typer.Option(help="Workers to give notice.")] = 8,
@@ -113,7 +116,7 @@ def command(
 ) -> None:
     """How long training pauses when a worker is taken away, against restarting the whole job."""
     options = PauseOptions(
-        task=task, stages=stages, microbatches=microbatches, mode=mode, standby=standby, kills=kills,
+        task=task, stages=stages, microbatches=microbatches, mode=mode, schedule=schedule, standby=standby, kills=kills,
         notices=notices, restarts=restarts, every=checkpoint_every, seed=seed, network=network,
     )  # fmt: skip
 
