@@ -10,7 +10,7 @@ PLURAL = "bamboojobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 PROTOCOL_VERSION = 3
-DATA_PLANE_VERSION = 3  # of what workers say to each other
+DATA_PLANE_VERSION = 4  # of what workers say to each other
 NUMERICS_VERSION = 1  # raised with every change to Bamboo after which the same job ends with other bits
 
 EXIT_OK = 0

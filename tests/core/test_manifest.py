@@ -110,7 +110,12 @@ def test_every_field_is_read(tmp_path: Path) -> None:
             gradient_groups=16,
         ),
         topology=s.TopologySpec(
-            stages=4, pipelines=2, lookahead=2, schedule=s.PipelineSchedule.ZB_H1, split=(3, 4, 4, 2)
+            stages=4,
+            pipelines=2,
+            lookahead=2,
+            schedule=s.PipelineSchedule.ZB_H1,
+            flows_per_link=8,
+            split=(3, 4, 4, 2),
         ),
         elastic=s.ElasticSpec(min_pipelines=1, max_pipelines=4, stabilization_seconds=60),
         redundancy=s.RedundancySpec(mode=s.RedundancyMode.NONE, placement=s.ReplicaPlacement.HOST),

@@ -376,6 +376,8 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         topology["pipelines"] = pipelines
     if topology.get("split") is not None:
         topology["stages"] = len(topology["split"])
+    if topology["stages"] != 1 or (spec.get("redundancy") or {}).get("mode") == "None":
+        topology.pop("shardOptimizer", None)
     elastic = spec.get("elastic") or {}
     if elastic.get("minPipelines") is not None:
         elastic["minPipelines"] = draw(st.integers(1, pipelines))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 from bamboo_trainer.transport import wire
@@ -19,6 +20,7 @@ from bamboo_trainer.transport.tcp import TcpTransport
 
 SECRET = "a secret"
 SECONDS = 60.0  # that a test waits for something
+each_number_of_flows = pytest.mark.parametrize("flows", [1, 4])  # for tests of the fixture `net`
 
 
 @dataclass
@@ -51,10 +53,19 @@ def make_frame(
 
 def dial(end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY) -> socket.socket:
     """A raw link past the handshake, from "a" to "b"."""
-    sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
-    sock.sendall(wire.encode_hello(SECRET.encode(), sock.recv(16), "a", "b", lane))
-    assert sock.recv(1) == wire.ACCEPTED
+    sock, _, answer = greet(end, lane)
+    assert answer == wire.ACCEPTED
     return sock
+
+
+def greet(
+    end: TcpTransport, lane: wire.Lane = wire.Lane.BOUNDARY, joins: bytes = b"", secret: str = SECRET
+) -> tuple[socket.socket, bytes, bytes]:
+    """A raw connection from "a" to "b"; the acceptor's nonce, and its answer: b"" if it refuses."""
+    sock = socket.create_connection(("127.0.0.1", end.port), SECONDS)
+    nonce = sock.recv(wire.NONCE_SIZE)
+    sock.sendall(wire.encode_hello(secret.encode(), nonce, "a", "b", lane, joins))
+    return sock, nonce, sock.recv(1)
 
 
 def same(left: Frame, right: Frame) -> bool:
@@ -91,8 +102,9 @@ def our_sockets() -> set[str]:
 class Net:
     """TCP transports by name, all closed in the end, of which no thread and no socket may remain."""
 
-    def __init__(self) -> None:
+    def __init__(self, flows: int = 1) -> None:
         self.ends: list[TcpTransport] = []
+        self._flows = flows
         self._sockets = our_sockets()
 
     def __enter__(self) -> "Net":
@@ -108,6 +120,7 @@ class Net:
     def add(self, name: str, secret: str = SECRET) -> tuple[TcpTransport, Inbox]:
         inbox = Inbox()
         end = TcpTransport(name, secret, inbox)
+        end.trust(secret, flows=self._flows)
         self.ends.append(end)
         return end, inbox
 

@@ -1,13 +1,23 @@
-"""Fixtures of the tests that share them."""
+"""Fixtures of the tests of the transport."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from bamboo_trainer.transport import stripes, wire
 from transport_kit import Net
 
 
 @pytest.fixture
-def net() -> Iterator[Net]:
-    with Net() as made:
+def flows() -> int:
+    return 1
+
+
+@pytest.fixture
+def net(flows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
+    """With several flows all but the smallest frames are striped, in chunks that end within a number."""
+    if flows > 1:
+        monkeypatch.setattr(wire, "STRIPED_FROM", 100)
+        monkeypatch.setattr(stripes, "CHUNK", 4099)
+    with Net(flows) as made:
         yield made

@@ -14,7 +14,7 @@ import pytest
 from bamboo.checkpoint.layout import part_name
 from bamboo.coordinator.events import Outcome
 from manifest_kit import bamboojob, gpt_task, training
-from processes import Processes, run, run_slowly, run_with_faults
+from processes import Processes, run, run_slowly, run_with_cut_flows, run_with_faults
 
 pytestmark = pytest.mark.timeout(400)  # the first one runs the references, too
 STEPS = 12
@@ -302,6 +302,17 @@ def test_a_loss_during_healing_leaves_the_bits(
     job = run_slowly(manifest(), tmp_path, monkeypatch, decide, since=3, until=lambda job: len(job.acted) == 2)
     assert_same(job, references[4, 1, False])
     assert len(job.acted) == 2
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_single_connections_lost_at_random_leave_the_bits(
+    seed: int, references: References, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of links of several, within bodies: as if the whole link had been lost."""
+    shape = SHAPES[seed % len(SHAPES)]
+    job = run_with_cut_flows(manifest(*shape), tmp_path, monkeypatch, seed)
+    assert_same(job, references[shape])
+    assert job.state.preemptions == 0
 
 
 def soak_seeds() -> list[int]:

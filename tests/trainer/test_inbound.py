@@ -15,7 +15,7 @@ from bamboo_trainer.transport.frames import FrameKind
 from refusal_kit import refused
 from transport_kit import SECRET, Net, dial, make_frame
 
-pytest_plugins = ["refusal_fixtures"]
+pytest_plugins = ["transport_pair_fixtures"]
 
 
 def hello(**changes: Any) -> Callable[[bytes], bytes]:
@@ -69,6 +69,7 @@ def header(**changes: int | bytes) -> bytes:
         "magic",
         "version",
         "kind",
+        "striped",
         "epoch",
         "origin",
         "pipeline",
@@ -93,6 +94,7 @@ BAD_FRAMES = {
     "magic": header(magic=b"HTTP"),
     "version": header(version=wire.VERSION + 1),
     "kind": header(kind=99),
+    "striped though small": header(striped=True),
     "lane": header(kind=int(FrameKind.STATE)),
     "meta too large": header(meta=wire.MAX_META + 1),
     "body too large": header(body=wire.MAX_BODY + 1),

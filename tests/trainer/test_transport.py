@@ -17,7 +17,7 @@ from bamboo_trainer.transport import inbound, outbound, tcp
 from bamboo_trainer.transport.base import Arrived, Event, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import FrameKind
 from bamboo_trainer.transport.tcp import TcpTransport
-from transport_kit import SECONDS, SECRET, Net, eventually, make_frame, our_threads
+from transport_kit import SECONDS, SECRET, Net, each_number_of_flows, eventually, make_frame, our_threads
 
 pytest_plugins = ["transport_pair_fixtures"]
 
@@ -37,12 +37,14 @@ def test_payloads_arrive_as_they_were_sent(net: Net) -> None:
     assert b_in.wait(Arrived)[0].frame.payload == meta
 
 
+@each_number_of_flows
 def test_a_worker_can_send_to_itself(net: Net) -> None:
     a, a_in, _, _ = net.pair()
     a.send("a", make_frame(torch.ones(2)))
     assert a_in.wait(Arrived)[0].sender == "a"
 
 
+@each_number_of_flows
 def test_order_per_lane_and_both_directions(net: Net) -> None:
     a, a_in, b, b_in = net.pair()
     for index in range(300):
@@ -82,9 +84,10 @@ def test_bulk_does_not_delay_a_boundary_tensor(net: Net) -> None:
     assert kinds.index(FrameKind.ACTIVATION) < 2
 
 
-def test_a_state_is_sent_at_a_bounded_rate(net: Net) -> None:
+@each_number_of_flows
+def test_a_state_is_sent_at_a_bounded_rate(net: Net, flows: int) -> None:
     a, _, _, b_in = net.pair()
-    a.trust(SECRET, state_rate=1e6)
+    a.trust(SECRET, 1e6, flows)
     began = time.monotonic()
     a.send("b", make_frame(torch.arange(500_000.0), kind=FrameKind.STATE))  # 2 MB: two seconds
     (event,) = b_in.wait(Arrived)
@@ -101,9 +104,10 @@ def test_a_slow_state_delays_nothing_else(net: Net) -> None:
     assert {event.frame.address.kind for event in b_in.wait(Arrived, 2)} == {FrameKind.SYNC, FrameKind.ACTIVATION}
 
 
-def test_close_does_not_wait_for_a_slow_state(net: Net) -> None:
+@each_number_of_flows
+def test_close_does_not_wait_for_a_slow_state(net: Net, flows: int) -> None:
     a, _, _, _ = net.pair()
-    a.trust(SECRET, state_rate=1e3)
+    a.trust(SECRET, 1e3, flows)
     a.send("b", make_frame(torch.zeros(1 << 20), kind=FrameKind.STATE))
     a.send("b", make_frame(torch.ones(1)))
     time.sleep(0.2)
@@ -135,6 +139,7 @@ def test_a_link_waits_for_the_plan_that_names_its_sender(net: Net) -> None:
     b_in.wait(Arrived)
 
 
+@each_number_of_flows
 def test_who_left_the_plan_is_cut_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "PLAN_SECONDS", 0.05)
     a, a_in, b, b_in = net.pair()
@@ -195,6 +200,7 @@ def test_a_killed_peer_is_a_link_down_at_once(
     assert a_in.of(LinkUp) == []
 
 
+@each_number_of_flows
 def test_a_link_forms_again(net: Net) -> None:
     """What is sent while it is broken is dropped."""
     a, a_in, b, b_in = net.pair()
@@ -225,6 +231,7 @@ def held(end: TcpTransport) -> Iterator[None]:
         end._changed.notify_all()
 
 
+@each_number_of_flows
 def test_closing_sends_what_is_queued(net: Net) -> None:
     a, _, _, b_in = net.pair()
     for index in range(20):

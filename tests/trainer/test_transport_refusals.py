@@ -11,7 +11,7 @@ from bamboo_trainer.transport.frames import FrameKind
 from refusal_kit import refused
 from transport_kit import Net, dial, eventually, make_frame, our_threads
 
-pytest_plugins = ["refusal_fixtures"]
+pytest_plugins = ["transport_pair_fixtures"]
 
 
 VALID = b"".join(wire.encode_frame(make_frame(torch.ones(2, 3), torch.tensor(True), payload={"a": 1})))

@@ -9,7 +9,7 @@ import torch
 from bamboo_trainer.transport import wire
 from bamboo_trainer.transport.base import Arrived, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Address, Frame, FrameKind
-from transport_kit import SECONDS, Net, dial, make_frame, our_threads, same
+from transport_kit import SECONDS, Net, dial, each_number_of_flows, make_frame, our_threads, same
 
 pytest_plugins = ["transport_pair_fixtures"]
 
@@ -28,6 +28,7 @@ PAYLOADS = {
 }
 
 
+@each_number_of_flows
 @pytest.mark.parametrize("name", PAYLOADS)
 @pytest.mark.parametrize("kind", [FrameKind.ACTIVATION, FrameKind.SYNC])
 def test_tensors_arrive_bit_equal(net: Net, name: str, kind: FrameKind) -> None:
@@ -111,6 +112,7 @@ def test_a_link_that_replaces_another_one_is_told_of(net: Net, lane: wire.Lane) 
     assert b_in.wait(LinkDown) == [LinkDown("a")]
 
 
+@each_number_of_flows
 def test_close_does_not_wait_for_a_stuck_peer(net: Net) -> None:
     a, _ = net.add("a")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -8,12 +8,12 @@ import msgspec
 
 from bamboo.control import protocol
 from bamboo.names import DATA_PLANE_VERSION, PROTOCOL_VERSION
-from bamboo_trainer.transport import payloads, wire
+from bamboo_trainer.transport import payloads, stripes, wire
 from bamboo_trainer.transport.frames import FrameKind
 
 # Of each version, a digest of the forms. Never change the one of a version that has been released: raise the number.
 CONTROL = {3: "fa9aa0c40d2c00e3"}
-DATA_PLANE = {3: "413766f012d49980"}
+DATA_PLANE = {4: "bf409a451b83dfae"}
 
 
 def bare(schema: Any) -> Any:
@@ -43,7 +43,8 @@ def data_plane() -> str:
         for kind, form in sorted(payloads.FORMS.items())
     ]
     assert [kind.name for kind in FrameKind] == [form[1] for form in forms]
-    return digest([forms, wire.HEADER.format, schemas(wire.LinkHello)])
+    chunks = [stripes.RECORD.format, stripes.CHUNK, stripes.END, stripes.LEAVES]
+    return digest([forms, wire.HEADER.format, schemas(wire.LinkHello), chunks])
 
 
 MESSAGE = (

@@ -246,6 +246,7 @@ def _topology(f: Fields) -> s.TopologySpec:
             pipelines=f.integer("pipelines", 1, high=1024),
             lookahead=f.integer("lookahead", 1, low=0, high=4),
             schedule=f.choice("schedule", s.PipelineSchedule.ONE_F_ONE_B),
+            flows_per_link=f.integer("flowsPerLink", 4, high=16),
             split=f.integers("split", "layers of each stage", high=MOST_LAYERS) if f.has("split") else None,
             shard_optimizer=f.flag("shardOptimizer"),
         )

@@ -264,14 +264,15 @@ class PipelineSchedule(StrEnum):
 class TopologySpec:
     """lookahead: forwards by which a stage is ahead of the next one beyond plain 1F1B; see docs/design/engine.md.
 
-    split: layers of each stage; None: as their costs say. shard_optimizer: with one stage and several pipelines, each
-    worker holds the optimizer's state of a part of the layers only; see docs/design/shards.md.
+    flows_per_link: TCP connections for large frames. split: layers of each stage; None: as their costs say.
+    shard_optimizer: with one stage, each worker holds the optimizer's state of a part of the layers; see shards.md.
     """
 
     stages: int
     pipelines: int = 1
     lookahead: int = 1
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    flows_per_link: int = 4
     split: tuple[int, ...] | None = None
     shard_optimizer: bool = False
 

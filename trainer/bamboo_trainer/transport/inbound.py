@@ -1,4 +1,7 @@
-"""The receiving end of a link: a reader thread that checks who is there, then reads straight into tensors."""
+"""The receiving end of a link: a reader thread that checks who is there, then reads straight into tensors.
+
+A connection that joins a link is given to that link's reader once it is known who it is from, and its own thread ends.
+"""
 
 import logging
 import os
@@ -10,7 +13,7 @@ from typing import Protocol
 import torch
 
 from bamboo.planning.plan import WorkerId
-from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport import sockets, stripes, wire
 from bamboo_trainer.transport.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -25,6 +28,10 @@ class Acceptor(Protocol):
         """May it deliver? May wait for the plan that says so."""
         ...
 
+    def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
+        """Give a connection to the link that it joins; False if there is no such link any more."""
+        ...
+
     def arrived(self, link: "Inbound", frame: Frame) -> None: ...
 
     def left(self, link: "Inbound", reason: str) -> None:
@@ -33,40 +40,72 @@ class Acceptor(Protocol):
 
 
 class Inbound:
-    """An accepted connection."""
+    """An accepted connection, and those that have joined it."""
 
     def __init__(self, sock: socket.socket, me: WorkerId, secret: bytes, acceptor: Acceptor) -> None:
         self._sock = sock
         self._me = me
         self._secret = secret
         self._acceptor = acceptor
+        self.nonce = os.urandom(wire.NONCE_SIZE)
         self.hello: wire.LinkHello | None = None  # set once it is proven
+        self._lock = threading.Lock()
+        self._joined: list[stripes.ArrivingFlow] | None = []  # None once it has ended
+        self._bodies = 0  # striped ones so far
+        self._given_away = False
         self.thread = threading.Thread(target=self._run, name="bamboo-rx", daemon=True)
 
     def close(self) -> None:
         """End the thread soon; never blocks."""
-        sockets.wake(self._sock)
+        with self._lock:
+            sockets.wake(self._sock)
+            for flow in self._joined or ():
+                sockets.wake(flow.sock)
+
+    def take_in(self, sock: socket.socket) -> bool:
+        """Have a proven connection share in this link, and tell its sender; False if the link has ended or is full.
+
+        Its sender hears it before anything can be sent on it, so every body is read from all flows that it is sent on.
+        OSError if it cannot be told.
+        """
+        with self._lock:
+            if self._joined is None or len(self._joined) >= stripes.MAX_FLOWS - 1:
+                return False
+            sock.setblocking(False)
+            sock.sendall(wire.ACCEPTED)
+            self._joined.append(stripes.ArrivingFlow(sock))
+            return True
 
     def _run(self) -> None:
         reason = "ended by an error"
         try:
-            with self._sock:
-                reason = self._serve()
+            reason = self._serve()
         finally:
+            with self._lock:
+                ended = [flow.sock for flow in self._joined or ()]
+                self._joined = None
+            if not self._given_away:
+                ended.append(self._sock)
+            for sock in ended:
+                sock.close()
             self._acceptor.left(self, reason)
 
     def _serve(self) -> str:
         """Read until the link ends; why it did."""
         try:
             hello = self._greet()
+            if hello.joins:
+                self._given_away = self._acceptor.join(self._sock, hello)
+                return "joined another one" if self._given_away else "there is no such link"
             if not self._acceptor.admit(self, hello):
                 logger.warning("link from %s refused: not in the plan", hello.worker)
                 return "not in the plan"
             self._sock.settimeout(None)
             self._sock.sendall(wire.ACCEPTED)
             reader = sockets.SocketReader(self._sock)
+            first = stripes.ArrivingFlow(self._sock, reader)
             while True:
-                self._acceptor.arrived(self, _read(reader, hello.lane))
+                self._acceptor.arrived(self, self._read(reader, first, hello.lane))
         except wire.WireError as error:
             logger.warning("link from %s closed: %s", self.hello.worker if self.hello else "a stranger", error)
             return str(error)
@@ -77,26 +116,34 @@ class Inbound:
         """Raises WireError, OSError."""
         deadline = time.monotonic() + HELLO_SECONDS
         sockets.tune(self._sock)
-        nonce = os.urandom(wire.NONCE_SIZE)
         self._sock.settimeout(HELLO_SECONDS)
-        self._sock.sendall(nonce)
+        self._sock.sendall(self.nonce)
         length = wire.parse_hello_length(sockets.receive(self._sock, wire.HELLO_LENGTH.size, deadline))
         raw = sockets.receive(self._sock, length, deadline)
-        self.hello = wire.parse_hello(raw, self._secret, nonce, self._me)
+        self.hello = wire.parse_hello(raw, self._secret, self.nonce, self._me)
         self.thread.name = f"bamboo-rx-{self.hello.worker}-{self.hello.lane}"
         return self.hello
 
+    def _read(self, reader: sockets.SocketReader, first: stripes.ArrivingFlow, lane: wire.Lane) -> Frame:
+        """Raises WireError, OSError."""
+        header = wire.parse_header(reader.receive(wire.HEADER.size))
+        if wire.lane_of(header.address.kind) is not lane:
+            raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
+        specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
+        try:
+            tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
+        except RuntimeError as error:  # how torch says that memory is out
+            raise wire.WireError(f"no room for {header.body_length} bytes") from error
+        if header.striped:
+            self._read_striped(first, [wire.byte_view(tensor) for tensor in tensors])
+        else:
+            for tensor in tensors:
+                reader.receive_into(wire.byte_view(tensor))
+        return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)
 
-def _read(reader: sockets.SocketReader, lane: wire.Lane) -> Frame:
-    """Raises WireError, OSError."""
-    header = wire.parse_header(reader.receive(wire.HEADER.size))
-    if wire.lane_of(header.address.kind) is not lane:
-        raise wire.WireError(f"{header.address.kind.name} on the {lane} lane")
-    specs, payload = wire.parse_meta(reader.receive(header.meta_length), header.body_length)
-    try:
-        tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in specs)
-    except RuntimeError as error:  # how torch says that memory is out
-        raise wire.WireError(f"no room for {header.body_length} bytes") from error
-    for tensor in tensors:
-        reader.receive_into(wire.byte_view(tensor))
-    return Frame(address=header.address, epoch=header.epoch, origin=header.origin, tensors=tensors, payload=payload)
+    def _read_striped(self, first: stripes.ArrivingFlow, views: list[memoryview]) -> None:
+        """Raises WireError, OSError."""
+        with self._lock:
+            flows = [first, *(self._joined or ())]
+        stripes.receive_body(stripes.ArrivingBody(self._bodies, views), flows)
+        self._bodies += 1

@@ -1,5 +1,7 @@
 """The sending end of a link: one writer thread that connects, sends what is queued and connects again.
 
+The link's further connections are opened for the first large frame, so that small jobs need no more than one.
+
 A small frame is sent by the caller's own thread if the kernel takes it at once: waking the writer, which then waits
 for the interpreter's lock, takes longer than such a frame's whole way.
 """
@@ -11,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from bamboo.planning.plan import WorkerId
-from bamboo_trainer.transport import sockets, wire
+from bamboo_trainer.transport import sockets, stripes, wire
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +26,22 @@ ACCEPT_SECONDS = 10.0  # longer than an acceptor may wait for the plan that name
 BACKOFF_SECONDS = (0.05, 1.0)
 AT_ONCE = 64 << 10  # bytes that the caller itself may send
 PIECE = 256 << 10  # bytes between two looks at the rate
+WIDEN_SECONDS = 30.0  # until connections that could not be opened are tried again
 
 Report = Callable[["Outbound"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCapacity:
+    """flows: connections that a link may have, for large frames. rate: bytes a second that it sends at most."""
+
+    flows: int = 1
+    rate: float | None = None
+
+
+class _Queued(NamedTuple):
+    buffers: list[wire.Buffer]
+    striped: bool
 
 
 class Outbound:
@@ -36,19 +54,23 @@ class Outbound:
         address: tuple[str, int],
         on_broke: Report,
         on_stands: Report,
-        rate: float | None = None,
+        capacity: LinkCapacity,
     ) -> None:
-        """rate: bytes a second that it sends at most."""
         self.me, self.peer, self.lane = route
         self._secret = secret
         self._address = address
         self._on_broke = on_broke
         self._on_stands = on_stands
-        self._rate = rate
+        self._capacity = capacity
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._queue: deque[list[wire.Buffer]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._sock: socket.socket | None = None
+        self._joined: list[socket.socket] = []  # its further connections
+        self._nonce = b""  # with which the acceptor began
+        self._bodies = 0  # striped ones so far
+        self._widen_at = 0.0  # when missing connections may be tried again
+        self._due = 0.0  # when the rate allows more
         self._standing = False  # the socket is past the handshake
         self._broken = False  # what is sent is dropped
         self._lost = False  # the current connection has ended at the other side
@@ -57,14 +79,15 @@ class Outbound:
         self._attempts = 0  # a name with several addresses: each in turn
         self.thread = threading.Thread(target=self._run, name=f"bamboo-tx-{self.peer}-{self.lane}", daemon=True)
 
-    def send(self, buffers: list[wire.Buffer]) -> None:
+    def send(self, buffers: list[wire.Buffer], *, striped: bool = False) -> None:
+        """Queue a frame, or send it if that is quicker. striped: see `wire.encode_frame`."""
         with self._lock:
             if self._closed or self._broken:
                 logger.debug("frame to %s dropped: its %s link is down", self.peer, self.lane)
                 return
-            rest = self._send_at_once(buffers)
+            rest = buffers if striped else self._send_at_once(buffers)
             if rest:
-                self._queue.append(rest)
+                self._queue.append(_Queued(rest, striped))
                 self._changed.notify_all()
 
     def _send_at_once(self, buffers: list[wire.Buffer]) -> list[wire.Buffer]:
@@ -91,9 +114,17 @@ class Outbound:
         with self._changed:
             self._closed = True
             self._queue.clear()
-            if self._sock is not None:
-                sockets.wake(self._sock)
+            if not self._sending:
+                for sock in self._joined:
+                    with contextlib.suppress(OSError):  # then the other side takes the end for a loss
+                        stripes.leave(sock)
+            self._wake()
             self._changed.notify_all()
+
+    def _wake(self) -> None:
+        """Release all who wait for one of the connections. Caller holds the lock."""
+        for sock in (*self._joined, *((self._sock,) if self._sock else ())):
+            sockets.wake(sock)
 
     def _run(self) -> None:
         backoff, longest = BACKOFF_SECONDS
@@ -144,7 +175,7 @@ class Outbound:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
-        """A socket past the handshake; closed in the end."""
+        """A socket past the handshake; closed in the end, with those that have joined it."""
         host, port = self._address
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[self._attempts % len(found)]
@@ -155,18 +186,27 @@ class Outbound:
                     raise ConnectionAbortedError("closed")
                 self._sock, self._lost = sock, False
             try:
-                sock.settimeout(CONNECT_SECONDS)
-                sock.connect(address)
-                sockets.tune(sock)
-                nonce = bytes(sockets.receive(sock, wire.NONCE_SIZE, time.monotonic() + CONNECT_SECONDS))
-                sock.sendall(wire.encode_hello(self._secret, nonce, self.me, self.peer, self.lane))
-                if sockets.receive(sock, 1, time.monotonic() + ACCEPT_SECONDS) != wire.ACCEPTED:
-                    raise wire.WireError("not accepted")
-                sock.settimeout(None)
+                self._nonce = self._greet(sock, address)
+                self._bodies, self._widen_at = 0, 0.0
                 yield sock
             finally:
                 with self._changed:
                     self._sock, self._standing = None, False
+                    joined, self._joined = self._joined, []
+                for other in joined:
+                    other.close()
+
+    def _greet(self, sock: socket.socket, address: Any, joins: bytes = b"") -> bytes:
+        """Connect, and prove who we are; the acceptor's nonce. Raises OSError, WireError."""
+        sock.settimeout(CONNECT_SECONDS)
+        sock.connect(address)
+        sockets.tune(sock)
+        nonce = bytes(sockets.receive(sock, wire.NONCE_SIZE, time.monotonic() + CONNECT_SECONDS))
+        sock.sendall(wire.encode_hello(self._secret, nonce, self.me, self.peer, self.lane, joins))
+        if sockets.receive(sock, 1, time.monotonic() + ACCEPT_SECONDS) != wire.ACCEPTED:
+            raise wire.WireError("not accepted")
+        sock.settimeout(None)
+        return nonce
 
     def _stand(self) -> None:
         with self._changed:
@@ -180,6 +220,7 @@ class Outbound:
         sockets.wake(sock)
         with self._changed:
             self._lost = True
+            self._wake()
             self._changed.notify_all()
 
     def _send_some(self, sock: socket.socket) -> bool:
@@ -192,24 +233,69 @@ class Outbound:
                 return False
             if self._lost:
                 raise ConnectionResetError("closed by the peer")
-            buffers, size = [], 0
-            while self._queue and size < wire.COALESCE:
-                frame = self._queue.popleft()
-                buffers += frame
-                size += sum(map(len, frame))
+            buffers, striped = self._queue.popleft()
+            size = sum(map(len, buffers))
+            while self._queue and not (striped or self._queue[0].striped) and size < wire.COALESCE:
+                more = self._queue.popleft().buffers
+                buffers += more
+                size += sum(map(len, more))
             self._sending = True
-        for buffer in wire.coalesce(buffers):
-            if self._rate is None:
-                sock.sendall(buffer)
-            else:
-                self._send_slowly(sock, buffer, self._rate)
+        if striped:
+            self._send_striped(sock, buffers)
+        else:
+            for buffer in wire.coalesce(buffers):
+                self._send_buffer(sock, buffer)
         return True
 
-    def _send_slowly(self, sock: socket.socket, buffer: wire.Buffer, rate: float) -> None:
-        view, due = memoryview(buffer), time.monotonic()
-        while len(view) and not self._closed:
-            sock.sendall(view[:PIECE])
-            due += min(PIECE, len(view)) / rate
-            view = view[PIECE:]
+    def _send_buffer(self, sock: socket.socket, buffer: wire.Buffer) -> None:
+        if self._capacity.rate is None:
+            sock.sendall(buffer)
+            return
+        for view in (memoryview(buffer)[at : at + PIECE] for at in range(0, len(buffer), PIECE)):
+            self._pace(len(view))
+            sock.sendall(view)
+
+    def _pace(self, size: int) -> None:
+        """Wait until the rate allows so many bytes more. ConnectionError if the link ends meanwhile."""
+        if self._capacity.rate is None:
+            return
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closed or self._lost, max(0.0, self._due - time.monotonic())):
+                raise ConnectionAbortedError("closed")
+        self._due = max(self._due, time.monotonic()) + size / self._capacity.rate
+
+    def _send_striped(self, sock: socket.socket, buffers: list[wire.Buffer]) -> None:
+        """Send a large frame over as many connections as there may be. OSError if one of them is lost."""
+        if len(self._joined) < self._capacity.flows - 1 and time.monotonic() >= self._widen_at:
+            self._widen(sock)
+        sock.sendall(buffers[0])
+        stripes.send_body(self._bodies, buffers[1:], [sock, *self._joined], self._pace)
+        self._bodies += 1
+
+    def _widen(self, sock: socket.socket) -> None:
+        """Open the connections that are missing. The link serves without them, too, for some time."""
+        try:
+            while len(self._joined) < self._capacity.flows - 1:
+                self._join(sock)
+        except (OSError, wire.WireError) as error:
+            if self._closed or self._lost:
+                raise
+            self._widen_at = time.monotonic() + WIDEN_SECONDS
+            have, wanted = 1 + len(self._joined), self._capacity.flows
+            logger.warning("%s link to %s has %d of %d connections: %s", self.lane, self.peer, have, wanted, error)
+
+    def _join(self, first: socket.socket) -> None:
+        """Open one more connection and have it join the first one's link. Raises OSError, WireError."""
+        sock = socket.socket(first.family, first.type, first.proto)
+        with self._changed:
+            self._joined.append(sock)  # at once, so that who closes the link wakes it, too
+        try:
+            if self._closed or self._lost:
+                raise ConnectionAbortedError("closed")
+            self._greet(sock, first.getpeername(), joins=self._nonce)
+            sock.setblocking(False)
+        except BaseException:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._lost, max(0.0, due - time.monotonic()))
+                self._joined.remove(sock)
+            sock.close()
+            raise

@@ -64,6 +64,23 @@ class SocketReader:
             self._start += count
             view = view[count:]
 
+    @property
+    def holds_some(self) -> bool:
+        """Was more read than taken?"""
+        return self._start < self._end
+
+    def take(self, views: list[memoryview]) -> int:
+        """Fill some of the views with what is there and read nothing ahead; the number of bytes, 0 at the link's end.
+
+        BlockingIOError if nothing is there.
+        """
+        if not self.holds_some:
+            return self._sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+        count = min(len(views[0]), self._end - self._start)
+        views[0][:count] = self._ahead[self._start : self._start + count]
+        self._start += count
+        return count
+
     def receive(self, size: int) -> bytearray:
         """As receive_into, into a new buffer."""
         end = self._start + size

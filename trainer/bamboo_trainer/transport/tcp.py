@@ -1,4 +1,4 @@
-"""The transport over plain TCP: one simplex link per sender, receiver and lane.
+"""The transport over plain TCP: one simplex link per sender, receiver and lane, of one connection or several.
 
 Locks: `_news` keeps LinkDown and LinkUp in the order in which they happened; only the links' own threads
 take it, and always before `_changed`, which guards the tables and under which nothing foreign is called. So
@@ -6,6 +6,7 @@ take it, and always before `_changed`, which guards the tables and under which n
 A frame that a reader already holds when peers() or close() is called may still be delivered; none after that.
 """
 
+import hmac
 import logging
 import socket
 import threading
@@ -18,7 +19,7 @@ from bamboo_trainer.transport.base import Arrived, Deliver, LinkDown, LinkUp
 from bamboo_trainer.transport.frames import Frame, FrameKind
 from bamboo_trainer.transport.inbound import Inbound
 from bamboo_trainer.transport.link_states import LinkStates
-from bamboo_trainer.transport.outbound import Outbound
+from bamboo_trainer.transport.outbound import LinkCapacity, Outbound
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class TcpTransport:
     def __init__(self, worker: WorkerId, secret: str, deliver: Deliver, host: str = "127.0.0.1") -> None:
         self._me = worker
         self._secret = secret.encode()
-        self._state_rate: float | None = None
+        self._capacities = {lane: LinkCapacity() for lane in wire.Lane}
         self._deliver = deliver
         self._news = threading.Lock()
         self._lock = threading.RLock()
@@ -53,15 +54,21 @@ class TcpTransport:
         with self._changed:
             self._start(threading.Thread(target=self._accept, name=f"bamboo-accept-{worker}", daemon=True))
 
-    def trust(self, secret: str, state_rate: float | None = None) -> None:
-        """Replace the job's secret, and limit whole states to so many bytes a second, for links formed from now on."""
-        self._secret, self._state_rate = secret.encode(), state_rate
+    def trust(self, secret: str, state_rate: float | None = None, flows: int = 1) -> None:
+        """Replace the job's secret, for links formed from now on.
+
+        state_rate: whole states are limited to so many bytes a second. flows: connections of a link, for large frames.
+        """
+        self._secret = secret.encode()
+        self._capacities = {lane: LinkCapacity(flows) for lane in wire.Lane}
+        self._capacities[wire.Lane.STATE] = LinkCapacity(flows, state_rate)
 
     def send(self, peer: WorkerId, frame: Frame) -> None:
         """See Transport. ValueError or TypeError if the frame itself cannot be encoded."""
-        buffers = wire.encode_frame(frame)
-        size = sum(map(len, buffers))
         key = (peer, wire.lane_of(frame.address.kind))
+        capacity = self._capacities[key[1]]
+        buffers = wire.encode_frame(frame, may_stripe=capacity.flows > 1)
+        size = sum(map(len, buffers))
         with self._lock:
             if self._closed or peer not in self._peers:
                 logger.debug("frame to %s dropped: not in the plan", peer)
@@ -69,14 +76,13 @@ class TcpTransport:
             link = self._outbound.get(key)
             if link is None:
                 route = (self._me, *key)
-                rate = self._state_rate if key[1] is wire.Lane.STATE else None
-                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands, rate)
+                link = Outbound(route, self._secret, self._peers[peer], self._out_broke, self._out_stands, capacity)
                 self._outbound[key] = link
                 self._start(link.thread)
             self.sent[frame.address.kind] += size
             if frame.payload is not None and frame.again:
                 self.resent[frame.address.kind] += size
-        link.send(buffers)
+        link.send(buffers, striped=wire.is_striped(buffers))
 
     def peers(self, peers: Mapping[WorkerId, tuple[str, int]]) -> None:
         """See Transport."""
@@ -139,6 +145,12 @@ class TcpTransport:
             if due:
                 self._deliver(LinkUp(hello.worker))
         return True
+
+    def join(self, sock: socket.socket, hello: wire.LinkHello) -> bool:
+        """For readers only. Only the newest link of a sender and lane can be joined."""
+        with self._lock:
+            link = self._inbound.get((hello.worker, hello.lane))
+        return link is not None and hmac.compare_digest(link.nonce, hello.joins) and link.take_in(sock)
 
     def arrived(self, link: Inbound, frame: Frame) -> None:
         """For readers only."""

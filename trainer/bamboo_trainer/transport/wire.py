@@ -1,16 +1,16 @@
 """The bytes of the TCP data plane: pure functions between frames or hellos and buffers. No byte is trusted.
 
 A frame is a fixed header, a msgpack meta `[[[dtype, shape], ...], payload]`, and the tensors' bytes one
-after the other, in the machine's byte order (little-endian everywhere that torch runs). Whatever is out of
-bounds or does not add up is a WireError; the reader then closes the link. What a frame of each kind has to carry
-is not known here: see `metas`.
+after the other, in the machine's byte order (little-endian everywhere that torch runs). A large body may be spread
+over several connections instead: see `stripes`. Whatever is out of bounds or does not add up is a WireError; the reader
+then closes the link. What a frame of each kind has to carry is not known here: see `payloads`.
 """
 
 import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -30,9 +30,11 @@ MAX_HELLO: Final = 2048
 NONCE_SIZE: Final = 16
 COALESCE: Final = 64 << 10
 ACCEPTED: Final = b"\x01"
+STRIPED_FROM: Final = 1 << 20  # bytes of a body; a smaller one is there as soon on one connection
 
-# magic, version, kind, epoch, pipeline, stage, step, microbatch, part, meta length, body length
-HEADER: Final = struct.Struct("<4sBBqqiiqiiIQ")
+# magic, version, kind, striped, epoch, origin, pipeline, stage, step, microbatch, part, meta length, body length
+HEADER: Final = struct.Struct("<4sBB?qqiiqiiIQ")
+_STRIPED_AT: Final = 6
 HELLO_LENGTH: Final = struct.Struct("<H")
 
 DTYPES: Final = {
@@ -79,6 +81,7 @@ class Header(NamedTuple):
     origin: int
     meta_length: int
     body_length: int
+    striped: bool
 
 
 class TensorSpec(NamedTuple):
@@ -97,10 +100,14 @@ class _Meta(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who opens a link, for which lane, and the proof that it knows the job's secret."""
+    """Who opens a link, for which lane, and the proof that it knows the job's secret.
+
+    joins: the nonce with which the acceptor began the connection that this one shares a link with; b"" for a new link.
+    """
 
     worker: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     lane: Lane
+    joins: Annotated[bytes, msgspec.Meta(max_length=NONCE_SIZE)]
     mac: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
@@ -116,8 +123,11 @@ def byte_view(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def encode_frame(frame: Frame) -> list[Buffer]:
-    """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go."""
+def encode_frame(frame: Frame, *, may_stripe: bool = False) -> list[Buffer]:
+    """The frame as buffers to send in order; they share its tensors' storage. ValueError if it cannot go.
+
+    may_stripe: a large body is to be spread over several connections. Its buffers are then sent by `stripes`.
+    """
     views, specs, body_length = [], [], 0
     for tensor in frame.tensors:
         here = tensor.detach().cpu().contiguous()
@@ -132,10 +142,16 @@ def encode_frame(frame: Frame) -> list[Buffer]:
         raise ValueError(f"{frame.address}: too large: meta {len(meta)}, body {body_length} bytes")
     try:
         kind, *place = frame.address
-        header = HEADER.pack(MAGIC, VERSION, kind, frame.epoch, frame.origin, *place, len(meta), body_length)
+        striped = may_stripe and body_length >= STRIPED_FROM
+        header = HEADER.pack(MAGIC, VERSION, kind, striped, frame.epoch, frame.origin, *place, len(meta), body_length)
     except struct.error as error:
         raise ValueError(f"{frame.address}, epoch {frame.epoch}: {error}") from error
     return [header + meta, *views]
+
+
+def is_striped(buffers: Sequence[Buffer]) -> bool:
+    """Are these of a frame whose body is to be spread?"""
+    return bool(buffers[0][_STRIPED_AT])
 
 
 def unsendable(tensor: torch.Tensor, dtypes: Collection[torch.dtype]) -> str:
@@ -151,7 +167,7 @@ def parse_header(raw: bytes | bytearray) -> Header:
     """Raises WireError."""
     if len(raw) != HEADER.size:
         raise WireError(f"a header of {len(raw)} bytes")
-    magic, version, kind, epoch, origin, pipeline, stage, step, microbatch, part, meta, body = HEADER.unpack(raw)
+    magic, version, kind, striped, epoch, origin, *place, meta, body = HEADER.unpack(raw)
     if magic != MAGIC or version != VERSION:
         raise WireError(f"magic {magic!r}, version {version}")
     if meta > MAX_META or body > MAX_BODY:
@@ -159,7 +175,9 @@ def parse_header(raw: bytes | bytearray) -> Header:
     known = _KINDS.get(kind)
     if known is None:
         raise WireError(f"kind {kind}")
-    return Header(Address(known, pipeline, stage, step, microbatch, part), epoch, origin, meta, body)
+    if raw[_STRIPED_AT] > 1 or (striped and body < STRIPED_FROM):
+        raise WireError(f"striped {raw[_STRIPED_AT]}, body {body} bytes")
+    return Header(Address(known, *place), epoch, origin, meta, body, striped)
 
 
 def parse_meta(raw: bytes | bytearray, body_length: int) -> tuple[tuple[TensorSpec, ...], Any]:
@@ -202,15 +220,18 @@ def coalesce(buffers: Iterable[Buffer], limit: int = COALESCE) -> Iterator[Buffe
         yield b"".join(small)
 
 
-def _mac(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
+def _mac(secret: bytes, nonce: bytes, route: tuple[WorkerId, WorkerId, Lane], joins: bytes) -> bytes:
     # The receiver is in it, so that a link to a port that another worker has since taken is refused.
-    message = msgspec.msgpack.encode([sender, receiver, lane, nonce])
+    message = msgspec.msgpack.encode([*route, nonce, joins])
     return hmac.new(secret, message, hashlib.sha256).digest()
 
 
-def encode_hello(secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane) -> bytes:
-    """The answer to the acceptor's nonce: a length, then the hello."""
-    hello = LinkHello(worker=sender, lane=lane, mac=_mac(secret, nonce, sender, receiver, lane))
+def encode_hello(
+    secret: bytes, nonce: bytes, sender: WorkerId, receiver: WorkerId, lane: Lane, joins: bytes = b""
+) -> bytes:
+    """The answer to the acceptor's nonce: a length, then the hello. joins: see LinkHello."""
+    mac = _mac(secret, nonce, (sender, receiver, lane), joins)
+    hello = LinkHello(worker=sender, lane=lane, joins=joins, mac=mac)
     raw = msgspec.msgpack.encode(hello)
     return HELLO_LENGTH.pack(len(raw)) + raw
 
@@ -227,9 +248,11 @@ def parse_hello(raw: bytes | bytearray, secret: bytes, nonce: bytes, receiver: W
     """Raises WireError, also if the sender does not know the secret or means another receiver."""
     try:
         hello = _HELLO_DECODER.decode(raw)
-        expected = _mac(secret, nonce, hello.worker, receiver, hello.lane)
+        expected = _mac(secret, nonce, (hello.worker, receiver, hello.lane), hello.joins)
     except _META_ERRORS as error:
         raise WireError(f"hello: {error}") from error
     if not hmac.compare_digest(hello.mac, expected):
         raise WireError("hello: wrong mac")
+    if hello.joins and len(hello.joins) != NONCE_SIZE:
+        raise WireError(f"hello: joins has {len(hello.joins)} bytes")
     return hello

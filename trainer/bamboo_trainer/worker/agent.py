@@ -294,7 +294,7 @@ class WorkerAgent:
             facts = facts_of(spec.name, welcome.history)
             loggers = LoggingThreads(made, facts, welcome.history, self.control.send)
             self.history = HistoryKeeper(welcome.history, rates, self.control.send, loggers)
-        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6)
+        self.transport.trust(secret, spec.redundancy.transfer_mbps * 1e6, spec.topology.flows_per_link)
         kept = self.checkpoints = Checkpointing(spec, len(task.layers), owner_of(secret), self.control.send)
 
         def build(index: int, stages: Sequence[tuple[int, int]]) -> Stage:

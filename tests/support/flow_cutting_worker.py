@@ -1,0 +1,51 @@
+"""A worker whose large frames are many, and that loses single connections of its links at random moments."""
+
+import json
+import os
+import random
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bamboo_trainer.transport import stripes, wire
+from bamboo_trainer.worker.launch import process
+
+ENVIRONMENT = "BAMBOO_TEST_CUTS"  # {"marks": folder, "seed": number, "cuts": by each worker}
+
+
+def cutting(worker: str) -> Callable[..., None]:
+    """In place of `stripes.send_body`: some bodies lose one of their connections, at any of their chunks."""
+    document = json.loads(os.environ[ENVIRONMENT])
+    rng, marks = random.Random(f"{document['seed']} {worker}"), Path(document["marks"])
+    bodies = sorted(rng.sample(range(60), document["cuts"]))
+    send_body, sent, cut = stripes.send_body, 0, 0
+
+    def send(
+        number: int, body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]
+    ) -> None:
+        nonlocal sent, cut
+        at, chunks = -1, 0
+        if cut < len(bodies) and sent >= bodies[cut] and len(flows) > 1:
+            at = rng.randrange(stripes.Slices(body).chunks)
+            (marks / f"{worker}-{cut}-{len(flows)}").touch()
+            cut += 1
+        sent += 1
+
+        def struck(size: int) -> None:
+            nonlocal chunks
+            if chunks == at:
+                rng.choice(flows).shutdown(socket.SHUT_RDWR)
+            chunks += 1
+            pace(size)
+
+        send_body(number, body, flows, struck)
+
+    return send
+
+
+def main(worker_id: str = "", **arguments: str) -> int:
+    name = arguments.pop("worker", worker_id)
+    wire.STRIPED_FROM = 2000  # type: ignore[misc]
+    stripes.CHUNK = 999  # type: ignore[misc]
+    stripes.send_body = cutting(name)
+    return process.main(worker=name, **arguments)

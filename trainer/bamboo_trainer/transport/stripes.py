@@ -1,0 +1,212 @@
+"""The body of a large frame, spread over the connections ("flows") of a link: a cloud limits what one of them carries.
+
+Every frame's header and meta, and small frames whole, travel on the link's first flow. The body of a large one follows
+in chunks of a fixed size, each on whichever flow has room first, so that a slow flow carries less. A chunk is a record,
+`number, index`, and its bytes: number counts the striped bodies of this link from 0, and the chunk begins at byte
+index * CHUNK. On the first flow END says that its share of the body is over. On the others a chunk of the next body may
+follow at once, and LEAVES says that the flow's end is no loss.
+
+One thread sends on all flows and one reads from all: what limits a link on a fast network is not the copying.
+"""
+
+import bisect
+import itertools
+import math
+import select
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from bamboo_trainer.transport import sockets, wire
+
+MAX_FLOWS: Final = 16  # of one link
+CHUNK: Final = 256 << 10
+RECORD: Final = struct.Struct("<QI")
+END: Final = (1 << 32) - 1  # in place of an index, as is
+LEAVES: Final = END - 1
+AT_MOST: Final = 512  # buffers in one call of the system, which takes 1024
+
+
+class Slices:
+    """Buffers as one range of bytes."""
+
+    def __init__(self, buffers: Sequence[wire.Buffer]) -> None:
+        self._views = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        self._ends = list(itertools.accumulate(map(len, self._views)))
+        self.size = self._ends[-1] if self._ends else 0
+        self.chunks = math.ceil(self.size / CHUNK)
+
+    def chunk(self, index: int) -> list[memoryview]:
+        """The views that together are that chunk. IndexError if there is none."""
+        if not 0 <= index < self.chunks:
+            raise IndexError(index)
+        start, stop = index * CHUNK, min((index + 1) * CHUNK, self.size)
+        found = []
+        for at in range(bisect.bisect_right(self._ends, start), len(self._views)):
+            view = self._views[at]
+            first = self._ends[at] - len(view)
+            if first >= stop:
+                break
+            found.append(view[max(0, start - first) : stop - first])
+        return found
+
+
+def after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of them once their first `count` bytes are done."""
+    for at, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[at + 1 :]]
+        count -= len(view)
+    return []
+
+
+def leave(flow: socket.socket) -> None:
+    """Say on a flow that is not the first one that nothing follows. OSError if it cannot be said at once."""
+    flow.send(RECORD.pack(0, LEAVES), socket.MSG_DONTWAIT)
+
+
+def send_body(
+    number: int, body: Sequence[wire.Buffer], flows: Sequence[socket.socket], pace: Callable[[int], None]
+) -> None:
+    """Send a body over all flows. OSError as soon as one of them is lost, or shut down by another thread.
+
+    flows: the first one blocks, the others do not. pace: called with each chunk's size before the chunk is sent.
+    """
+    slices = Slices(body)
+    indices = iter(range(slices.chunks))
+    poller = select.poll()
+    for flow in flows:
+        poller.register(flow, select.POLLOUT)
+    by_number = {flow.fileno(): flow for flow in flows}
+    begun: dict[int, list[memoryview]] = {}
+    while by_number:
+        for fd, _ in poller.poll():
+            views = begun.get(fd)
+            if not views:
+                index = next(indices, None)
+                if index is None:
+                    poller.unregister(fd)
+                    del by_number[fd]
+                    continue
+                chunk = slices.chunk(index)
+                pace(sum(map(len, chunk)))
+                views = [memoryview(buffer) for buffer in wire.coalesce([RECORD.pack(number, index), *chunk])]
+            try:
+                sent = by_number[fd].sendmsg(views[:AT_MOST], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            begun[fd] = after(views, sent)
+    flows[0].sendall(RECORD.pack(number, END))
+
+
+class ArrivingBody:
+    """A body of which chunks are still to come, and where in memory they belong."""
+
+    def __init__(self, number: int, buffers: Sequence[memoryview]) -> None:
+        self.number = number
+        self._slices = Slices(buffers)
+        self._seen = bytearray(self._slices.chunks)
+        self._missing = self._slices.size  # bytes
+
+    @property
+    def complete(self) -> bool:
+        return not self._missing
+
+    def claim(self, index: int) -> list[memoryview]:
+        """Where that chunk belongs. WireError if the body has no such chunk, or has it already."""
+        try:
+            views = self._slices.chunk(index)
+        except IndexError:
+            raise wire.WireError(f"chunk {index} of a body of {self._slices.chunks}") from None
+        if self._seen[index]:
+            raise wire.WireError(f"chunk {index} for a second time")
+        self._seen[index] = True
+        return views
+
+    def arrived(self, count: int) -> None:
+        """That many bytes of claimed chunks are there."""
+        self._missing -= count
+
+
+class ArrivingFlow:
+    """The reader's side of one flow. It outlives a body: the record that it stopped at may be of the next one."""
+
+    def __init__(self, sock: socket.socket, first: sockets.SocketReader | None = None) -> None:
+        """first: what reads the link's first flow, and may hold some of the body already."""
+        self.sock = sock
+        self._first = first
+        self._record = bytearray(RECORD.size)
+        self._views = [memoryview(self._record)]  # where its next bytes go; none: a record is there
+        self._in_chunk = False
+
+    def take(self, body: ArrivingBody) -> bool:
+        """Take in some of what has come, without waiting; False if no more of this body comes on this flow.
+
+        Raises WireError; OSError if the flow is lost.
+        """
+        while self._views or self._obey(body):
+            try:
+                count = self._receive(self._views[:AT_MOST])
+            except BlockingIOError:
+                return True
+            if not count:
+                raise ConnectionResetError("a connection of it was closed by the peer")
+            self._views = after(self._views, count)
+            if self._in_chunk:
+                body.arrived(count)
+                if not self._views:
+                    self._await_record()
+                if not self._read_ahead:
+                    return True
+        return False
+
+    @property
+    def _read_ahead(self) -> bool:
+        return self._first is not None and self._first.holds_some
+
+    def _receive(self, views: list[memoryview]) -> int:
+        if self._first is not None:
+            return self._first.take(views)
+        return self.sock.recvmsg_into(views, 0, socket.MSG_DONTWAIT)[0]
+
+    def _await_record(self) -> None:
+        self._views, self._in_chunk = [memoryview(self._record)], False
+
+    def _obey(self, body: ArrivingBody) -> bool:
+        """What the record says. It stays if it is not for this body."""
+        number, index = RECORD.unpack(self._record)
+        if index == LEAVES and self._first is None:
+            return False
+        if number == body.number + 1 and index != END and self._first is None:
+            return False
+        if number != body.number or (index == END and self._first is None):
+            raise wire.WireError(f"chunk {index} of body {number} within body {body.number}")
+        if index == END:
+            self._await_record()
+            return False
+        self._views, self._in_chunk = body.claim(index), True
+        return True
+
+
+def receive_body(body: ArrivingBody, flows: Sequence[ArrivingFlow]) -> None:
+    """Wait until the body is complete and the first flow is past it. Raises WireError; OSError if a flow is lost.
+
+    Ends soon when another thread shuts the flows down.
+    """
+    first = flows[0].sock.fileno()
+    poller = select.poll()
+    for flow in flows:
+        poller.register(flow.sock, select.POLLIN)
+    reading = {flow.sock.fileno(): flow for flow in flows}
+    ready = list(reading)  # for what was read ahead, or was too early for the body before
+    while True:
+        for fd in ready:
+            if not reading[fd].take(body):
+                poller.unregister(fd)
+                del reading[fd]
+        if body.complete and first not in reading:
+            return
+        if not reading:
+            raise wire.WireError(f"body {body.number} ends before it is complete")
+        ready = [fd for fd, _ in poller.poll()]
