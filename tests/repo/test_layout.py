@@ -16,7 +16,7 @@ SCENARIOS = {
     "core": {"checkpoint_s3", "coordinator_distrust", "coordinator_waiting", "fuzz", "kube_proxy", "manifest_fuzz",
              "metrics_restart", "metrics_run", "replicas", "shipped_profiles", "storage_faults", "zone_costs"},
     "trainer": {"checkpoint_restore", "ema", "faults", "frozen_layers", "gpu", "history_run", "loggers",
-                "model_library", "parameter_precision", "report", "sharded_optimizer",
+                "model_library", "parameter_precision", "random_jobs", "report", "sharded_optimizer",
                 "skipped_steps", "slow_workers", "transport",
                 "transport_memory", "transport_refusals", "unused_parameters", "weighted_loss", "wire_versions",
                 "zero_bubble", "zone_traffic_of_engines"},

@@ -128,6 +128,37 @@ def test_the_dataset_must_return_tuples_of_tensors():
             one_step(chain(small_task(dataset=data), [(0, 3)]), 0)
 
 
+class Branches(nn.Module):
+    """Passes what it gets on twice; then one of both is used in two ways that cancel each other, then the other one."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self._place = place
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor | None = None):
+        if kept is None:
+            return x, x
+        return (x * 1e8 + x * -1e8, kept) if self._place == 1 else x + kept
+
+
+@pytest.mark.parametrize("cut", [None, 1, 2])
+def test_what_is_passed_on_twice_has_the_same_gradient_wherever_the_model_is_split(cut: int | None) -> None:
+    """1 + (1e8 - 1e8), and not (1 - 1e8) + 1e8, which is 0 in fp32."""
+    x = torch.ones(1, requires_grad=True)
+    parts, crossed = (x * 1,), []
+    for place in range(3):
+        if place == cut:
+            leaves = tuple(part.detach().requires_grad_() for part in parts)
+            crossed.append((parts, leaves))
+            parts = leaves
+        parts = user_code.run_layer(Branches(place), place, parts)
+    parts[0].backward()
+    for before, leaves in crossed:
+        torch.autograd.backward(before, [leaf.grad for leaf in leaves])
+    assert x.grad is not None
+    assert x.grad.item() == 1
+
+
 def test_what_a_layer_returns_has_one_layout_and_so_has_its_gradient() -> None:
     """As if it came from another worker: else the bits would depend on where the model is split."""
     seen: list[torch.Tensor] = []

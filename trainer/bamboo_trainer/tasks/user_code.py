@@ -124,7 +124,18 @@ def run_layer(task_layer: nn.Module, layer: int, parts: Parts, call: Callable[[A
     for part in result:
         if wrong := unsendable(part, PASSED):
             raise TaskError(f"{named_layer(task_layer, layer)} returned a tensor of {wrong}")
-    return tuple(map(_in_one_layout, result))
+    return tuple(map(_in_one_layout, _with_own_gradients(parts, result)))
+
+
+def _with_own_gradients(parts: Parts, result: Parts) -> Parts:
+    """What is passed on as it came, or twice, has a gradient of its own in each place, as it has where the model is
+    split: otherwise those of all its uses would be added up in one row, in another order.
+    """
+    seen, found = {id(part) for part in parts}, []
+    for part in result:
+        found.append(part.view_as(part) if part.requires_grad and id(part) in seen else part)
+        seen.add(id(part))
+    return tuple(found)
 
 
 def _in_one_layout(part: Tensor) -> Tensor:
