@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import yaml
 from test_prices import PRICES
-from test_search import layered
 from test_step_times import manifest
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from bamboo.cli.commands import app
 from bamboo.job.manifest import parse_manifest
 from bamboo.profiles.profile import to_json
 from job_simulation_kit import job
+from sizing_kit import layered
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,46 +13,16 @@ from test_pareto import POINTS
 from test_step_times import manifest
 
 from bamboo.job.manifest import parse_manifest
-from bamboo.profiles.profile import ModelProfile, Network, Prices
+from bamboo.profiles.profile import Network
 from bamboo.simulation.job.job_run import model_of, simulate_job
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits, job_of
 from bamboo.sizing.choice import Bounds, choose
 from bamboo.sizing.pareto import Point, dominates, front
 from bamboo.sizing.search import Counts, fitting_grids, near, search
 from bamboo.sizing.space import Limits, grids
-from bamboo.sizing.trials import Assessment, PlanTrial, TrialOutcome, simulate_trial
-from bamboo.sizing.world import MachineKind, Market, World
-from bamboo.traces.generate import Generation
-from job_simulation_kit import job
-
-
-def layered(layers: int, memory: int = 1 << 40) -> ModelProfile:
-    one = job(3).profile
-    machine = msgspec.structs.replace(one.machine, memory=memory)
-    return msgspec.structs.replace(
-        one, layers=one.layers[:1] * layers, machine=machine, prices=Prices(spot=1.0, on_demand=3.0),
-        sources={**one.sources, "prices": one.sources["network"]},
-    )  # fmt: skip
-
-
-def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5, seeds: int = 2) -> World:
-    generation = Generation(nodes=4, removal=rate, addition=0.9, zones=("a", "b"))
-    return World(
-        spec=parse_manifest(document), document=document, machines={"m": MachineKind(name="m", profile=profile)},
-        market=Market(generation=generation), hours=0.4, seeds=seeds, traffic_price=0.01,
-    )  # fmt: skip
-
-
-def outcome(hours: float, usd: float) -> TrialOutcome:
-    return TrialOutcome(
-        hours=hours, usd=usd, traffic_usd=0.0, nodes=1.0, preemptions=1, takeovers=0, restores=0, fatal=0,
-        goodput=1.0, throughput=1.0, simulated=1.0,
-    )  # fmt: skip
-
-
-def assessed(number: int, *points: Point) -> Assessment:
-    one = as_the_job_is("m", parse_manifest(manifest(2, 1, 4)))
-    return Assessment(candidate=replace(one, stages=number), outcomes=tuple(outcome(*point) for point in points))
+from bamboo.sizing.trials import Assessment, PlanTrial, simulate_trial
+from bamboo.sizing.world import World
+from sizing_kit import assessed, layered, world
 
 
 @given(POINTS, st.floats(0.01, 0.3), st.randoms(use_true_random=False))
@@ -156,15 +125,3 @@ def test_what_is_promised_is_what_the_manifest_simulates_to(small: tuple[World, 
     assert result.outcome == "Complete"
     assert result.figures.hours == pytest.approx(chosen.hours, rel=0.25)
     assert result.figures.usd == pytest.approx(chosen.usd, rel=0.25)
-
-
-def test_bounds_choose_of_the_front() -> None:
-    fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
-    known = [fast, middle, cheap]
-    assert choose(known, Bounds()) is middle
-    assert choose(known, Bounds(budget=10)) is fast
-    assert choose(known, Bounds(budget=3.5)) is cheap
-    assert choose(known, Bounds(deadline=5)) is middle
-    assert choose(known, Bounds(deadline=0.5)) is None
-    spread = assessed(4, (1.0, 8.0), (1.0, 12.0))
-    assert choose([spread], Bounds(budget=11)) is None  # 10 on average, but not in 95 of 100 runs

@@ -13,10 +13,8 @@ from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.processes import in_processes
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.world import World
+from bamboo.sizing.world import OTHER_SEED, TRIES, World
 
-OTHER_SEED = 1_000_000
-TRIES = 3  # seeds of a short run
 SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
 
 

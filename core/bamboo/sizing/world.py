@@ -22,6 +22,8 @@ from bamboo.traces.window import window
 
 HOUR: Final = 3600.0
 MOST_ZONES: Final = 1000  # for numbers of seeds only
+OTHER_SEED: Final = 1_000_000  # from a seed to the one that is taken in its place
+TRIES: Final = 3  # seeds that may be taken for one run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +66,13 @@ class Market:
     def trace(self, spec: JobSpec, seed: int, seeds: int, seconds: float) -> Trace:
         """For a job: made up are as many nodes as it wants, in the zones where its pods may be.
 
-        seed: from 1 on. seeds: how many there will be; recordings begin at as many places, evenly spread.
+        seed: from 1 on. seeds: how many there will be; recordings begin at as many places, evenly spread, and for a
+        seed in the place of another one between that place and the next.
         """
         if self.recording is not None:
-            return window(self.recording, (seed - 1) % seeds / seeds * self.recording.duration, seconds)
+            turn, number = divmod(seed - 1, OTHER_SEED)
+            place = (number % seeds + turn / TRIES) / seeds
+            return window(self.recording, place * self.recording.duration, seconds)
         assert self.generation is not None
         hours = max(0.01, seconds / HOUR)
         if not spec.spread.policy.packs:

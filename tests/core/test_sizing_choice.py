@@ -1,0 +1,92 @@
+"""Which plan of a front is recommended, and what is said of it."""
+
+from dataclasses import replace
+
+import msgspec
+from test_step_times import manifest
+
+from bamboo.job.placement_spec import SpreadPolicy
+from bamboo.job.spec import RedundancyMode
+from bamboo.sizing.calm import Calm, calm
+from bamboo.sizing.choice import Bounds, amount, choose, in_words, on_demand, reasons
+from bamboo.sizing.trials import Assessment
+from sizing_kit import assessed, layered, outcome, world
+
+
+def test_bounds_choose_of_the_front() -> None:
+    fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
+    known = [fast, middle, cheap]
+    assert choose(known, Bounds()) is middle
+    assert choose(known, Bounds(budget=10)) is fast
+    assert choose(known, Bounds(budget=3.5)) is cheap
+    assert choose(known, Bounds(deadline=5)) is middle
+    assert choose(known, Bounds(deadline=0.5)) is None
+    spread = assessed(4, (1.0, 8.0), (1.0, 12.0))
+    assert choose([spread], Bounds(budget=11)) is None  # 10 on average, but not in 95 of 100 runs
+
+
+def test_who_says_nothing_of_its_end_is_not_chosen() -> None:
+    never = assessed(1, (float("inf"), float("inf")))
+    assert choose([never], Bounds()) is None
+    assert choose([never, assessed(2, (2.0, 4.0))], Bounds()) == assessed(2, (2.0, 4.0))
+
+
+def test_a_paragraph_names_the_neighbours_on_the_front_and_what_another_choice_costs() -> None:
+    fast, middle, cheap = assessed(1, (1.0, 9.0)), assessed(2, (2.0, 4.0)), assessed(3, (8.0, 3.0))
+    alike = replace(middle.candidate, mode=RedundancyMode.NONE)
+    without = Assessment(candidate=alike, outcomes=(outcome(float("inf"), float("inf")),))
+    said = reasons(middle, [fast, middle, cheap], [fast, middle, cheap, without], Bounds())
+    assert "the job takes 2.00 h and costs 4.00 USD" in said
+    assert "1 node would take 50 % less time and cost 125 % more" in said
+    assert "3 nodes would cost 25 % less and take 300 % more time" in said
+    assert "With redundancy.mode None it would not come to its end in every run." in said
+    assert "--deadline and --budget choose otherwise" in said
+    assert "95 of 100 cost at most 4.00 USD" in reasons(middle, [middle], [], Bounds(budget=5))
+    assert "Of what ends within 3 h and costs at most 5 USD" in reasons(
+        middle, [middle], [], Bounds(budget=5, deadline=3)
+    )
+
+
+def test_what_few_runs_cannot_say_is_said() -> None:
+    one = assessed(2, (2.0, 4.0)).candidate
+
+    def said(**seen: int) -> str:
+        chosen = Assessment(candidate=one, outcomes=(outcome(2.0, 4.0, **seen),))
+        return reasons(chosen, [chosen], [], Bounds())
+
+    assert "no node was lost" in said(preemptions=0)
+    assert "happens in less than 10.0 of 100 losses" in said(preemptions=30)
+    assert "2 times all copies of a stage were lost" in said(preemptions=30, fatal=2)
+
+
+def test_a_plan_in_one_line() -> None:
+    one = replace(assessed(4, (1.0, 1.0)).candidate, pipelines=2, standby=1, spread=SpreadPolicy.SINGLE_ZONE)
+    assert in_words(one) == (
+        "4 stages x 2 pipelines, microbatches of 4, EagerForward, 1 replica, 1 on standby, all in one zone"
+    )
+    bare = replace(one, mode=RedundancyMode.NONE, standby=0, on_demand=2)
+    assert "no replicas, 2 of 8 on demand" in in_words(bare)
+
+
+def test_figures_of_several_runs_have_a_deviation() -> None:
+    assert amount(assessed(1, (1.0, 2.0)), "usd", "USD") == "2.00 USD"
+    assert amount(assessed(1, (1.0, 10.0), (1.0, 20.0)), "usd", "USD") == "15.0 ± 7.1 USD"
+    assert amount(assessed(1, (1.0, 5000.0)), "usd") == "5000"
+
+
+def test_on_demand_it_is_the_cheapest_grid_that_is_not_slower() -> None:
+    at = world(manifest(2, 1, 6), layered(4))
+    grids = [replace(assessed(1, (1.0, 1.0)).candidate, stages=stages) for stages in (1, 2, 4)]
+    undisturbed = [(one, calm(at, one)) for one in grids]
+    hours = [at.machines["m"].profile.times.start / 3600 + at.steps * c.seconds / 3600 for _, c in undisturbed]
+    assert hours[0] > hours[1] > hours[2]
+    said = on_demand(at, undisturbed, assessed(9, ((hours[1] + hours[0]) / 2, 1.0)))
+    assert "2 nodes of m would take" in said
+    assert "1 node of m" in on_demand(at, undisturbed, assessed(9, (2 * hours[0], 1.0)))
+    assert "4 nodes of m" in on_demand(at, undisturbed, assessed(9, (hours[2] / 2, 1.0))), "none is as fast"
+
+
+def test_without_a_price_on_demand_nothing_is_said_of_it() -> None:
+    at = world(manifest(2, 1, 6), msgspec.structs.replace(layered(4), prices=None))
+    one = assessed(2, (1.0, 1.0))
+    assert on_demand(at, [(one.candidate, Calm(seconds=1.0, between_zones=0.0, usd=1.0))], one) == ""

@@ -1,0 +1,101 @@
+"""What plans are tried in: nodes that come and go, prices, and what a run is made of."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from test_step_times import manifest
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.job.spec import wanted_workers
+from bamboo.profiles.profile import Prices
+from bamboo.sizing.calm import calm, least, memory_needed, node_usd
+from bamboo.sizing.candidate import Candidate, as_the_job_is
+from bamboo.sizing.prices import MachinePrice, ZonePrice
+from bamboo.sizing.world import Market, World, has_price, machine_of, packed
+from bamboo.traces.generate import Generation
+from bamboo.traces.trace import PriceChange, make_trace
+from job_simulation_kit import HOUR, nodes
+from sizing_kit import layered, world
+
+MADE_UP = Market(generation=Generation(nodes=4, removal=0.5, addition=0.9, zones=("a", "b", "c")))
+
+
+def grid(at: World, stages: int, pipelines: int) -> Candidate:
+    return replace(as_the_job_is("m", at.spec), stages=stages, pipelines=pipelines)
+
+
+def test_another_seed_begins_elsewhere_in_a_recording() -> None:
+    """Evenly spread, and the first one at its beginning."""
+    recorded = nodes(2, (600.0, "remove", "n0"), (1900.0, "add", "n2"), duration=HOUR)
+    market, spec = Market(recording=recorded), parse_manifest(manifest(2, 1, 6))
+    first, second = (market.trace(spec, seed, 2, 900.0) for seed in (1, 2))
+    assert [change.at for change in first.changes if change.at > 0] == [600.0]
+    assert [change.at for change in second.changes if change.at > 0] == [pytest.approx(100.0)]
+    assert market.trace(spec, 3, 2, 900.0).changes == first.changes
+    assert market.losses_per_hour(8) == pytest.approx(4 * market.losses_per_hour(2))
+
+
+def test_nodes_are_made_up_for_as_many_workers_as_the_job_wants_and_where_it_may_be() -> None:
+    spread = parse_manifest(manifest(2, 3, 6, standby={"workers": 1}))
+    assert len({c.node for c in MADE_UP.trace(spread, 1, 2, 10.0).changes if c.at == 0}) == wanted_workers(spread)
+    one = parse_manifest(manifest(2, 3, 6, spread={"policy": "SingleZone"}))
+    assert {c.zone for c in MADE_UP.trace(one, 1, 2, HOUR).changes} == {"a"}
+
+
+def test_whole_pipelines_are_packed_into_zones_in_turn() -> None:
+    spec = parse_manifest(manifest(2, 4, 8, spread={"policy": "ZonePerPipeline"}, standby={"workers": 1}))
+    assert packed(("a", "b", "c"), spec) == {"a": 5, "b": 2, "c": 2}
+    single = parse_manifest(manifest(2, 4, 8, spread={"policy": "SingleZone"}))
+    assert packed(("a", "b"), single) == {"a": 8}
+
+
+def test_a_price_file_comes_before_profile_and_pools_and_a_recording_before_it() -> None:
+    pools = [{"name": "spot", "capacity": "Spot", "pricePerHour": "9"}]
+    at = world(manifest(2, 1, 6, nodePools=pools), layered(2))
+    known = MachinePrice(spot=0.5, zones={"a": ZonePrice(spot=0.25)})
+    machine = machine_of("m", layered(2), known)
+    assert machine.profile.prices == Prices(spot=0.5, on_demand=3.0)
+    at = replace(at, machines={"m": machine})
+    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    assert run is not None
+    assert [pool.price_per_hour for pool in run.spec.node_pools] == [None]
+    assert {(p.zone, p.usd_per_hour) for p in run.trace.prices} == {("", 0.5), ("a", 0.25)}
+    over_time = make_trace(nodes(2).changes, [PriceChange(at=0.0, zone="", usd_per_hour=7.0)], duration=HOUR)
+    at = replace(at, machines={"m": machine}, market=Market(recording=over_time))
+    run = at.run(as_the_job_is("m", at.spec), 1, 60.0)
+    assert run is not None
+    assert [p.usd_per_hour for p in run.trace.prices] == [7.0]
+
+
+def test_a_machine_without_any_price_is_known_as_such() -> None:
+    bare = machine_of("m", msgspec.structs.replace(layered(2), prices=None), None)
+    plain = parse_manifest(manifest(2, 1, 6))
+    priced = parse_manifest(manifest(2, 1, 6, nodePools=[{"name": "s", "capacity": "Spot", "pricePerHour": "1"}]))
+    assert not has_price(bare, plain, MADE_UP)
+    assert has_price(bare, priced, MADE_UP)
+    assert has_price(machine_of("m", layered(2), None), plain, MADE_UP)
+
+
+def test_no_step_is_shorter_or_cheaper_than_its_bound() -> None:
+    at = world(manifest(2, 1, 6), layered(4))
+    for stages, pipelines in ((1, 1), (2, 1), (4, 1), (2, 3)):
+        one = grid(at, stages, pipelines)
+        found = calm(at, one)
+        seconds, usd = least(at, one)
+        assert 0 < seconds <= found.seconds * (1 + 1e-9)
+        assert 0 < usd <= found.usd * (1 + 1e-9)
+
+
+def test_nodes_on_demand_cost_what_they_cost() -> None:
+    at = world(manifest(2, 2, 6), layered(4))
+    one = grid(at, 2, 2)
+    assert node_usd(at, one) == pytest.approx(4 * 1.0 / 3600)
+    assert node_usd(at, replace(one, on_demand=1)) == pytest.approx((3 * 1.0 + 3.0) / 3600)
+
+
+def test_more_stages_need_less_memory_each() -> None:
+    at = world(manifest(2, 1, 6), layered(8))
+    needed = [memory_needed(at, grid(at, stages, 1)) for stages in (2, 4, 8)]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] > needed[-1] > 0

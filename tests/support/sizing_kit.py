@@ -1,0 +1,46 @@
+"""Plans to choose from: a made-up machine and market, and runs as if they had been simulated."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from test_step_times import manifest
+
+from bamboo.job.manifest import parse_manifest
+from bamboo.profiles.profile import ModelProfile, Prices
+from bamboo.sizing.candidate import as_the_job_is
+from bamboo.sizing.pareto import Point
+from bamboo.sizing.trials import Assessment, TrialOutcome
+from bamboo.sizing.world import MachineKind, Market, World
+from bamboo.traces.generate import Generation
+from job_simulation_kit import job
+
+
+def layered(layers: int, memory: int = 1 << 40) -> ModelProfile:
+    one = job(3).profile
+    machine = msgspec.structs.replace(one.machine, memory=memory)
+    return msgspec.structs.replace(
+        one, layers=one.layers[:1] * layers, machine=machine, prices=Prices(spot=1.0, on_demand=3.0),
+        sources={**one.sources, "prices": one.sources["network"]},
+    )  # fmt: skip
+
+
+def world(document: dict[str, Any], profile: ModelProfile, *, rate: float = 0.5, seeds: int = 2) -> World:
+    generation = Generation(nodes=4, removal=rate, addition=0.9, zones=("a", "b"))
+    return World(
+        spec=parse_manifest(document), document=document, machines={"m": MachineKind(name="m", profile=profile)},
+        market=Market(generation=generation), hours=0.4, seeds=seeds, traffic_price=0.01,
+    )  # fmt: skip
+
+
+def outcome(hours: float, usd: float, **more: Any) -> TrialOutcome:
+    usual = TrialOutcome(
+        hours=hours, usd=usd, traffic_usd=0.0, nodes=1.0, preemptions=1, takeovers=0, restores=0, fatal=0,
+        goodput=1.0, throughput=1.0, simulated=1.0,
+    )  # fmt: skip
+    return replace(usual, **more)
+
+
+def assessed(number: int, *points: Point) -> Assessment:
+    one = as_the_job_is("m", parse_manifest(manifest(2, 1, 4)))
+    return Assessment(candidate=replace(one, stages=number), outcomes=tuple(outcome(*point) for point in points))
