@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -357,7 +358,8 @@ class WorkerAgent:
             save_file(stage.state_tensors(), str(partial))
             partial.replace(file)
         except (OSError, SafetensorError) as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # what keeps it from being written may keep it from being removed
+                partial.unlink(missing_ok=True)
             self._fail("SaveFailed", f"cannot write {file}: {error}")
             return
         self.control.send(Saved(stage=request.stage))

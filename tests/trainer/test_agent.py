@@ -1,0 +1,171 @@
+"""What a worker makes of what it is told, and how it ends."""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from bamboo.control.protocol import (
+    Bye,
+    Message,
+    NoticeReceived,
+    Refused,
+    Save,
+    Saved,
+    SendPlan,
+    Stop,
+    Welcome,
+    WorkerFailed,
+    WorkerReady,
+)
+from bamboo.job.manifest import parse_manifest
+from bamboo.names import EXIT_DRAINED, EXIT_FAILED, EXIT_FENCED
+from bamboo.planning.grid import initial_plan
+from bamboo.planning.plan import CheckpointId, Peer, Plan
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.telemetry.time_account import TimeAccount
+from bamboo_trainer.worker.agent import WorkerAgent, WorkerSettings
+from bamboo_trainer.worker.checkpointing import RestoreError
+from manifest_kit import bamboojob, training
+from stage_kit import CONFIG, small_task
+
+STOP = Stop(reason="JobOver", message="the job is over")
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    if code := config.get("exit"):
+        raise SystemExit(code)
+    if config.get("broken"):
+        raise KeyError("width")
+    return small_task()
+
+
+def welcome(**config: Any) -> Welcome:
+    document = bamboojob(
+        task={"entrypoint": "test_agent:build", "config": config}, training=training(2, 6, 2), topology={"stages": 1}
+    )
+    return Welcome(secret="s", manifest=document)
+
+
+def plan() -> Plan:
+    spec = parse_manifest(welcome().manifest)
+    return initial_plan([Peer(worker="w0", host="127.0.0.1", port=1)], ((0, 3),), 1, spec.training, spec.redundancy)
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAgent]:
+    """It has a coordinator that it is not connected to: what it says is kept."""
+    before = signal.getsignal(signal.SIGTERM)
+    worker = WorkerAgent("w0", "ws://127.0.0.1:1/", lambda: "token", "", TimeAccount(), WorkerSettings(grace=30.0))
+    said: list[Message] = []
+    monkeypatch.setattr(worker.control, "start", lambda: None)
+    monkeypatch.setattr(worker.control, "send", said.append)
+    worker.said = said  # type: ignore[attr-defined]
+    yield worker
+    worker.transport.close(0.0)
+    signal.signal(signal.SIGTERM, before)
+
+
+def run(agent: WorkerAgent, *messages: Any) -> tuple[int, list[Message]]:
+    """Its exit code and what it has said."""
+    for message in messages:
+        agent.inbox.put(message)
+    return agent.run(), agent.said  # type: ignore[attr-defined]
+
+
+def test_who_is_told_to_stop_says_goodbye(agent: WorkerAgent) -> None:
+    code, said = run(agent, STOP)
+    assert (code, said) == (EXIT_DRAINED, [Bye()])
+
+
+def test_who_is_refused_ends_without_a_word(agent: WorkerAgent) -> None:
+    code, said = run(agent, Refused(reason="Fenced", message="there is another one"))
+    assert (code, said) == (EXIT_FENCED, [])
+
+
+def test_a_worker_says_what_its_data_are_once_the_task_is_loaded(agent: WorkerAgent) -> None:
+    assert agent._heartbeat().doing == "starting"
+    _, said = run(agent, welcome(), STOP)
+    assert said == [WorkerReady(samples=12, steps=2), Bye()]
+
+
+def test_a_task_that_fails_ends_the_worker_with_the_reason(
+    agent: WorkerAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, said = run(agent, welcome(broken=True))
+    (failed,) = said
+    assert isinstance(failed, WorkerFailed)
+    assert (code, failed.reason) == (EXIT_FAILED, "TaskFailed")
+    assert "KeyError" in failed.message
+    assert caplog.messages[-1] == f"TaskFailed: {failed.message}", "the last line is what Kubernetes tells of its end"
+
+
+def test_a_task_that_ends_the_process_ends_it_with_its_code(agent: WorkerAgent) -> None:
+    """That is a task's error, too, since `build` must return a task."""
+    code, said = run(agent, welcome(exit=3))
+    (failed,) = said
+    assert isinstance(failed, WorkerFailed)
+    assert code == EXIT_FAILED
+    assert "SystemExit" in failed.message or "sys.exit" in failed.message
+
+
+def test_a_signal_is_a_notice_that_is_told_again_to_the_next_coordinator(agent: WorkerAgent) -> None:
+    agent._obey(welcome())
+    before = time.monotonic()
+    agent._on_term()
+    for item in agent.inbox.take(0.0):
+        agent._obey(item)  # type: ignore[arg-type]
+    agent._obey(welcome())  # the coordinator was restarted
+    _, first, _ready, again, *_ = agent.said  # type: ignore[attr-defined]
+    assert first == NoticeReceived(seconds=30.0)
+    assert isinstance(again, NoticeReceived)
+    assert 30.0 - (time.monotonic() - before) - 1e-6 <= again.seconds <= 30.0
+
+
+def test_the_earliest_of_several_notices_counts(agent: WorkerAgent) -> None:
+    for seconds in (100.0, 20.0, 50.0):
+        agent._obey(NoticeReceived(seconds=seconds))
+    assert agent.leave_by <= time.monotonic() + 20.0
+
+
+def test_weights_are_written_once_the_stage_is_trained(agent: WorkerAgent, tmp_path: Path) -> None:
+    agent._obey(welcome())
+    agent._obey(Save(stage=0, path=str(tmp_path / "weights")))
+    agent._obey(SendPlan(plan=plan()))
+    while Saved(stage=0) not in agent.said:  # type: ignore[attr-defined]
+        agent._turn()
+    assert [file.name for file in (tmp_path / "weights").iterdir()] == ["stage-000.safetensors"]
+    assert set(load_file(tmp_path / "weights" / "stage-000.safetensors")) == {
+        f"layers.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")
+    }
+
+
+def test_weights_that_cannot_be_written_fail_the_job_and_leave_nothing(agent: WorkerAgent, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a file where the folder should be")
+    stage = Stage(small_task(), 0, [(0, 3)], CONFIG)
+    agent._save(stage, Save(stage=0, path=str(tmp_path / "weights")))
+    (failed,) = agent.said  # type: ignore[attr-defined]
+    assert isinstance(failed, WorkerFailed)
+    assert failed.reason == "SaveFailed"
+    assert str(tmp_path / "weights") in failed.message
+    assert [file.name for file in tmp_path.iterdir()] == ["weights"]
+    assert agent.exit_code == EXIT_FAILED
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_and_the_worker_goes_on(agent: WorkerAgent) -> None:
+    agent._obey(welcome())
+    assert agent.engine is not None
+    checkpoint = CheckpointId(step=4, id="a")
+
+    def take_in() -> None:
+        raise RestoreError(checkpoint, "layer 0 is damaged", damaged=True)
+
+    agent._restoring(agent.engine, 7, take_in)
+    failed = agent.said[-1]  # type: ignore[attr-defined]
+    assert (failed.origin, failed.checkpoint, failed.damaged) == (7, checkpoint, True)
+    assert agent.exit_code is None
