@@ -1,0 +1,163 @@
+"""By which spec a job runs: the newest that is valid, or what its workers began with; and what the user hears of it."""
+
+from typing import Any
+
+import pytest
+from test_accepted_manifest import KEY, Revisions, edited
+
+from bamboo.coordinator.events import Emit
+from bamboo.job.edits import task_digest
+from bamboo.job.manifest import parse_manifest
+from bamboo.kube.errors import ApiError
+from bamboo.planning.plan import Plan
+from bamboo_operator.jobs import effective_spec as module
+from bamboo_operator.jobs.accepted_manifest import AcceptedManifest
+from bamboo_operator.jobs.effective_spec import EffectiveSpec
+from bamboo_operator.kube.client import JobGone
+from bamboo_operator.manifests.worker_pod import WorkerPodSettings
+from bamboo_operator.status.plan_record import plan_record
+from bamboo_operator.status.writer import StatusWriter
+from replica_kit import planned
+
+PLAN: Plan = planned(2, 1, 1, "a")
+SETTINGS = WorkerPodSettings(coordinator_url="ws://operator/job", image="trainer:1")
+
+
+def body(document: dict[str, Any], generation: int = 1, **status: Any) -> dict[str, Any]:
+    metadata = {"namespace": KEY[0], "name": KEY[1], "generation": generation, "uid": "u1"}
+    return {"metadata": metadata, "spec": document["spec"], "status": status}
+
+
+def trains(document: dict[str, Any]) -> str:
+    """The status' plan of a job whose workers train that."""
+    return plan_record(PLAN, (), task_digest(parse_manifest(document)))
+
+
+class One:
+    """refusals: of a pod's dry run, in turn; then it is allowed."""
+
+    def __init__(self, document: dict[str, Any], *refusals: Exception, plan: str = "", **more: Any) -> None:
+        self.api: Any = Revisions()
+        self.api.try_pod = self._try_pod
+        self._refusals, self.tried = list(refusals), list[dict[str, Any]]()
+        self.logged: list[str] = []
+        status = {**more, "plan": plan}
+        self.status = StatusWriter(KEY, "u1", "", status, self.api)
+        self.spec = EffectiveSpec(
+            "u1", body(document, **status), self.status, self.api, heartbeat=lambda: None,
+            log_failure=lambda what, error: self.logged.append(what),
+        )  # fmt: skip
+
+    async def _try_pod(self, pod: dict[str, Any]) -> None:
+        self.tried.append(pod)
+        if self._refusals:
+            raise self._refusals.pop(0)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.status.facts.problems
+
+    def told(self) -> list[tuple[str, str]]:
+        found: list[Emit] = []
+        self.spec.report_problems(found.append)
+        return [(one.reason, one.message) for one in found]
+
+
+async def test_a_valid_job_runs_by_its_own_manifest_once_a_pod_of_it_may_be_made() -> None:
+    one = One(edited())
+    assert await one.spec.next(SETTINGS) == parse_manifest(edited())
+    assert [pod["metadata"]["name"] for pod in one.tried] == ["tiny-w0-dry-run"]
+    assert (one.problems, one.told()) == ((), [])
+    assert one.spec.begin(resumed=False) == edited()
+
+
+async def test_what_is_not_valid_is_told_once_and_the_spec_before_stays() -> None:
+    one = One(edited())
+    before = await one.spec.next(SETTINGS)
+    one.spec.update(body(edited(training={"microBatchSize": 3}), 2))
+    assert await one.spec.next(SETTINGS) is None
+    assert one.spec.parsed() is None
+    assert one.status.facts.spec == before
+    ((reason, message),) = one.told()
+    assert reason == "InvalidSpec"
+    assert "spec.training" in message
+    assert one.told() == []
+
+
+@pytest.mark.parametrize(("status", "runs"), [(400, False), (422, False), (403, True), (409, True)])
+async def test_only_a_pod_that_can_never_be_made_keeps_a_job_from_starting(status: int, runs: bool) -> None:
+    one = One(edited(), ApiError(status, "x", "said of the pod"))
+    assert (await one.spec.next(SETTINGS) is not None) == runs
+    assert bool(one.problems) != runs
+    assert runs or "said of the pod" in one.problems[0]
+
+
+async def test_a_dry_run_that_fails_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    one = One(edited(), TimeoutError(), ApiError(500, "InternalError", "not now"))
+    assert await one.spec.next(SETTINGS) is not None
+    assert (len(one.tried), len(one.logged)) == (3, 2)
+
+
+async def test_without_its_namespace_a_job_is_gone() -> None:
+    with pytest.raises(JobGone):
+        await One(edited(), ApiError(404, "NotFound", "no such namespace")).spec.next(SETTINGS)
+
+
+async def test_workers_go_on_with_what_was_accepted_whatever_the_manifest_says_by_now() -> None:
+    """Another operator takes over after an edit of a fixed field; no pod is tried."""
+    newest = edited(task={"config": {"a": 1}}, standby={"workers": 2})
+    one = One(newest, plan=trains(edited()))
+    earlier = AcceptedManifest(KEY, "u1", one.api)
+    earlier.accept(edited(), 1)
+    await earlier.save()
+    spec = await one.spec.next(SETTINGS)
+    assert spec is not None
+    assert (spec.task.config, spec.standby.workers, one.tried) == ({}, 2, [])
+    ((reason, message),) = one.told()
+    assert reason == "ChangeRefused"
+    assert "spec.task.config.a" in message
+    manifest = one.spec.begin(resumed=True)
+    assert parse_manifest(manifest).task.config == {}
+
+
+async def test_what_another_operator_has_told_is_not_told_again() -> None:
+    newest = edited(training={"microBatchSize": 3})
+    first = One(newest)
+    await first.spec.next(SETTINGS)
+    ((_, message),) = first.told()
+    condition = {"type": "Accepted", "status": "False", "message": message}
+    second = One(newest, conditions=[condition])
+    assert await second.spec.next(SETTINGS) is None
+    assert second.problems
+    assert second.told() == []
+
+
+@pytest.mark.parametrize(("status", "asked"), [(403, 1), (404, 1), (500, 2)])
+async def test_what_was_accepted_is_asked_for_until_the_server_answers_or_refuses(
+    status: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY", 0.0)
+    one = One(edited(), plan=trains(edited()))
+    calls = []
+
+    async def list_revisions(namespace: str, selector: str) -> list[dict[str, Any]]:
+        calls.append(selector)
+        if len(calls) == 1:
+            raise ApiError(status, "x", "")
+        return []
+
+    one.api.list_revisions = list_revisions
+    assert await one.spec.next(SETTINGS) == parse_manifest(edited())
+    assert len(calls) == asked
+
+
+async def test_a_task_that_was_edited_in_between_is_not_trained_by_workers_that_began_another() -> None:
+    """What they began with is known by its digest only: the revision could not be written."""
+    one = One(edited(task={"config": {"a": 1}}), plan=trains(edited()))
+    assert await one.spec.next(SETTINGS) is None
+    assert "the task that the job began with" in one.problems[0]
+    suspended = One(edited(task={"config": {"a": 1}}, suspend=True), plan=trains(edited()))
+    spec = await suspended.spec.next(SETTINGS)
+    assert spec is not None
+    assert spec.suspend, "it may be suspended all the same"
