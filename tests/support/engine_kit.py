@@ -1,0 +1,99 @@
+"""One worker's real engine, made with a plan, whose peers are played by the test."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bamboo.control.protocol import Message
+from bamboo.planning.plan import Cell, Plan
+from bamboo_trainer.engine.components import Components, Ports
+from bamboo_trainer.engine.engine import Engine
+from bamboo_trainer.stage.stage import Stage
+from bamboo_trainer.task import Task
+from bamboo_trainer.training import TrainingConfig
+from bamboo_trainer.transport.base import Arrived
+from bamboo_trainer.transport.frames import Address, Frame, FrameKind
+from recording_transport import RecordingTransport
+from replica_kit import TRAINING, planned
+from stage_kit import small_task
+
+# Of three layers, a stage each; w0 runs the first one and is the shadow of the second, and so on.
+THREE = planned(3, 1, 1, "a")
+CONFIG = TrainingConfig(
+    seed=3, precision="fp32", max_gradient_norm=None, microbatches=TRAINING.global_batch_size, micro_batch_size=1
+)
+STEPS = 9
+
+
+class OneEngine:
+    """now: its clock. said: to the coordinator. did: instructions, by name, cell and microbatch. net: what it sends."""
+
+    def __init__(
+        self, worker: str, plan: Plan = THREE, task: Task | None = None, config: TrainingConfig = CONFIG
+    ) -> None:
+        self.now, self.said, self.net = 0.0, list[Message](), RecordingTransport()
+        self.did: list[tuple[str, Cell, int]] = []
+        self.worker, self._task, self._config = worker, task or small_task(), config
+        self.engine = Engine(
+            Ports(
+                worker=worker,
+                steps=STEPS,
+                build=self._stage,
+                build_whole=lambda stages: self._stage(0, stages),
+                restore=_nothing_is_kept,
+                keep=_nothing_is_kept,
+                new_id=lambda: "a",
+                transport=self.net,
+                tell=self.said.append,
+                observer=self,
+                clock=lambda: self.now,
+                lookahead=0,
+            )
+        )
+        self.engine.obey(plan)
+        self.net.take()
+
+    def _stage(self, index: int, stages: Sequence[tuple[int, int]]) -> Stage:
+        return Stage(self._task, index, stages, self._config)
+
+    @property
+    def inside(self) -> Components:
+        assert self.engine.components is not None
+        return self.engine.components
+
+    def started(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        """See Observer."""
+
+    def finished(self, name: str, cell: Cell, step: int, microbatch: int) -> None:
+        self.did.append((name, cell, microbatch))
+
+    def event(self, name: str, **facts: object) -> None:
+        """See Observer."""
+
+    def work(self) -> list[tuple[str, int]]:
+        """All that can be done now: instructions and microbatches, in order."""
+        self.did.clear()
+        while self.engine.turn():
+            pass
+        return [(name, microbatch) for name, _, microbatch in self.did]
+
+    def get(self, kind: FrameKind, cell: Cell, *tensors: torch.Tensor, sender: str = "", **more: Any) -> None:
+        """A frame arrives. more: what is not usual of its address, its epoch or its payload."""
+        fields = {name: more.pop(name) for name in ("step", "microbatch", "part") if name in more}
+        address = Address(kind, *cell, fields.pop("step", 0), **fields)
+        plan = self.inside.plan.current
+        frame = Frame(address=address, origin=plan.origin, tensors=tensors, **({"epoch": plan.epoch} | more))
+        self.engine.handle(Arrived(sender or _somebody_else(plan, self.worker), frame))
+
+    def sent(self) -> list[tuple[str, FrameKind, int]]:
+        """Receivers, kinds and microbatches, since the last call."""
+        return [(peer, frame.address.kind, frame.address.microbatch) for peer, frame in self.net.take()]
+
+
+def _somebody_else(plan: Plan, worker: str) -> str:
+    return min(plan.worker_ids() - {worker}, default=worker)
+
+
+def _nothing_is_kept(*_: object) -> Any:
+    raise AssertionError("nothing is kept")

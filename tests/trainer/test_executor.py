@@ -1,0 +1,162 @@
+"""What a worker does next, of all that its cells could do, and what becomes of a cell that moves."""
+
+import msgspec
+import torch
+
+from bamboo.control.protocol import TakenOver
+from bamboo.job.spec import RedundancyMode
+from bamboo.planning.plan import ROOT, Assignment, Cell, Plan
+from bamboo_trainer.transport.frames import FrameKind
+from bamboo_trainer.transport.payloads import Announce, Commit
+from engine_kit import THREE, OneEngine
+from replica_kit import after_loss
+
+PLAN = msgspec.structs.replace(THREE, mode=RedundancyMode.LAZY_FORWARD)
+MIDDLE, LAST = Cell(0, 1), Cell(0, 2)
+
+
+def feed(one: OneEngine, cell: Cell, microbatches: range, step: int = 0) -> None:
+    """All that the cell's forwards of a step take."""
+    for m in microbatches:
+        one.get(FrameKind.ACTIVATION, cell, torch.full((1, 3), 0.1 * m), microbatch=m, step=step)
+
+
+def done(one: OneEngine, *names: str) -> list[tuple[str, int]]:
+    return [(name, m) for name, m in one.work() if not names or name in names]
+
+
+def test_forwards_are_run_in_the_programs_order_however_their_inputs_come() -> None:
+    one = OneEngine("w1", PLAN)
+    assert one.work() == []
+    assert one.engine.waits_for() == "ACTIVATION for stage 1 of pipeline 0, step 0, microbatch 0"
+    one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=1)
+    assert one.work() == []
+    one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), microbatch=0)
+    assert done(one, "Forward") == [("Forward", 0), ("Forward", 1)]
+    assert [sent for sent in one.sent() if sent[1] is FrameKind.ACTIVATION] == [
+        ("w2", FrameKind.ACTIVATION, 0), ("w2", FrameKind.ACTIVATION, 1),
+    ]  # fmt: skip
+    assert one.engine.waits_for() == "GRADIENT for stage 1 of pipeline 0, step 0, microbatch 0"
+
+
+def committed(epoch: int = PLAN.epoch) -> Commit:
+    return Commit(norm=1.0, loss=1.0, microbatches=8, generation=0, epoch=epoch)
+
+
+def test_the_last_stage_goes_back_at_once_and_reports_to_the_root() -> None:
+    one = OneEngine("w2", PLAN)
+    feed(one, LAST, range(8))
+    ran = done(one, "Forward", "Backward", "SyncReplicas", "ReportReady")
+    each = [(name, m) for m in range(8) for name in ("Forward", "Backward")]
+    assert ran == [*each, ("SyncReplicas", 0), ("ReportReady", 0)]
+    assert ("w0", FrameKind.READY, 0) in one.sent()
+    assert one.engine.waits_for() == "the commit of step 0"
+
+
+def test_a_step_is_not_reported_before_the_replica_has_the_state_that_it_began_with() -> None:
+    one = OneEngine("w2", PLAN)
+    announce(one, 0)
+    for step in (0, 1):
+        feed(one, LAST, range(8), step)
+        one.work()
+        if step == 0:
+            one.get(FrameKind.COMMIT, ROOT, payload=committed())
+    assert one.engine.waits_for() == "a replica of stage 2 of pipeline 0"
+    announce(one, 1)
+    assert done(one, "ReportReady") == [("ReportReady", 0)]
+
+
+def announce(one: OneEngine, version: int) -> None:
+    """The replica of the last stage says what it holds."""
+    said = Announce(version=version, secured=version, digest=one.inside.states[2].digest() if version == 0 else "")
+    one.get(FrameKind.ANNOUNCE, LAST, sender="w1", payload=said)
+
+
+def test_a_commit_is_applied_before_the_next_step_begins() -> None:
+    one = OneEngine("w2", PLAN)
+    feed(one, LAST, range(8))
+    one.work()
+    one.get(FrameKind.COMMIT, ROOT, payload=committed())
+    feed(one, LAST, range(1), 1)
+    ran = one.work()
+    assert [name for name, _ in ran if name in ("OptimizerStep", "Forward")] == ["OptimizerStep", "Forward"]
+    assert one.inside.states[2].version == 1
+
+
+def test_of_two_cells_backwards_come_first_and_of_forwards_the_later_stages() -> None:
+    """w2 is lost, so w1 runs the last two stages: at the fifth place it has the choice."""
+    one = OneEngine("w1", after_loss(PLAN, {"w2"}))
+    assert set(one.inside.executor.cells) == {MIDDLE, LAST}
+    feed(one, MIDDLE, range(2))
+    one.work()
+    order = [(name, cell.stage, m) for name, cell, m in one.did if name in ("Forward", "Backward")]
+    assert order == [
+        ("Forward", 1, 0), ("Forward", 2, 0), ("Backward", 2, 0), ("Forward", 1, 1),
+        ("Backward", 1, 0), ("Forward", 2, 1), ("Backward", 2, 1),
+    ]  # fmt: skip
+
+
+def test_a_worker_that_lacks_the_roots_plan_begins_no_step_by_the_old_one() -> None:
+    one = OneEngine("w1", PLAN)
+    feed(one, MIDDLE, range(8))
+    for m in range(8):
+        one.get(FrameKind.GRADIENT, MIDDLE, torch.ones(1, 3), microbatch=m)
+    one.work()
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=PLAN.epoch + 1))
+    one.get(FrameKind.ACTIVATION, MIDDLE, torch.ones(1, 3), step=1, microbatch=0)
+    assert "OptimizerStep" in [name for name, _ in one.work()]
+    assert done(one, "Forward") == []
+    one.engine.obey(msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, boundary=True))
+    assert done(one, "Forward") == [("Forward", 0)]
+
+
+def moved(cell: Cell, worker: str) -> Plan:
+    """A boundary plan that gives the cell to its replica."""
+    row = list(PLAN.pipelines[0])
+    row[cell.stage] = Assignment(owner=worker, replicas=(PLAN.at(cell).owner,))
+    return msgspec.structs.replace(PLAN, epoch=PLAN.epoch + 1, pipelines=(tuple(row),), boundary=True)
+
+
+def test_the_last_gradients_of_a_cell_that_moves_are_kept_for_its_next_owner() -> None:
+    one, plan = OneEngine("w2", PLAN), moved(LAST, "w1")
+    feed(one, LAST, range(8))
+    one.work()
+    one.engine.obey(plan)
+    assert LAST in one.inside.executor.cells, "until the root has committed under the plan"
+    one.sent()
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=plan.epoch))
+    assert one.inside.executor.cells == {}
+    assert one.inside.executor.handed_over.keys() == {LAST}
+    one.inside.on_link_up("w1")
+    assert [kind for peer, kind, _ in one.sent() if peer == "w1" and kind is FrameKind.SYNC] == [FrameKind.SYNC]
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=plan.epoch), step=1)
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=plan.epoch), step=2)
+    assert one.inside.executor.handed_over == {}, "nobody lacks them any more"
+
+
+def test_whoever_takes_a_committed_step_over_waits_for_its_gradients_unless_the_link_breaks() -> None:
+    """Repeating it would be waste; if what the owner before owes may be lost, it is repeated."""
+    one, plan = OneEngine("w1", PLAN), moved(LAST, "w1")
+    one.engine.obey(plan)
+    feed(one, MIDDLE, range(8))
+    one.get(FrameKind.COMMIT, ROOT, payload=committed(epoch=plan.epoch))
+    assert set(one.inside.executor.cells) == {MIDDLE, LAST}
+    feed(one, LAST, range(8))
+    one.work()
+    assert not [cell for name, cell, _ in one.did if name == "Forward" and cell == LAST]
+    assert one.inside.executor.cells[LAST].predecessor == "w2"
+    one.inside.on_link_down("w2")
+    one.work()
+    assert [cell for name, cell, _ in one.did if name == "Forward" and cell == LAST]
+
+
+def test_a_takeover_is_told_with_what_it_repeated_once_its_step_is_done() -> None:
+    one = OneEngine("w1", PLAN)
+    feed(one, MIDDLE, range(8))
+    one.work()
+    one.engine.obey(after_loss(PLAN, {"w2"}))
+    one.work()
+    (told,) = [message for message in one.said if isinstance(message, TakenOver)]
+    assert (told.cell, told.step, told.forwards, told.backwards, told.reused) == (LAST, 0, 2, 2, 0), (
+        "the rest had never been done"
+    )
