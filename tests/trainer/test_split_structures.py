@@ -77,7 +77,8 @@ def inferring(model: Any, x: Tensor) -> Tensor:
     (model_of(inferring), {}, "calls blocks.0 with torch.inference_mode around it: use it within the block"),
     (model_of(lambda m, x: x), {"blocks": "layers"}, "blocks: the model has no 'layers'"),
     (model_of(lambda m, x: x), {"blocks": "norm"}, "blocks: 'norm' is a LayerNorm of the model, expected a ModuleList"),
-    (lambda: nn.Linear(4, 4), {}, "blocks must name the model's ModuleList of blocks; of those it has: none"),
+    (lambda: nn.Linear(4, 4), {}, "blocks must name the model's ModuleList or Sequential of blocks; of those it has"),
+    (lambda: nn.ModuleDict({"features": nn.Sequential(nn.Linear(4, 4))}), {}, "of those it has: 'features'"),
     (lambda: nn.Linear(-1, 4), {}, "the model cannot be built without data: RuntimeError"),
     (lambda: 3, {}, "what makes the model returned int, expected a torch.nn.Module"),
 ])  # fmt: skip

@@ -22,6 +22,7 @@ from bamboo_trainer.tasks.task_errors import told
 Read = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Values from elsewhere: of some of the tensors of these names and forms."""
 
+MOST_NAMED: Final = 8  # of lists of modules, in a message
 MOST_SHAPES: Final = 256  # of inputs whose recordings are kept
 _Slot = tuple[str, str]  # a module's name, and that of its parameter or buffer
 
@@ -308,13 +309,18 @@ def _block_names(model: nn.Module, blocks: str | Sequence[str] | None) -> Iterat
 
 
 def _only_list(model: nn.Module) -> str:
-    lists = [
+    lists = _outermost(model, nn.ModuleList)
+    if len(lists) != 1:
+        found = ", ".join(map(repr, lists or _outermost(model, nn.Sequential)[:MOST_NAMED])) or "none"
+        raise CannotSplit(f"blocks must name the model's ModuleList or Sequential of blocks; of those it has: {found}")
+    return lists[0]
+
+
+def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """The names of the modules of that kind that are not empty and in none of the others."""
+    found = [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) and "parametrizations" not in name.split(".")
+        if isinstance(module, kind) and len(list(module.children())) and "parametrizations" not in name.split(".")
     ]
-    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if len(outer) != 1:
-        found = ", ".join(map(repr, outer)) or "none"
-        raise CannotSplit(f"blocks must name the model's ModuleList of blocks; of those it has: {found}")
-    return str(outer[0])
+    return [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
