@@ -12,6 +12,7 @@ from bamboo.job.manifest import parse_manifest
 from bamboo.job.spec import JobSpec
 from bamboo.planning.grid import initial_plan
 from bamboo.planning.plan import Assignment, Cell, Peer, Plan
+from bamboo.planning.shards import sharded
 from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.job.step_times import LostWorkers, StepModel
 
@@ -53,6 +54,26 @@ def plan_of(job: JobSpec, layers: int) -> Plan:
 def seconds(job: JobSpec, model: ModelProfile) -> float:
     plan = plan_of(job, len(model.layers))
     return StepModel(model, job).seconds(plan, plan.target)
+
+
+def test_with_shards_a_worker_updates_two_of_them_and_waits_for_the_parameters_of_all() -> None:
+    topology = {"stages": 1, "pipelines": 4}
+    plain = parse_manifest(manifest(1, 4, 8, topology=topology))
+    shards = parse_manifest(manifest(1, 4, 8, topology=topology | {"shardOptimizer": True}))
+    plan = plan_of(plain, 4)
+    divided = sharded(plan, shards, [1.0] * 4)
+    assert len(divided.shards) == 4
+
+    def both(network: Network) -> list[float]:
+        model = profile(4, network, update=8.0)
+        pairs = ((plain, plan), (shards, divided))
+        return [StepModel(model, job).seconds(one, one.target) for job, one in pairs]
+
+    assert both(FAST) == pytest.approx([2 * 4 * 3 + 4 * 8, 2 * 4 * 3 + 2 * 8])
+    without, with_them = both(Network(flow=100.0, machine=1e15, latency=0.0))
+    assert with_them - without == pytest.approx(-2 * 8 + 1), "a shard's 100 bytes over each connection"
+    without, with_them = both(Network(flow=1e15, machine=100.0, latency=0.0))
+    assert with_them - without == pytest.approx(-2 * 8 + 3), "and three of them out of and into each machine"
 
 
 def test_a_step_is_the_pipeline_then_the_reduction_over_pipelines() -> None:

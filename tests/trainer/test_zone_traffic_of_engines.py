@@ -32,6 +32,7 @@ KINDS = {
     FrameKind.RESULT: TrafficKind.REDUCTION,
     FrameKind.PARTIAL_SUM: TrafficKind.REDUCTION,
     FrameKind.SYNC: TrafficKind.REPLICAS,
+    FrameKind.PARAMETERS: TrafficKind.PARAMETERS,
 }
 
 
@@ -40,6 +41,7 @@ KINDS = {
     [
         (3, 1, "EagerBackward", 1),
         (2, 3, "EagerForward", 1),
+        (1, 3, "shards", 1),
         pytest.param(4, 1, "LazyForward", 2, marks=pytest.mark.slow),
         pytest.param(1, 3, "LazyForward", 1, marks=pytest.mark.slow),
     ],
@@ -50,8 +52,8 @@ def test_engines_send_what_the_simulator_counts(
     document = bamboojob(
         task=gpt_task(context=8),
         training=training(STEP + 1, 12, 2),
-        topology={"stages": stages, "pipelines": pipelines},
-        redundancy={"mode": mode, "replicas": replicas},
+        topology={"stages": stages, "pipelines": pipelines, "shardOptimizer": mode == "shards"},
+        redundancy={"mode": "LazyForward" if mode == "shards" else mode, "replicas": replicas},
     )
     job, sent = Job(document), Sent()
     send = MemoryTransport.send

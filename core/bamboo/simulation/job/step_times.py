@@ -37,7 +37,7 @@ class Stages:
     update: tuple[float, ...]
     boundary: tuple[int, ...]
     gradients: tuple[int, ...]
-    state: tuple[int, ...]
+    trained: tuple[int, ...]
 
 
 class StepModel:
@@ -57,7 +57,7 @@ class StepModel:
 
     def seconds(self, plan: Plan, layout: Layout) -> float:
         """From the begin of one step to that of the next, again and again, with nobody lost."""
-        key = (_shape(plan, layout), layout, plan.stages, plan.mode)
+        key = (_shape(plan, layout), layout, plan.stages, plan.shards, plan.mode)
         if key not in self._steps:
             self._steps[key] = self._calm(plan, layout)
         return self._steps[key]
@@ -135,8 +135,13 @@ class StepModel:
         for parts in _runners(plan, layout).values():
             for worker, count in parts:
                 work[worker] += count * self._microbatch(plan)
-        update = self.stages(plan.stages).update[0]
-        return {worker: update + seconds for worker, seconds in work.items()}
+        return {worker: self._update(plan, worker) + seconds for worker, seconds in work.items()}
+
+    def _update(self, plan: Plan, worker: WorkerId) -> float:
+        """Of one stage: of all that a worker holds; with shards these are the updates of its shards."""
+        updates = self.stages(plan.state_layers).update
+        held = {plan.state_of(cell) for cell in plan.cells() if worker in plan.at(cell).holders}
+        return sum(updates[number] for number in held)
 
     def _microbatch(self, plan: Plan) -> float:
         stages = self.stages(plan.stages)
@@ -218,9 +223,23 @@ class StepModel:
                 strict = len(plan.owned_by(assignment.owner)) > 1 and assignment.replicas
                 ready = max(ready, done + (self._sync(stages.gradients[s], 1) if strict else 0.0))
         over = max((size / network.machine for size in sent.values()), default=0.0)
-        ready = max(ready, over)
+        ready = max(ready, over) + self._distribution(plan, layout)
         alone = len({plan.at(Cell(d, s)).owner for d, s in ends}) == 1
         return ready + self.profile.times.commit + (0.0 if alone else 2 * network.latency)
+
+    def _distribution(self, plan: Plan, layout: Layout) -> float:
+        """With shards: until all who run the model have the new parameters of all of them, for which they wait."""
+        if not plan.shards:
+            return 0.0
+        network, sizes = self.profile.network, self.stages(plan.shards).trained
+        owned: Counter[WorkerId] = Counter()
+        for d in range(layout.pipelines):
+            owned[plan.at(Cell(d, 0)).owner] += sizes[d]
+        others = len(owned) - 1
+        if not others:
+            return 0.0
+        most = max(max(size * others, sum(sizes) - size) for size in owned.values())  # that one sends, or receives
+        return network.latency + max(max(owned.values()) / network.flow, most / network.machine)
 
     def _sync(self, size: float, receivers: int) -> float:
         network = self.profile.network
@@ -231,29 +250,29 @@ class StepModel:
         send and receive all that it does, and to apply the updates of all that it holds.
         """
         stages, network = self.stages(plan.stages), self.profile.network
+        states = self.stages(plan.state_layers)
         out: Counter[WorkerId] = Counter()
         into: Counter[WorkerId] = Counter()
         holds: dict[WorkerId, set[int]] = {}
         least = 0.0
         last = len(plan.stages) - 1
         for cell in (Cell(d, s) for d in range(layout.pipelines) for s in range(len(plan.stages))):
-            assignment, count, size = plan.at(cell), len(layout.split[cell.pipeline]), stages.gradients[cell.stage]
+            assignment, count, number = plan.at(cell), len(layout.split[cell.pipeline]), plan.state_of(cell)
+            size = states.gradients[number]
             for worker in assignment.holders:
-                holds.setdefault(worker, set()).add(cell.stage)
+                holds.setdefault(worker, set()).add(number)
             for replica in assignment.replicas:
                 out[assignment.owner] += size
                 into[replica] += size
             if assignment.replicas:
-                least = max(
-                    least, self._sync(size, len(assignment.replicas)) + stages.update[cell.stage] + network.latency
-                )
+                least = max(least, self._sync(size, len(assignment.replicas)) + states.update[number] + network.latency)
             if cell.stage < last and plan.at(Cell(cell.pipeline, cell.stage + 1)).owner != assignment.owner:
                 there, given = plan.at(Cell(cell.pipeline, cell.stage + 1)).owner, count * stages.boundary[cell.stage]
                 for one, other in ((assignment.owner, there), (there, assignment.owner)):
                     out[one] += given
                     into[other] += given
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
-        return max([least, *(work.get(w, 0.0) + sum(stages.update[s] for s in held) for w, held in holds.items())])
+        return max([least, *(work.get(w, 0.0) + sum(states.update[s] for s in held) for w, held in holds.items())])
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
@@ -266,7 +285,7 @@ def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
         update=each("update"),
         boundary=tuple(layers[-1].boundary for layers in parts),
         gradients=tuple(sum(layer.gradients for layer in layers) for layers in parts),
-        state=tuple(sum(layer.parameters + layer.optimizer for layer in layers) for layers in parts),
+        trained=tuple(sum(layer.trained for layer in layers) for layers in parts),
     )
 
 

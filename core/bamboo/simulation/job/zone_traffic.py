@@ -25,14 +25,16 @@ ZONE_TRAFFIC_PRICE: Final = 0.01
 class TrafficKind(StrEnum):
     """What the bytes are for. boundaries: activations and their gradients. redundant: gradients of boundaries that a
     shadow gets as well, in EagerBackward; forwards in advance need nothing from others. reduction: of gradients over
-    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). states: whole stages,
-    to new holders. checkpoints: to and from the store.
+    pipelines, and of the parts of a lost pipeline of one stage. replicas: final gradients (SYNC). parameters: new ones
+    of a shard (`planning.shards`), to all who run the model. states: whole stages, to new holders. checkpoints: to and
+    from the store.
     """
 
     BOUNDARIES = "boundaries"
     REDUNDANT = "redundant"
     REDUCTION = "reduction"
     REPLICAS = "replicas"
+    PARAMETERS = "parameters"
     STATES = "states"
     CHECKPOINTS = "checkpoints"
 
@@ -103,10 +105,8 @@ def step_transfers(plan: Plan, layout: Layout, profile: ModelProfile) -> Iterato
                 plan, cell, len(layout.split[cell.pipeline]) * boundaries[cell.stage], trained=trained[cell.stage]
             ),
             *_reduction(plan, layout, cell, gradients[cell.stage]),
-            *(
-                Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, gradients[cell.stage])
-                for replica in plan.at(cell).replicas
-            ),
+            *_replicas(plan, cell, profile),
+            *_parameters(plan, layout, cell, profile),
         )
     )
     return (transfer for transfer in found if transfer.sender != transfer.receiver)
@@ -145,6 +145,21 @@ def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterat
     yield Transfer(TrafficKind.BOUNDARIES, there, here.owner, size)
     if plan.mode is RedundancyMode.EAGER_BACKWARD and here.shadow is not None:
         yield Transfer(TrafficKind.REDUNDANT, there, here.shadow, size)
+
+
+def _replicas(plan: Plan, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
+    """The final gradients of the stage, or shard, that they hold."""
+    size = sum(layer.gradients for layer in profile.layers[slice(*plan.state_layers[plan.state_of(cell)])])
+    for replica in plan.at(cell).replicas:
+        yield Transfer(TrafficKind.REPLICAS, plan.at(cell).owner, replica, size)
+
+
+def _parameters(plan: Plan, layout: Layout, cell: Cell, profile: ModelProfile) -> Iterator[Transfer]:
+    """What an update has changed of a shard, from who owns it to all who run the model."""
+    if plan.shards:
+        size = sum(layer.trained for layer in profile.layers[slice(*plan.shards[cell.pipeline])])
+        for other in range(layout.pipelines):
+            yield Transfer(TrafficKind.PARAMETERS, plan.at(cell).owner, plan.at(Cell(other, 0)).owner, size)
 
 
 def _reduction(plan: Plan, layout: Layout, cell: Cell, gradients: float) -> Iterator[Transfer]:
