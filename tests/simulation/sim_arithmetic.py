@@ -29,6 +29,7 @@ class Arithmetic:
     ties: layers that share their first element; then each layer is a stage.
     groups: of microbatches. reproducible: else each pipeline's are a group, and their number stays.
     skipped: steps whose loss is not finite. evaluated: (every so many steps, batches); (0, 0): never.
+    left_out: steps that an early stop saves; `steps` are those before it.
     """
 
     seed: int
@@ -42,6 +43,12 @@ class Arithmetic:
     reproducible: bool = True
     skipped: frozenset[int] = frozenset()
     evaluated: tuple[int, int] = (0, 0)
+    left_out: int = 0
+
+    @property
+    def wanted_steps(self) -> int:
+        """As many as the manifest says."""
+        return self.steps + self.left_out
 
     @property
     def layers(self) -> int:
@@ -54,7 +61,11 @@ class Arithmetic:
 
     def training(self) -> dict[str, Any]:
         """This, in a manifest."""
-        training: dict[str, Any] = {"steps": self.steps, "globalBatchSize": self.microbatches, "microBatchSize": 1}
+        training: dict[str, Any] = {
+            "steps": self.wanted_steps,
+            "globalBatchSize": self.microbatches,
+            "microBatchSize": 1,
+        }
         if self.skipped:
             training |= {"nonFinite": "Skip"}
         if self.evaluations:
@@ -64,7 +75,7 @@ class Arithmetic:
     @property
     def evaluations(self) -> EvaluationSchedule | None:
         every, batches = self.evaluated
-        return EvaluationSchedule(every_steps=every, batches=batches, steps=self.steps) if every else None
+        return EvaluationSchedule(every_steps=every, batches=batches, steps=self.wanted_steps) if every else None
 
     def evaluate(self, state: int, layer: int, batch: int, given: int) -> int:
         return hash((state, 9, layer, batch, given))
@@ -150,6 +161,10 @@ class Oracle:
         self.running.append([0] * self.arithmetic.layers)
         for step in range(self.arithmetic.steps):
             self._step(step)
+        if self.arithmetic.left_out:  # one more is begun, and given up
+            self._step(self.arithmetic.steps)
+            for history in (self.norms, self.losses, self.added, self.states, self.running):
+                history.pop()
 
     def evaluation(self, version: int) -> dict[str, float | None] | None:
         """What is measured of a state; None if it is not evaluated."""

@@ -162,12 +162,14 @@ def scenario(
     siblings: bool = False,
     sharded: bool = False,
     zbh1: bool = False,
+    stops: bool = False,
 ) -> Scenario:
     """restarts: of the coordinator, too. elastic: the number of pipelines may change. checkpoints: the job has some,
     and more often loses what only they bring back. resplit: the number of stages changes with the workers. replicas:
     several, and neighbours or zones are lost at once. stragglers: workers are slow for a time or for good, and layers
     take other times than was counted. siblings: several pipelines of one stage, whose workers share what is lost.
-    sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed.
+    sharded: the same, and each has but a shard of the optimizer's state. zbh1: weight gradients are postponed. stops:
+    an evaluation ends the job early.
     """
     rng = random.Random(seed)
     resplit = resplit or stragglers
@@ -202,7 +204,17 @@ def scenario(
     made = _with_siblings(made, random.Random(f"{seed} siblings")) if siblings or sharded else made
     made = _with_shards(made, random.Random(f"{seed} shards")) if sharded else made
     made = _with_split_backwards(made, random.Random(f"{seed} zbh1")) if zbh1 else made
-    return _with_replicas(made, several) if replicas else made
+    made = _with_replicas(made, several) if replicas else made
+    return _with_early_stop(made, random.Random(f"{seed} stops")) if stops else made
+
+
+def _with_early_stop(job: Scenario, rng: random.Random) -> Scenario:
+    """Half of what befalls a certain step befalls the one that is given up, or the one before."""
+    a = job.arithmetic
+    every = rng.choice([n for n in range(1, a.steps + 1) if a.steps % n == 0])
+    faults = [replace(f, step=a.steps - rng.randint(0, 1)) if rng.random() < 0.5 else f for f in job.faults]
+    a = replace(a, evaluated=(every, rng.randint(1, 3)), left_out=rng.randint(1, 5))
+    return replace(job, arithmetic=a, faults=tuple(faults))
 
 
 def _with_stragglers(job: Scenario, rng: random.Random) -> Scenario:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bamboo.control.digests import add_digests
+from bamboo.control.evaluations import Course
 from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.contributions import Recorded
 from bamboo_trainer.stage.gradients.gradient_sum import GradientSum
@@ -120,7 +121,7 @@ class StandIn:
 
     def start(self, step: int, microbatch: int, inputs: Parts | None, on_host: bool = False) -> "Advancing":
         given = int(inputs[0].item()) if inputs is not None else 0
-        if step < self._a.steps:
+        if step < self._a.wanted_steps:
             self._require(f"input of {microbatch}", given, self._oracle.inputs[self.first, step, microbatch])
         return Advancing(step, microbatch, [given], self.first, self._mine.stop)
 
@@ -226,6 +227,13 @@ class StandIn:
     def squared_norms(self, gradient: Tensor) -> list[float]:
         parts = self._by_layer(gradient.tolist())
         return [square for layer, part in parts for square in self._a.squared_norms(layer, part)]
+
+    def ends_with(self, metrics: Mapping[str, float]) -> Course | None:
+        """The oracle says which state is the last one."""
+        return Course(without=1) if metrics and self._a.left_out and self.version == self._a.steps else None
+
+    def evaluated(self, metrics: Mapping[str, float]) -> None:
+        self._require("ends", self.ends_with(metrics), None)
 
     def learning_rate(self, step: int) -> float:
         return 1 / (1 + step)

@@ -282,7 +282,7 @@ class Node:
         return Engine(
             Ports(
                 worker=self.name,
-                steps=around.oracle.arithmetic.steps,
+                steps=around.oracle.arithmetic.wanted_steps,
                 build=self.build,  # type: ignore[arg-type]
                 build_whole=self.build_whole,  # type: ignore[arg-type]
                 restore=self.restore,  # type: ignore[arg-type]

@@ -88,6 +88,16 @@ def test_random_faults_of_jobs_whose_pipelines_have_one_stage(kinds: dict[str, b
     assert len(shared) > 3
 
 
+@pytest.mark.parametrize(("kinds", "first"), [({}, 0), ({"checkpoints": True}, 100)])
+def test_random_faults_of_jobs_that_an_evaluation_ends(kinds: dict[str, bool], first: int) -> None:
+    """Half of what befalls a certain step befalls the one that is given up, or the one before."""
+    kinds = {**kinds, "stops": True}
+    jobs = [Simulation(scenario(seed, **kinds)) for seed in range(first, first + 6)]
+    failed = [v for v in (job.run() for job in jobs) if v.problem]
+    assert not failed, "\n".join(f"{v.problem}\n    {command(v.seed, **kinds)}" for v in failed)
+    assert sum(job.finish is not None and job.finish.reason == "EarlyStopped" for job in jobs) > 3
+
+
 @pytest.mark.parametrize(("kinds", "first"), [({"sharded": True}, 0), ({"sharded": True, "checkpoints": True}, 200)])
 def test_random_faults_of_jobs_with_the_optimizers_state_in_shards(kinds: dict[str, bool], first: int) -> None:
     """Half of the kills befall who updates a shard, or sends its parameters to the others."""

@@ -201,7 +201,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         {"training.loggers": [{"name": "a", "type": "MLflow", "entrypoint": "a:b"}]},
         "spec.training.loggers.0.entrypoint: expected with type Custom, and",
     ),
-    ({"checkpoint": ABSENT}, "spec.training.evaluation.patience: expected only with spec.checkpoint"),
     (
         {"training.evaluation": ABSENT, "checkpoint.keepBest": True},
         "spec.checkpoint.keepBest: expected only with spec.training.evaluation",
@@ -390,7 +389,5 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
         spec["checkpoint"]["storage"] = {kind: draw(STORAGES[kind])}
         if training.get("evaluation") is None:
             spec["checkpoint"].pop("keepBest", None)
-    elif training.get("evaluation") is not None:
-        training["evaluation"].pop("patience", None)
     metadata = {"name": draw(NAMES)}
     return {"apiVersion": "bamboo.dev/v1alpha1", "kind": "BambooJob", "metadata": metadata, "spec": spec}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -249,29 +250,89 @@ def with_checkpoints(steps: int = 12, every: int = 100, **more: Any) -> dict[str
     return document
 
 
-def test_a_job_stops_early_with_a_checkpoint_of_what_it_has() -> None:
-    """Of a metric of which more is always worse, the first evaluation is the best one."""
-    document = with_checkpoints(evaluation={"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6})
-    job = Job(document).run()
-    assert job.finish is not None
-    assert (job.finish.outcome, job.finish.reason) == (Outcome.COMPLETE, "EarlyStopped")
-    assert job.finish.message == "2 evaluations without a better largest; the best state is that after step 2"
-    assert list(job.state.evaluations)[:3] == [2, 4, 6]
-    (kept,) = job.store.committed
-    assert 6 < kept.step < 12
+STOPPING = {"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6, "batches": 2}  # the first is the best
+STOPPED = "2 evaluations without a better largest; the best state is that after step 2, and the last one that after 6"
 
 
-def test_what_is_evaluated_while_an_early_stop_is_on_its_way_does_not_count() -> None:
-    """How many states come after the decision is a matter of time; which one is the best must not be."""
-    document = with_checkpoints(evaluation={"metric": "largest", "goal": "Max", "patience": 2, "minDelta": 1e6})
-    document["spec"]["training"]["evaluation"]["everySteps"] = 1
-    job = Job(document).run()
+def stopping(stages: int, pipelines: int, steps: int = 12, **more: Any) -> dict[str, Any]:
+    document = manifest(stages, pipelines, evaluation=STOPPING, **more)
+    document["spec"]["training"]["steps"] = steps
+    return document
+
+
+@cache
+def six_steps() -> tuple[Any, ...]:
+    """Of a job that has no more."""
+    document = manifest(2, 1, evaluation={"batches": 2})
+    document["spec"]["training"]["steps"] = 6
+    return ended(Job(document).run())
+
+
+def ended(job: Job) -> tuple[Any, ...]:
+    """The steps that count, and the last state."""
+    plan = job.state.current_plan
+    digests = {plan.state_of(cell): digest for cell, digest in job.state.finished}
+    return job.state.losses, add_digests(digests.values()), job.state.evaluations
+
+
+def check_stopped(job: Job, expected: tuple[Any, ...]) -> None:
     assert job.finish is not None
-    assert job.finish.reason == "EarlyStopped"
-    (kept,) = job.store.committed
-    assert kept.step > 4, "further states were evaluated, or this test shows nothing"
-    assert list(job.state.evaluations) == [1, 2, 3]
-    assert [emit.message.partition(":")[0] for emit in job.emitted if emit.reason == "Evaluated"][-1] == "after step 3"
+    assert (job.finish.outcome, job.finish.reason) == (Outcome.COMPLETE, "EarlyStopped"), job.finish
+    assert job.finish.message == STOPPED
+    assert ended(job) == expected
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
+def test_an_early_stop_ends_a_job_with_the_state_that_was_evaluated_last(grid: tuple[int, int]) -> None:
+    """It is that of a job that has no more steps: what was computed of the step after it counts for nothing."""
+    check_stopped(Job(stopping(*grid)).run(), six_steps())
+
+
+@pytest.mark.parametrize(("grid", "mode"), [((2, 2), "LazyForward"), ((3, 1), "EagerForward")])
+def test_a_kill_at_an_early_stop_changes_nothing(grid: tuple[int, int], mode: str) -> None:
+    expected = six_steps()
+    names = {"Evaluate", "ReportReady", "OptimizerStep"}
+
+    def is_near(fault: Fault) -> bool:
+        return fault.name in names and (fault.step, fault.name == "OptimizerStep") in {(5, True), (6, False)}
+
+    struck = kill_at_each(stopping(*grid, mode=mode), is_near, lambda job: check_stopped(job, expected))
+    assert {fault.name for fault in struck} == names
+
+
+def test_two_losses_at_an_early_stop_change_nothing() -> None:
+    expected = six_steps()
+    for after in (False, True):
+        faults = (Fault("ReportReady", Cell(0, 0), 6, after=after), Fault("ReportReady", Cell(1, 1), 6, after=True))
+        job = Job(stopping(2, 2, standby={"workers": 1}), faults).run()
+        assert job.state.preemptions == 2
+        check_stopped(job, expected)
+
+
+def test_shards_of_the_optimizers_state_stop_with_the_others() -> None:
+    document = stopping(1, 3)
+    document["spec"]["topology"]["shardOptimizer"] = True
+    fault = Fault("ReportReady", Cell(0, 0), 6, after=True)
+    check_stopped(Job(document).run(), six_steps())
+    check_stopped(Job(document, (fault,)).run(), six_steps())
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_stops_where_it_would_have_stopped() -> None:
+    """What was evaluated before the checkpoint counts: it is a part of the state."""
+    expected = six_steps()
+    checkpoint = {"storage": {"uri": "memory://store"}, "everySteps": 5}
+    short = stopping(2, 1, 5, checkpoint=checkpoint)
+    del short["spec"]["training"]["evaluation"]["minDelta"]  # what does not decide bits may change
+    store = Job(short).run().store
+    assert [one.step for one in store.committed] == [5]
+    longer = Job(stopping(1, 2, checkpoint=checkpoint), store=store).run()
+    assert longer.finish is not None
+    assert (longer.finish.reason, longer.finish.message) == ("EarlyStopped", STOPPED)
+    assert ended(longer)[1] == expected[1]
+    assert [one.step for one in store.committed] == [5, 6]
+    again = Job(stopping(3, 1, checkpoint=checkpoint), store=store).run()
+    assert (again.finish, ended(again)[1]) == (longer.finish, expected[1])
+    assert [one.step for one in store.committed] == [5, 6], "nothing is left to train or to keep"
 
 
 def test_evaluated_states_are_kept_with_their_scores() -> None:
@@ -286,12 +347,7 @@ def test_evaluated_states_are_kept_with_their_scores() -> None:
     assert all(scores[step] is None for step in scores.keys() - expected.keys())
 
 
-def test_early_stopping_needs_checkpoints_and_the_best_one_needs_evaluations() -> None:
-    document = with_checkpoints(evaluation={"patience": 1})
-    del document["spec"]["checkpoint"]
-    assert problems(document) == [
-        "spec.training.evaluation.patience: expected only with spec.checkpoint, which keeps what was trained"
-    ]
+def test_the_best_state_needs_evaluations() -> None:
     document = with_checkpoints(keepBest=True)
     del document["spec"]["training"]["evaluation"]
     assert problems(document) == ["spec.checkpoint.keepBest: expected only with spec.training.evaluation"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bamboo.coordinator.checkpointing.evaluations import best, since_best
+from bamboo.control.evaluations import best, course
 from bamboo.job.spec import EvaluationSpec, Goal
 
 
@@ -22,4 +22,4 @@ def test_the_best_state_is_better_by_the_least_difference(
 ) -> None:
     spec = EvaluationSpec(every_steps=10, goal=goal, min_delta=delta)
     found = {10 * (i + 1): {"loss": value, "other": 0.0} for i, value in enumerate(values)}
-    assert (best(spec, found), since_best(spec, found)) == (best_state, without)
+    assert (best(spec, found), course(spec, found).without) == (best_state, without)

@@ -6,7 +6,7 @@ from typing import Self
 
 import torch
 
-from bamboo.job.spec import JobSpec, LossScaleSpec, TrainingSpec, Unit
+from bamboo.job.spec import EvaluationSpec, JobSpec, LossScaleSpec, TrainingSpec, Unit
 from bamboo_trainer.data.order import microbatch_samples
 from bamboo_trainer.task import Task, TrainingFacts
 from bamboo_trainer.tasks.task_errors import TaskError
@@ -18,7 +18,7 @@ class TrainingConfig:
     """microbatches: of a whole step, over all pipelines. ema: decay of the averages of weights; None: none are kept.
 
     loss_scale: of the losses that gradients are computed of; only with fp16. deterministic: look whether work that is
-    done twice gives the same bits.
+    done twice gives the same bits. early: the evaluations that may end the job; None: none do.
     """
 
     seed: int
@@ -30,6 +30,7 @@ class TrainingConfig:
     loss_scale: LossScaleSpec | None = None
     deterministic: bool = True
     parameter_precision: str = "fp32"  # | "bf16"
+    early: EvaluationSpec | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("fp32", "bf16", "fp16"):
@@ -56,6 +57,7 @@ class TrainingConfig:
             loss_scale=training.scaling,
             deterministic=training.deterministic,
             parameter_precision=training.parameter_precision.value,
+            early=training.evaluation if training.evaluation and training.evaluation.patience else None,
         )
 
     @property

@@ -6,6 +6,7 @@ import msgspec
 
 from bamboo.checkpoint.manifest import CheckpointPart
 from bamboo.control.digests import Digest
+from bamboo.control.evaluations import EarlyStop
 from bamboo.control.memory import Memory
 from bamboo.control.platform import Platform
 from bamboo.control.stage_times import MOST_TIMES, StageTimes
@@ -206,10 +207,14 @@ class StepCommitted(Message, frozen=True):
 
 
 class Evaluated(Message, frozen=True):
-    """Said by the root's owner: the metrics of the state that has seen so many steps; None: not finite."""
+    """Said by the root's owner: the metrics of the state that has seen so many steps; None: not finite.
+
+    early_stop: it is the last one.
+    """
 
     step: Count
     metrics: Metrics
+    early_stop: EarlyStop | None = None
 
 
 class TakenOver(Message, frozen=True):

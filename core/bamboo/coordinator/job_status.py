@@ -1,7 +1,7 @@
 """The coordinator's state as a person sees it."""
 
+from bamboo.control.evaluations import best
 from bamboo.coordinator import stragglers
-from bamboo.coordinator.checkpointing.evaluations import best
 from bamboo.coordinator.events import CheckpointSummary, CheckpointWrite, SlowWorker, Status, WorkerState
 from bamboo.coordinator.protection import cell_name
 from bamboo.coordinator.state import CoordinatorState

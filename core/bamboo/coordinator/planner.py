@@ -227,6 +227,9 @@ def _first_stages(state: CoordinatorState, grid: Grid) -> tuple[tuple[int, int],
 
 def _forget_what_was(turn: Turn, step: int) -> None:
     """All workers begin again with the state before that step."""
+    spec, stop = turn.state.spec, turn.state.early_stop
+    if stop and step < spec.training.steps:
+        turn.set(spec=replace(spec, training=replace(spec.training, steps=stop.wanted_steps)), early_stop=None)
     turn.set(
         plan=None, step=step, generation=-1, finished=(), finishers={}, asked_to_save={}, saved=frozenset(),
         losses={k: loss for k, loss in turn.state.losses.items() if k < step}, recoveries=(), resize=None,

@@ -221,6 +221,17 @@ class StragglerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """The job has fewer steps than the manifest says, as nothing has become better. best: the best state, if there is
+    one. without: evaluations after it. wanted_steps: as many as the manifest says.
+    """
+
+    best: int | None
+    without: int
+    wanted_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """How the job is to end as soon as a state of that many steps or more is kept. since: when that was said."""
 
@@ -273,6 +284,7 @@ class CoordinatorState:
     recoveries: tuple[Recovery, ...] = ()
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     stopping: Stopping | None = None
+    early_stop: EarlyEnd | None = None
     resize: tuple[Grid, float] | None = None
     resplit: Resplit | None = None
     stragglers: StragglerState = field(default_factory=StragglerState)

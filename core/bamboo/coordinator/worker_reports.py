@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from bamboo.control import protocol
-from bamboo.coordinator.checkpointing import checkpoints, copies, evaluations, final_checkpoint, restoring
-from bamboo.coordinator.events import Emit, Finish, Outcome, Send, Takeover
+from bamboo.control import evaluations, protocol
+from bamboo.coordinator.checkpointing import checkpoints, copies, final_checkpoint, restoring
+from bamboo.coordinator.events import Emit, Outcome, Send, Takeover
 from bamboo.coordinator.splits import resplit
-from bamboo.coordinator.state import KEPT_LOSSES, Turn, without_moves
+from bamboo.coordinator.state import KEPT_LOSSES, EarlyEnd, Turn, without_moves
 from bamboo.coordinator.workers.membership import declare_lost, notice, peer_down, peer_up
 from bamboo.coordinator.workers.platforms import refuse_other_data
 from bamboo.planning.grid import layer_ranges
@@ -158,28 +158,27 @@ def _step_committed(turn: Turn, worker: WorkerId, message: protocol.StepCommitte
 
 
 def _evaluated(turn: Turn, worker: WorkerId, message: protocol.Evaluated) -> None:
-    """A new root repeats what the old one may not have been able to tell.
-
-    What comes after an early stop was decided does not count: how much comes depends on time, the best state must not.
-    """
+    """A new root repeats what the old one may not have been able to tell."""
     state, step, spec = turn.state, message.step, turn.state.spec.training.evaluation
-    if spec is None or step > state.spec.training.steps or step in state.evaluations:
+    if spec is None or step > state.spec.training.steps:
         return
-    if state.stopping is not None and state.stopping.reason == EARLY_STOPPED:
+    if message.early_stop is not None and state.plan is not None:
+        _stop_early(turn, step, message.early_stop)
+    if step in state.evaluations:
         return
     known = dict(sorted({**state.evaluations, step: message.metrics}.items())[-KEPT_LOSSES:])
     turn.set(evaluations=known, last_progress=turn.now)
     best = evaluations.best(spec, known)
     turn.do(Emit("Evaluated", f"after step {step}: {metrics(message.metrics)}{' (the best so far)' * (best == step)}"))
     checkpoints.evaluated(turn)
-    without = evaluations.since_best(spec, known)
-    over = step >= state.spec.training.steps or state.stopping is not None or state.phase != "Running"
-    if spec.patience is not None and without >= spec.patience and not over:
-        text = (
-            f"{count(without, 'evaluation')} without a better {spec.metric}; the best state is that after step {best}"
-        )
-        end = Finish(Outcome.COMPLETE, EARLY_STOPPED, text)
-        checkpoints.stop(turn, end.outcome, end.reason, end.message, keep=True)
+
+
+def _stop_early(turn: Turn, last: int, told: evaluations.EarlyStop) -> None:
+    """From now on the job has fewer steps, and ends like any other one that has so many."""
+    state = turn.state
+    wanted = state.early_stop.wanted_steps if state.early_stop else state.spec.training.steps
+    stop = EarlyEnd(best=told.best, without=told.without, wanted_steps=wanted)
+    turn.set(spec=replace(state.spec, training=replace(state.spec.training, steps=last)), early_stop=stop)
 
 
 def _not_finite(turn: Turn, message: protocol.StepCommitted) -> None:
@@ -294,7 +293,15 @@ def finish_if_done(turn: Turn) -> None:
 
 def _complete(turn: Turn) -> None:
     lacking = "; there is no checkpoint of the last state" if final_checkpoint.is_missing(turn.state) else ""
-    turn.finish(Outcome.COMPLETE, "Complete", f"all {turn.state.spec.training.steps} steps are done{lacking}")
+    steps, stop = turn.state.spec.training.steps, turn.state.early_stop
+    if stop is None:
+        turn.finish(Outcome.COMPLETE, "Complete", f"all {steps} steps are done{lacking}")
+        return
+    evaluation = turn.state.spec.training.evaluation
+    metric = evaluation.metric if evaluation else "state"
+    best = "none has one" if stop.best is None else f"the best state is that after step {stop.best}"
+    text = f"{count(stop.without, 'evaluation')} without a better {metric}; {best}, and the last one that after {steps}"
+    turn.finish(Outcome.COMPLETE, EARLY_STOPPED, f"{text}{lacking}")
 
 
 def ask_to_save(turn: Turn) -> None:

@@ -82,12 +82,6 @@ def _check_groups(job: JobSpec, rule: Rule) -> None:
 def _check_evaluation(job: JobSpec, rule: Rule) -> None:
     evaluation = job.training.evaluation
     rule(
-        job.checkpoint is not None or evaluation is None or evaluation.patience is None,
-        "spec.training.evaluation.patience",
-        "expected only with spec.checkpoint, which keeps what was trained",
-        "spec.checkpoint",
-    )
-    rule(
         job.checkpoint is None or not job.checkpoint.keep_best or evaluation is not None,
         "spec.checkpoint.keepBest",
         "expected only with spec.training.evaluation",

@@ -126,7 +126,7 @@ class Until:
 class EvaluationSpec:
     """every_steps: from one to the next; the last state is evaluated, too. batches: at most; None: all data.
 
-    metric: decides which state is the best. patience: the job ends after so many evaluations without a better one;
+    metric: decides which state is the best. patience: the job ends with the state that was so many times not better;
     None: never. min_delta: by so much at least one has to be better.
     """
 

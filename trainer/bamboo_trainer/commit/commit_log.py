@@ -1,5 +1,7 @@
 """Which steps are committed, and what the root has heard of the step in progress."""
 
+from collections.abc import Container
+
 from bamboo.planning.plan import Cell, Layout
 from bamboo_trainer.commit.step_report import combined
 from bamboo_trainer.transport.payloads import Commit, Commits, Ready
@@ -10,13 +12,15 @@ KEPT_STEPS = 3
 class CommitLog:
     """Commits and ready reports by step; remembers the last few, and those that a late replica still needs.
 
-    newest: the newest committed step that is known; if none is, the one before the first.
+    newest: the newest committed step that is known; if none is, the one before the first. end: the last state, if an
+    early stop has named it.
     """
 
     def __init__(self, first_step: int, loss_unit: float = 1.0) -> None:
         """first_step: of the states that the workers began with. loss_unit: of losses that are sums (`StepPolicy`)."""
         self.newest, self._loss_unit = first_step - 1, loss_unit
         self.commits: dict[int, Commit] = {}
+        self.end: int | None = None
         self._generations: dict[int, int] = {}
         self._ready: dict[int, dict[Cell, Ready]] = {}
 
@@ -30,6 +34,12 @@ class CommitLog:
         self.newest = max(self.newest, step)
         self._generations[step + 1] = commit.generation
         self._ready.pop(step, None)
+        if commit.early_stop:
+            self.end = step
+
+    def to_apply(self) -> Container[int]:
+        """The steps that all states go on with: not the one that an early stop has ended."""
+        return self.commits if self.end is None else self.commits.keys() - {self.end}
 
     def generation(self, step: int) -> int | None:
         """Of the step's layout, if a commit or another worker's state has told."""

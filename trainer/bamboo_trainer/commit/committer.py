@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from bamboo.control.evaluations import EarlyStop
 from bamboo.control.protocol import (
     MOST_NUMBER,
     CheckpointBegun,
@@ -73,7 +74,9 @@ class Committer:
             return None
         newest = self._plan.newest
         commit = self.log.decide(step, self._plan.stages, layout, newest.target.generation, newest.epoch)
-        if commit and self._policy.leaves_out(commit.loss, commit.norm):
+        if commit is not None:
+            commit = self._ended_early(commit)
+        if commit and commit.microbatches and self._policy.leaves_out(commit.loss, commit.norm):
             commit = msgspec.structs.replace(commit, skipped=True)
         if commit is not None:
             commit = self._marked_for_history(step, commit)
@@ -84,6 +87,21 @@ class Committer:
         wanted = self._wanted
         mark = CheckpointMark(number=wanted.number, id=self._new_id(), writers=wanted.writers, hold=wanted.hold)
         return msgspec.structs.replace(commit, checkpoint=mark)
+
+    def _ended_early(self, commit: Commit) -> Commit:
+        """If the state before the step is the last one, all that the step says is how good that is.
+
+        A pure function of the reports and of the root's state, so a new root comes to the same.
+        """
+        root = self._states.of(ROOT) if commit.microbatches else None
+        course = root.ends_with(commit.evaluation) if root else None
+        if course is None:
+            return commit
+        stop = EarlyStop(best=course.state, without=course.without)
+        return Commit(
+            norm=0.0, loss=0.0, microbatches=0, generation=commit.generation, epoch=commit.epoch,
+            evaluation=commit.evaluation, early_stop=stop,
+        )  # fmt: skip
 
     def _marked_for_history(self, step: int, commit: Commit) -> Commit:
         """With what only the root knows."""
@@ -121,7 +139,8 @@ class Committer:
                 self.ends_before = step + 1
         if commit.evaluation:
             found = {name: _told(value) for name, value in commit.evaluation.items()}
-            self._evaluated = dict([*self._evaluated.items(), (step, Evaluated(step=step, metrics=found))][-KEPT:])
+            told = Evaluated(step=step, metrics=found, early_stop=commit.early_stop)
+            self._evaluated = dict([*self._evaluated.items(), (step, told)][-KEPT:])
         self.log.record(step, commit)
         self.log.forget(self._states.oldest(otherwise=step))
         return True

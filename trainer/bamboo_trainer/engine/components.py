@@ -291,7 +291,7 @@ class Components:
         if self.replicator.owes_gradients:
             self._report_or_send()
             return True
-        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran, owned=True)
+        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran, owned=True)
         if applicable is not None:
             self._apply(applicable)
             return True
@@ -302,7 +302,7 @@ class Components:
             self.executor.execute(ready)
             self._meter.executed(ready, self.memory)
             return True
-        applicable = self.states.applicable(self.committer.log.commits, self.executor.ran, owned=False)
+        applicable = self.states.applicable(self.committer.log.to_apply(), self.executor.ran, owned=False)
         if applicable is not None:
             self._apply(applicable)
             return True

@@ -250,8 +250,10 @@ class Engine:
 
     def trained(self, index: int) -> Stage | None:
         """The stage in its final state, if it is here."""
-        stage = self.components.states.run(Cell(0, index)) if self.components else None
-        return stage if stage and stage.version >= self._ports.steps else None
+        if self.components is None:
+            return None
+        stage = self.components.states.run(Cell(0, index))
+        return stage if stage and stage.version >= self.components.executor.steps else None
 
     @property
     def newest_plan(self) -> Plan | None:

@@ -17,7 +17,7 @@ from bamboo_trainer.memory.saved_tensors import ContextSize
 from bamboo_trainer.stage.checksums import checksum
 from bamboo_trainer.stage.constants import Constants
 from bamboo_trainer.stage.contributions import Recorded, RunningBuffers
-from bamboo_trainer.stage.evaluation import Evaluator
+from bamboo_trainer.stage.evaluation import EvaluatedState, Evaluator
 from bamboo_trainer.stage.first_look import FirstLook
 from bamboo_trainer.stage.forwarding import Forwarding, ForwardRunner, split_needs, with_needs
 from bamboo_trainer.stage.gradients.backwards import BackwardRunner
@@ -34,16 +34,14 @@ from bamboo_trainer.tasks.mixed_precision import forget_casts
 from bamboo_trainer.tasks.reading.batch_reader import BatchReader
 from bamboo_trainer.tasks.scheduled_optimizer import ScheduledOptimizer
 from bamboo_trainer.tasks.ties import tie, tied_groups
-from bamboo_trainer.tasks.user_code import (
-    build_layer,
-)
+from bamboo_trainer.tasks.user_code import build_layer
 from bamboo_trainer.training import TrainingConfig, loss_unit
 from bamboo_trainer.transport.payloads import Contributed
 
 _UNSCALED: Final = BackwardScale()
 
 
-class Stage(SharedValues):
+class Stage(SharedValues, EvaluatedState):
     """The state of one stage and its forward, backward and optimizer step.
 
     The boundary contract: outputs are all parts, and which of them need a gradient if not all do (`with_needs`);
@@ -79,7 +77,7 @@ class Stage(SharedValues):
         named = [(s.name, s.parameter) for s in self._parameters.slots] if remembers else []
         self._optimizer, ema = ScheduledOptimizer(task, named), config.ema if remembers else None
         self._optimizer_state = OptimizerState(
-            self._parameters, self._optimizer, ema, config.loss_scale, tuple(self._layers)
+            self._parameters, self._optimizer, ema, config.loss_scale, tuple(self._layers), config.early
         )
         self._weight_unit = loss_unit(task, config)
         load = partial(_load, self._reader, stage, self._device)

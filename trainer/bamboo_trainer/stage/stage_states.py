@@ -232,6 +232,7 @@ class StageStates:
         """Go to the next version, as the commit says: by the optimizer's step, or by skipping it."""
         state, stage = self.by_stage[index], self[index]
         gradient, *running = state.final.pop(state.version)
+        stage.evaluated(commit.evaluation)
         if commit.skipped:
             stage.skip(finite=math.isfinite(commit.norm))
         else:

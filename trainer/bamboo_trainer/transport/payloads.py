@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 import torch
 
+from bamboo.control.evaluations import EarlyStop
 from bamboo.control.protocol import MOST_METRICS
 from bamboo.history.records import StepRecord
 from bamboo.job.spec import MOST_LAYERS
@@ -119,7 +120,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     metrics: by name; no number if there is none. checkpoint: the state after this step is kept. skipped: nobody
     applies the step's gradients, as they or the loss are not finite. evaluation: by metric, of the state before this
     step, if it was evaluated; after the last step a commit says nothing else, and is of no microbatches.
-    history: if one is kept.
+    early_stop: with that evaluation the job ends, with the state before this step, which is not trained; a commit says
+    nothing else then, either. history: if one is kept.
     """
 
     norm: float
@@ -130,6 +132,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint: CheckpointMark | None = None
     skipped: bool = False
     evaluation: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}
+    early_stop: EarlyStop | None = None
     history: HistoryMark | None = None
     scale: float = 1.0
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=MOST_METRICS)] = {}

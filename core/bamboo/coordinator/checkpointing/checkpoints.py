@@ -10,9 +10,9 @@ from hashlib import sha256
 from typing import Final
 
 from bamboo.checkpoint.manifest import CheckpointPart
-from bamboo.control import protocol
+from bamboo.control import evaluations, protocol
 from bamboo.coordinator.checkpoint_counts import AbandonReason
-from bamboo.coordinator.checkpointing import copies, evaluations
+from bamboo.coordinator.checkpointing import copies
 from bamboo.coordinator.events import Emit, Outcome, Send
 from bamboo.coordinator.state import CheckpointState, CoordinatorState, Stopping, Turn
 from bamboo.planning.plan import ROOT, CheckpointId, Plan, WorkerId

@@ -188,14 +188,10 @@ def to_text(summary: Summary) -> str:
         lines.append(f"  failed workers: {', '.join(summary.crashes[:SHOWN_CRASHES])}{more}")
     if summary.digests:
         lines.append(f"  final state: {add_digests(summary.digests)[:12]}")
-    early = summary.reason == "EarlyStopped"
-    if early:
-        lines.append("  the weights are in the checkpoints; bamboo export writes them as one file")
     if summary.output:
         log = f"the workers' log: {summary.output}/workers.log"
-        kept = complete and not early
-        lines.append(f"  weights, the workers' log and page.html: {summary.output}" if kept else f"  {log}")
-    elif complete and not early:
+        lines.append(f"  weights, the workers' log and page.html: {summary.output}" if complete else f"  {log}")
+    elif complete:
         lines.append("  the weights were not kept; --output DIR keeps them")
     elif summary.outcome is Outcome.FAILED and not summary.log_shown:
         lines.append("  --debug shows the workers' log with the whole traceback, --output keeps it")

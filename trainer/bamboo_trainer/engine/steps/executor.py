@@ -58,13 +58,23 @@ class Executor:
         self._plan, self._outbox, self._states = plan, outbox, states
         self._committer, self._replicator, self._redundant = committer, replicator, redundant
         self._observer, self._clock, self._timer, self._tell = observer, clock, timer, tell
-        self._steps, self._order, self._evaluations = steps, order, evaluations
-        self._last = steps if evaluations else steps - 1  # after the last step the final state is evaluated
+        self._wanted, self._order, self._evaluations = steps, order, evaluations
         self._instructions = Instructions(plan, outbox, states, replicator, steps=steps, clock=clock)
         self.cells: dict[Cell, CellStep] = {}
         self._portions = PortionSteps(plan, states, committer.layout)
         self.handed_over: dict[Cell, Frame] = {}
         self._left: dict[Cell, tuple[int, int]] = {}  # cells that moved away: the first and last step that was run here
+
+    @property
+    def steps(self) -> int:
+        """Of the job: as many as wanted, or those before an early stop."""
+        end = self._committer.log.end
+        return self._wanted if end is None else end
+
+    @property
+    def _last(self) -> int:
+        """After the last step the final state is evaluated."""
+        return self.steps if self._evaluations else self.steps - 1
 
     # roles
 
@@ -92,7 +102,7 @@ class Executor:
         for cell in self._plan.current.owned_by(self._plan.worker):
             if cell not in self.cells:
                 self._promote(cell, old, arrived)
-        self._portions.refresh(self._steps)
+        self._portions.refresh(self.steps)
 
     def _promote(self, cell: Cell, old: Plan | None, arrived: float) -> None:
         """The cell is run here from now on; its state stands where the replica stands."""
@@ -136,7 +146,7 @@ class Executor:
         """What a stage's cells run on is new: they start their next step."""
         for cell_step in [one for one in self.cells.values() if one.cell.stage == stage]:
             self._begin(cell_step)
-        self._portions.refresh(self._steps)
+        self._portions.refresh(self.steps)
 
     def _begin(self, cell_step: CellStep) -> None:
         stage = self._states.run(cell_step.cell)
@@ -161,12 +171,12 @@ class Executor:
         if self._evaluations is None:
             return Evaluating()
         over = step in self._committer.log.commits
-        return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self._steps)
+        return Evaluating(0 if over else self._evaluations.batches_of(step), only=step >= self.steps)
 
     def _finish_if_over(self, cell_step: CellStep) -> None:
         """Nothing is left to do for the cell, but what others may ask."""
         stage, step = self._states.of(cell_step.cell), cell_step.step
-        if cell_step.finished or cell_step.work is None or stage is None or step < self._steps:
+        if cell_step.finished or cell_step.work is None or stage is None or step < self.steps:
             return
         if self._evaluations is None or step in self._committer.log.commits:
             cell_step.finished = True
@@ -185,7 +195,7 @@ class Executor:
     def active(self) -> CellStep | None:
         """The one cell that is run here, if it is one, and not at its end."""
         cell_steps = [cell_step for cell_step in self.cells.values() if cell_step.program]
-        return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self._steps else None
+        return cell_steps[0] if len(cell_steps) == 1 and cell_steps[0].step < self.steps else None
 
     def cell_steps(self) -> Iterator[CellStep]:
         """Of the cells that are run here, and of portions of cells."""
@@ -224,7 +234,7 @@ class Executor:
                 return False  # its last gradients are on the way; repeating the step would be waste
             cell_step.predecessor = None
         if isinstance(instruction, ReportReady):
-            strict = cell_step.step < self._steps and self._must_not_be_repeated(cell_step)
+            strict = cell_step.step < self.steps and self._must_not_be_repeated(cell_step)
             return not self._replicator.holds_back(cell_step.cell, cell_step.step, strict)
         return cell_step.inbox.keys() >= set(self._needed(cell_step, [instruction]))
 
@@ -333,7 +343,7 @@ class Executor:
     def repeated(self) -> Iterator[Repeated]:
         """The committed steps that are repeated here, without a predecessor who would still send what came of them."""
         for cell_step in self.cells.values():
-            committed = cell_step.step in self._committer.log.commits and cell_step.step < self._steps
+            committed = cell_step.step in self._committer.log.commits and cell_step.step < self.steps
             number = self._states.number(cell_step.cell)
             if not cell_step.program or not committed or self._states.has_final(number, cell_step.step):
                 continue

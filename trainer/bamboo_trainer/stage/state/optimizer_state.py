@@ -1,6 +1,6 @@
 """What a stage's optimizer remembers, by name; and, where it can be told, before the first step.
 
-So is what belongs to a step and to no parameter: the scale of losses in fp16.
+So is what belongs to a step and to no parameter: the scale of losses in fp16, the course of evaluations.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -9,8 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bamboo.job.spec import LossScaleSpec
+from bamboo.control.evaluations import Course
+from bamboo.job.spec import EvaluationSpec, LossScaleSpec
 from bamboo_trainer.memory.placement import to_host
+from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.group_numbers import MARK, GroupNumbers, Scalar
 from bamboo_trainer.stage.state.loss_scale import LossScale
 from bamboo_trainer.stage.state.parameters import FlatParameters
@@ -36,7 +38,8 @@ class OptimizerState:
 
     ema: the decay of the averages of the parameters that are kept beside it, in fp32, under the key AVERAGE; None: none
     are.
-    scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale".
+    scaling: of the losses, in fp16, which each of the layers has as "loss_scale:3.scale". early: the evaluations that
+    may end the job, whose course each layer has as "early_stop:3.score".
     fixed: the names and shapes are known from the start, and the same at every version; otherwise the state only
     comes with the first step.
     """
@@ -48,6 +51,7 @@ class OptimizerState:
         ema: float | None = None,
         scaling: LossScaleSpec | None = None,
         layers: Sequence[int] = (),
+        early: EvaluationSpec | None = None,
     ) -> None:
         optimizer = scheduled.inner
         self._averages: dict[str, Tensor] = {}  # by slot
@@ -61,6 +65,7 @@ class OptimizerState:
             self._create(parameters, optimizer)
         self._scaling, self._layers = scaling, tuple(layers)
         self.loss_scale = None if scaling is None else LossScale(2.0**scaling.initial_power)
+        self._early, self.course = early, Course()
         self._decay = ema
         if ema is not None:
             self._averages = {
@@ -107,15 +112,30 @@ class OptimizerState:
             scalars[name] = value
         for slot in self._slots:
             scalars |= {f"{_prefix(slot.name)}{key}": value for key, value in self._groups.of(slot.name).items()}
-        return scalars | (self.loss_scale.numbers(self._layers) if self.loss_scale else {})
+        scalars |= self.loss_scale.numbers(self._layers) if self.loss_scale else {}
+        return scalars | (early_stop.numbers(self.course, self._early, self._layers) if self._early else {})
 
     def scaled(self, *, finite: bool) -> None:
         """A step's gradients were computed with the scale. finite: all of them."""
         if self.loss_scale and self._scaling:
             self.loss_scale = self.loss_scale.after(finite=finite, growth_interval=self._scaling.growth_interval)
 
+    def ends_with(self, state: int, metrics: Mapping[str, float]) -> Course | None:
+        """If the job is to end with a state that was evaluated so: the course of all evaluations."""
+        course = self._course_with(state, metrics)
+        return course if self._early and course.is_over(self._early) else None
+
+    def evaluated(self, state: int, metrics: Mapping[str, float]) -> None:
+        """That state was, if there are metrics, and the job goes on."""
+        self.course = self._course_with(state, metrics)
+
+    def _course_with(self, state: int, metrics: Mapping[str, float]) -> Course:
+        return self.course.after(self._early, state, metrics) if self._early and metrics else self.course
+
     def may_have(self, name: str) -> bool:
-        """Is it of a kind that may be there or not, as it comes with a step?"""
+        """Is it of a kind that may be there or not, as it comes with a step, or with this job?"""
+        if name.startswith(f"{early_stop.KIND}:"):
+            return True
         slot, key = _parted(name)
         return slot in self._names and key != AVERAGE and (not self.fixed or key.startswith(MARK))
 
@@ -123,6 +143,8 @@ class OptimizerState:
         """ValueError if they cannot be set."""
         if self.loss_scale:
             LossScale.of_numbers(scalars, self._layers)
+        if self._early:
+            early_stop.of_numbers(scalars, self._early, self._layers)
         self._groups.checked(self._of_groups(scalars))
 
     def prefixes(self) -> tuple[str, ...]:
@@ -175,6 +197,8 @@ class OptimizerState:
         self._groups.set(self._groups.checked(self._of_groups(scalars)))
         if self.loss_scale:
             self.loss_scale = LossScale.of_numbers(scalars, self._layers)
+        if self._early:
+            self.course = early_stop.of_numbers(scalars, self._early, self._layers)
 
     def _of_groups(self, scalars: Mapping[str, Scalar]) -> dict[str, dict[str, Scalar]]:
         """By slot and key."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bamboo.control.digests import add_digests
+from bamboo_trainer.stage.state import early_stop
 from bamboo_trainer.stage.state.optimizer_state import OptimizerState
 from bamboo_trainer.stage.state.parameters import FlatParameters
 from bamboo_trainer.task import Parts
@@ -67,7 +68,7 @@ def digest(parameters: FlatParameters, optimizer: OptimizerState, without: Colle
             sha.update((ctypes.c_char * data.nbytes).from_address(data.data_ptr()) if data.nbytes else b"")
             digests.append(sha.hexdigest())
     for name, scalar in optimizer.scalars().items():
-        if _slot(name) not in without:
+        if _slot(name) not in without and not name.startswith(f"{early_stop.KIND}:"):
             digests.append(hashlib.sha256(f"{name} {scalar!r}".encode()).hexdigest())
     return add_digests(digests)
 
