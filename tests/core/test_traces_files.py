@@ -20,3 +20,7 @@ def test_files_that_cannot_be_read_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("seconds,x-a\n0,2\n3600,2\n")
     (tmp_path / "prices").write_text("zone,tick,usd_per_hour\nx,0,0.5\n")
     assert summarize(read_traces([str(tmp_path / "nodes"), str(tmp_path / "prices")])).usd_per_hour == 0.5
+    with pytest.raises(
+        NodeTraceError, match=r"nodes and .*nodes together: node x-a-1 is added, but it is there already"
+    ):
+        read_traces([str(tmp_path / "nodes"), str(tmp_path / "nodes")])

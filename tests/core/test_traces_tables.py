@@ -27,6 +27,7 @@ def counts(trace: Trace, zone: str | None = None) -> tuple[tuple[float, int], ..
         ("2021-12-11,11:11:30,2\n2021-12-11,11:10:30,1\n2021-12-11,11:12:30,1\n", ((0.0, 1),), 60.0),
         ("seconds,nodes\n0,4\n300,4\n600,1\n900,1\n", ((0.0, 4), (600.0, 1)), 900.0),
         ("seconds,x-a,x-b\n0,2,0\n600,1,3\n", ((0.0, 2), (600.0, 4)), 600.0),
+        ('"seconds", "nodes"\n"0","4"\n600,"1"\n', ((0.0, 4), (600.0, 1)), 600.0),
     ],
 )
 def test_every_published_form_of_node_recordings_is_read(
@@ -63,6 +64,7 @@ def test_every_published_form_of_price_recordings_is_read() -> None:
     [
         ("", "t line 1: expected milliseconds,add|remove,node"),
         ("\n\nhello\n", "t line 3: expected milliseconds,add|remove,node or another form of a trace; found 'hello'"),
+        (f'"{"0" * 200_000}",add,a\n', "t line 1: "),
         ("0,add,a\n5,add,a\n", "t: node a is added, but it is there already, at 0.005 s"),
         ("0,add,a\n5,remove,a\n6,remove,a\n", "t: node a is removed, but it is not there, at 0.006 s"),
         ("0,add,a\n1e300,remove,a\n", "t line 2: the time must be a number from 0 to 1000000000 seconds"),

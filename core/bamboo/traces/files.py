@@ -36,9 +36,13 @@ def read_traces(paths: Sequence[str], zone: str = "") -> Trace:
     Raises NodeTraceError, also if two of them have a node of one name.
     """
     traces = [read_trace(path, zone) for path in paths]
-    return make_trace(
-        (change for trace in traces for change in trace.changes),
-        (price for trace in traces for price in trace.prices),
-        duration=max((trace.duration for trace in traces), default=0.0),
-        source=", ".join(trace.source for trace in traces),
-    )
+    try:
+        return make_trace(
+            (change for trace in traces for change in trace.changes),
+            (price for trace in traces for price in trace.prices),
+            duration=max((trace.duration for trace in traces), default=0.0),
+            source=", ".join(trace.source for trace in traces),
+        )
+    except NodeTraceError as error:
+        together = f"{' and '.join(paths)} together: " if len(paths) > 1 else ""
+        raise NodeTraceError(f"{together}{error}") from None

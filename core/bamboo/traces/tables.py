@@ -10,9 +10,11 @@ region,machine_type,spot_usd_per_hour,on_demand_usd_per_hour,fetched    prices o
 Where only a number of nodes is known, the node that has been there longest is taken to be the one that went.
 """
 
+import csv
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -53,9 +55,17 @@ def parse_table(path: str, text: str, zone: str = "") -> Trace:
 
 def _rows(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.splitlines(), start=1):
-        cells = [cell.strip() for cell in line.split(",")]
+        cells = [cell.strip() for cell in _cells(line)]
         if any(cells) and not cells[0].startswith("#"):
             yield number, cells
+
+
+def _cells(line: str) -> list[str]:
+    """Spreadsheets write cells in quotes."""
+    if '"' in line:
+        with suppress(csv.Error):  # a cell that is too long: what it is can be told from the text as it stands
+            return next(csv.reader([line], skipinitialspace=True), [])
+    return line.split(",")
 
 
 def _reader(first: list[str]) -> Callable[[str, list[Row], str], Trace] | None:
