@@ -13,7 +13,7 @@ import pytest
 import yaml
 from test_step_times import manifest
 
-from bamboo.names import EXIT_INTERRUPTED
+from bamboo.names import EXIT_INTERRUPTED, EXIT_USAGE
 
 PATIENCE = 120.0  # seconds, of a very slow machine
 ENDLESS = [
@@ -70,12 +70,22 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[by
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
-@pytest.mark.parametrize("arguments", ENDLESS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C goes to the whole group, as a terminal sends it; SIGTERM to the first process alone."""
+@pytest.mark.parametrize(
+    ("arguments", "number", "whole"),
+    [
+        pytest.param(*one.values, number, whole, id=f"{one.id}-{number.name}-{'group' if whole else 'first'}")
+        for one, number, whole in (
+            (ENDLESS[0], signal.SIGINT, True),
+            (ENDLESS[0], signal.SIGTERM, False),
+            (ENDLESS[1], signal.SIGINT, True),
+            (ENDLESS[1], signal.SIGTERM, True),
+        )
+    ],
+)
+def test_a_signal_ends_all_processes(arguments: list[str], number: signal.Signals, whole: bool, tmp_path: Path) -> None:
+    """Ctrl-C goes to the whole group, as a terminal sends it; SIGTERM to the first process alone, or to the group."""
     with running(arguments, tmp_path) as process:
-        if number is signal.SIGINT:
+        if whole:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
@@ -93,3 +103,16 @@ def test_processes_end_with_the_one_that_started_them(arguments: list[str], tmp_
     with running(arguments, tmp_path) as process:
         process.kill()
         until_there_are(process.pid, 0, 0)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="with one processor there is one process")
+@pytest.mark.parametrize("arguments", ENDLESS[:1])
+def test_a_process_that_is_killed_gets_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    """As the kernel does it when memory runs out."""
+    with running(arguments, tmp_path) as process:
+        os.kill(next(pid for pid in members(process.pid) if pid != process.pid), signal.SIGKILL)
+        _, errors = process.communicate(timeout=PATIENCE)
+        told = errors.splitlines()[-1]  # after a warning about the machine's memory
+        assert told.startswith(b"bamboo: a process that simulated was killed, perhaps for want of memory;")
+        assert b"Traceback" not in errors
+        assert process.returncode == EXIT_USAGE

@@ -5,10 +5,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from bamboo.simulation.figures import SimulationError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -16,8 +20,8 @@ R = TypeVar("R")
 def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[R]:
     """The results in the order of the items. jobs: processes, at most one for each processor; 1 is this one.
 
-    Raises what the work raises. The processes end with the iterator: if it is left early, as by Ctrl-C, at once, in the
-    middle of their work; and if this process is killed, too.
+    Raises what the work raises, and SimulationError if a process is killed. The processes end with the iterator: if it
+    is left early, as by Ctrl-C, at once, in the middle of their work; and if this process is killed, too.
     """
     if jobs == 1 or len(items) == 1:
         yield from map(work, items)
@@ -27,19 +31,35 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Itera
     count = min(jobs, os.cpu_count() or 1)
     executor = ProcessPoolExecutor(count, initializer=_depend_on_parent, initargs=(reader, writer))
     try:
-        yield from executor.map(work, items)
+        yield from _begun(executor, work, items)
         executor.shutdown(wait=True)
+    except BrokenProcessPool:
+        raise SimulationError(
+            "a process that simulated was killed, perhaps for want of memory; --jobs 1 needs the least"
+        ) from None
     finally:
         writer.close()
         executor.shutdown(wait=True, cancel_futures=True)
         reader.close()
 
 
+def _begun(executor: ProcessPoolExecutor, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """The processes are forked here. A signal that comes before they have said what they do with it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return executor.map(work, items)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _depend_on_parent(reader: Connection, writer: Connection) -> None:
-    """Ctrl-C goes to all processes of the terminal; the parent ends the others. SIGTERM ends them as usual."""
+    """Ctrl-C goes to all processes of the terminal, and SIGTERM may, as `timeout` sends it; the parent ends the
+    others.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     writer.close()
     threading.Thread(target=_end_with_parent, args=(reader,), daemon=True).start()
 
