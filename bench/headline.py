@@ -1,18 +1,20 @@
 """Which way to train on nodes that are taken away is the fastest, and which the cheapest?
 
-    python bench/headline.py [--traces FOLDER] [--seeds 3] [--hours 24] [--rendezvous SECONDS] [--plot FILE]
-    python bench/headline.py --restarts 30,300,900,1800
+    python bench/headline.py [--traces FOLDER] [--seeds 3] [--hours 24] [--rendezvous S] [--json FILE] [--plot FILE]
+    python bench/headline.py --restarts 30,300,900,1800 [--seeds 2]
 
 All strategies for the six published models, at 10, 16 and 33 percent hourly preemptions and, with --traces, on every
-recording of nodes in a folder (its first hours). Each with its best parameters in hindsight: docs/simulator.md.
---restarts: only how many times as fast as checkpoint and restart Bamboo is, if restarts of the former, and of nothing
-else, take so long.
+recording of nodes in a folder (its first hours). Each with its best parameters in hindsight: docs/simulator.md. Printed
+are the tables of docs/benchmarks.md; --json has all figures.
+--restarts: only how many times as fast as those that restart Bamboo is, if restarts of the former, and of nothing else,
+take so long.
 """
 
 import math
 import os
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +22,9 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from _common import say, show, write_json
+from _common import say, write_json
 from bamboo.profiles.files import read_profile
-from bamboo.simulation.strategies.choose import ON_DEMAND, STRATEGIES, strategy_result, workplace
+from bamboo.simulation.strategies.choose import ON_DEMAND, SPOT, STRATEGIES, strategy_result, workplace
 from bamboo.simulation.strategies.summary import spread_of
 from bamboo.traces.files import read_trace
 from bamboo.traces.generate import Generation, generate
@@ -31,7 +33,9 @@ from bamboo.traces.trace import NodeTraceError, Trace
 MODELS = ("gpt-2", "bert", "resnet", "gnmt", "vgg", "alexnet")
 RATES = (0.10, 0.16, 0.33)
 REPLACED = 0.5  # probability that a node that is missing is replaced within an hour
-BASELINES = ("checkpoint", "checkpoint-blocking")
+BASELINES = ("checkpoint", "checkpoint-blocking", "torchrun-elastic", "torchrun-fixed")
+OURS = "bamboo"
+MORE_COLOURS = ("#b3b84a", "#3b8d8a")
 Row = dict[str, Any]
 
 
@@ -53,16 +57,29 @@ def run(
         _restarts([float(one) for one in restarts.split(",")], seeds, hours)
         return
     recordings = dict(_recordings(traces)) if traces else {}
-    cases = [f"{rate:.0%} hourly" for rate in RATES] + list(recordings)
-    work = [(model, case, seeds, hours, rendezvous, recordings.get(case)) for model in MODELS for case in cases]
+    made_up = [f"{rate:.0%}" for rate in RATES]
+    work = [
+        (model, case, seeds, hours, rendezvous, recordings.get(case))
+        for case in (*made_up, *recordings)
+        for model in MODELS
+    ]
     say(f"{len(work)} cases of {len(STRATEGIES)} strategies")
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        rows = [row for found in pool.map(_case, work) for row in found]
-    for case in cases:
-        _show(case, [row for row in rows if row["case"] == case])
+    rows = [row for found in _in_processes(_case, work) for row in found]
+    _show_made_up(rows, made_up)
+    if recordings:
+        _show_recordings(rows, list(recordings))
     write_json(json, {"seeds": seeds, "hours": hours, "rendezvous": rendezvous, "rows": rows})
     if plot is not None:
         _plot(rows, plot)
+
+
+def _in_processes(what: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
+    """Results in the order of the work, and a line on standard error for each."""
+    began = time.monotonic()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for number, (one, found) in enumerate(zip(work, pool.map(what, work), strict=True), start=1):
+            say(f"{number} of {len(work)} after {time.monotonic() - began:.0f} s: {one[0]}, {one[1]}")
+            yield found
 
 
 def _recordings(folder: Path) -> Iterator[tuple[str, Trace]]:
@@ -100,18 +117,14 @@ def _case(work: tuple[str, str, int, float, float | None, Trace | None]) -> list
 
 def _restarts(seconds: list[float], seeds: int, hours: float) -> None:
     work = [(model, rate, seeds, hours, tuple(seconds)) for model in MODELS for rate in RATES]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(((one[0], one[1]) for one in work), pool.map(_slow_restarts, work), strict=True))
-    for name in BASELINES:
-        table = []
-        for rate in RATES:
-            for at, second in enumerate(seconds):
-                ratios = [found[model, rate][name][at] for model in MODELS]
-                mean = math.exp(statistics.fmean(map(math.log, ratios)))
-                table.append(
-                    [f"{rate:.0%}", f"{second:g}", f"{mean:.2f}", *(f"{ratio:.2f}" for ratio in ratios)]
-                )  # fmt: skip
-        show(f"bamboo over {name}", ["hourly", "restart, s", "mean", *MODELS], table)
+    results = _in_processes(_slow_restarts, work)
+    found = {(one[0], one[1]): result for one, result in zip(work, results, strict=True)}
+    lines = []
+    for rate in RATES:
+        for name in BASELINES:
+            means = [_mean(found[model, rate][name][at] for model in MODELS) for at in range(len(seconds))]
+            lines.append([f"{rate:.0%}, `{name}`", *(f"{mean:.2f}" for mean in means)])
+    _markdown(["Bamboo's samples/s over those of", *(f"restarts of {second:g} s" for second in seconds)], lines)
 
 
 def _slow_restarts(work: tuple[str, float, int, float, tuple[float, ...]]) -> dict[str, list[float]]:
@@ -121,7 +134,7 @@ def _slow_restarts(work: tuple[str, float, int, float, tuple[float, ...]]) -> di
     place = workplace(profile)
     generation = Generation(nodes=place.nodes, hours=hours, removal=rate, addition=REPLACED)
     traces = [generate(generation, seed) for seed in range(1, seeds + 1)]
-    ours = sum(strategy_result("bamboo", place, trace, hours).samples for trace in traces)
+    ours = sum(strategy_result(OURS, place, trace, hours).samples for trace in traces)
     found: dict[str, list[float]] = {name: [] for name in BASELINES}
     for second in seconds:
         slow = workplace(replace(profile, times=replace(profile.times, rendezvous=second)))
@@ -135,25 +148,83 @@ def _rate(case: str) -> float:
     return int(case.partition("%")[0]) / 100
 
 
-def _show(case: str, rows: list[Row]) -> None:
-    by = {(row["model"], row["strategy"]): row for row in rows}
-    table = []
+def _mean(ratios: Iterable[float]) -> float:
+    """Geometric, of what is known."""
+    known = [ratio for ratio in ratios if ratio > 0 and math.isfinite(ratio)]
+    return math.exp(statistics.fmean(map(math.log, known))) if known else math.nan
+
+
+def _over(rows: dict[tuple[str, str], Row], name: str, base: str, figure: str) -> float:
+    """Mean over the models that make any progress with both."""
+    pairs = [(rows[model, name][figure], rows[model, base][figure]) for model in MODELS]
+    return _mean(one / other if other else math.inf for one, other in pairs)
+
+
+def _of(rows: Sequence[Row], case: str) -> dict[tuple[str, str], Row]:
+    return {(row["model"], row["strategy"]): row for row in rows if row["case"] == case}
+
+
+def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    for line in (heads, ["---"] * len(heads), *lines):
+        print(f"| {' | '.join(line)} |")
+    print()
+
+
+def _show_made_up(rows: Sequence[Row], cases: Sequence[str]) -> None:
+    """Means over the models, then each model."""
+    by = {case: _of(rows, case) for case in cases}
+    heads = ["", *(head for case in cases for head in (f"{case}: samples/s", "value", "goodput"))]
+    lines = []
+    for name in STRATEGIES:
+        line = [name]
+        for case in cases:
+            goodput = statistics.fmean(by[case][model, name]["goodput"] for model in MODELS)
+            speed, value = (
+                _over(by[case], name, base, figure)
+                for base, figure in (("checkpoint", "throughput"), (ON_DEMAND, "value"))
+            )
+            line += [f"{speed:.2f}", f"{value:.2f}", f"{goodput:.3f}"]
+        lines.append(line)
+    _markdown(heads, lines)
+    heads = ["", "Bamboo: samples/s", "USD/h", "checkpoint: samples/s", "on-demand: samples/s", "USD/h", "best other"]
+    lines = []
     for model in MODELS:
-        for name in STRATEGIES:
-            row = by[model, name]
-            table.append(
+        for case in cases:
+            ours, theirs, steady = (by[case][model, name] for name in (OURS, "checkpoint", ON_DEMAND))
+            others = {name: by[case][model, name]["throughput"] for name in SPOT if name != OURS}
+            best = max(others, key=others.__getitem__)
+            lines.append(
                 [
-                    model, name, f"{row['throughput']:.1f}", f"{row['usd_per_hour']:.2f}", f"{row['value']:.3f}",
-                    f"{row['goodput']:.3f}", _over(row, by[model, "checkpoint"], "throughput"),
-                    _over(row, by[model, ON_DEMAND], "value"),
+                    f"{model}, {case}", f"{ours['throughput']:.1f}", f"{ours['usd_per_hour']:.2f}",
+                    f"{theirs['throughput']:.1f}", f"{steady['throughput']:.1f}", f"{steady['usd_per_hour']:.2f}",
+                    f"{others[best]:.1f} ({best})",
                 ]
             )  # fmt: skip
-    heads = ["model", "strategy", "samples/s", "USD/h", "value", "goodput", "x checkpoint", "x value on demand"]
-    show(case, heads, table)
+    _markdown(heads, lines)
 
 
-def _over(row: Row, other: Row, figure: str) -> str:
-    return f"{row[figure] / other[figure]:.2f}" if other[figure] else "-"
+def _show_recordings(rows: Sequence[Row], cases: Sequence[str]) -> None:
+    heads = [
+        "", "Nodes", "Losses", "Bamboo: samples/s over checkpoint", "value over on-demand", "goodput",
+        "Best other: samples/s over checkpoint",
+    ]  # fmt: skip
+    lines = []
+    for case in cases:
+        by = _of(rows, case)
+        others = {
+            name: _over(by, name, "checkpoint", "throughput") for name in SPOT if name not in (OURS, "checkpoint")
+        }
+        best = max(others, key=lambda name: others[name] if others[name] == others[name] else 0.0)
+        goodput = statistics.fmean(by[model, OURS]["goodput"] for model in MODELS)
+        held = by["bert", OURS]
+        lines.append(
+            [
+                case, f"{held['nodes']:.1f}", f"{held['preemptions']:.0f}",
+                f"{_over(by, OURS, 'checkpoint', 'throughput'):.2f}", f"{_over(by, OURS, ON_DEMAND, 'value'):.2f}",
+                f"{goodput:.3f}", f"{others[best]:.2f} ({best})",
+            ]
+        )  # fmt: skip
+    _markdown(heads, lines)
 
 
 def _plot(rows: list[Row], path: Path) -> None:
@@ -169,11 +240,11 @@ def _plot(rows: list[Row], path: Path) -> None:
     for line, (figure_name, base, said) in enumerate(panels):
         for column, rate in enumerate(RATES):
             axes = figure.add_subplot(2, len(RATES), line * len(RATES) + column + 1)
-            by = {(row["model"], row["strategy"]): row for row in rows if row["case"] == f"{rate:.0%} hourly"}
-            for place, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
+            by = {(row["model"], row["strategy"]): row for row in rows if row["case"] == f"{rate:.0%}"}
+            for place, (name, colour) in enumerate(zip(names, (*COLOURS, *MORE_COLOURS), strict=False)):
                 heights = [by[model, name][figure_name] / by[model, base][figure_name] for model in MODELS]
-                at = [number + (place - len(names) / 2) * 0.11 for number in range(len(MODELS))]
-                axes.bar(at, heights, 0.11, color=colour, label=name)
+                at = [number + (place - len(names) / 2) * 0.085 for number in range(len(MODELS))]
+                axes.bar(at, heights, 0.085, color=colour, label=name)
             axes.set_xticks(range(len(MODELS)), MODELS, fontsize=8, color=SOFT)
             axes.set_title(f"{said}, {rate:.0%} hourly", fontsize=9, color=INK, loc="left")
             axes.tick_params(colors=SOFT, labelsize=8)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.policies.restarting import Restarting
 from bamboo.simulation.strategies.policy import Saving
 from strategy_kit import COSTS, run
@@ -35,3 +36,25 @@ def test_morphing_chooses_the_stages_anew() -> None:
     policy = Restarting(costs=COSTS, choices=(1, 2, 3), saving=NEVER, mtbf=1e9)
     found = run(policy, (0, "a b c", ""), duration=130)
     assert found.samples == pytest.approx(100 * 8 / 12)
+
+
+def test_torchrun_begins_anew_for_every_node_that_comes() -> None:
+    """c is of no use to one pipeline of two stages; from 100 to 130 s nobody trains, and 10 s are done again."""
+    saving = Saving(every=20.0, pause=0.0, delay=5.0)
+    changes = ((0.0, "a b", ""), (100.0, "c", ""))
+    at_once = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, at_every_change=True)
+    found = run(at_once, *changes, duration=200)
+    assert found.samples == pytest.approx((60 + 70) * 8 / 18)
+    patient = run(Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9), *changes, duration=200)
+    assert patient.samples == pytest.approx(170 * 8 / 18)
+
+
+def test_a_fixed_grid_waits_until_a_lost_node_is_replaced() -> None:
+    """From 30 s 0.8 samples/s on 2x2; b is lost at 100 s, and e comes at 150 s; 60 of 70 s were safe."""
+    saving = Saving(every=20.0, pause=0.0, delay=5.0)
+    policy = Restarting(costs=COSTS, choices=(2,), saving=saving, mtbf=1e9, fixed=Grid(2, 2))
+    found = run(policy, (0, "a b c d", ""), (100, "", "b"), (150, "e", ""), duration=300)
+    assert found.samples == pytest.approx((60 + 120) * 0.8)
+    assert (found.redone, found.stalled, found.idle) == pytest.approx((10, 60, 50))
+    spare = run(policy, (0, "a b c d e", ""), (100, "", "b"), duration=300)
+    assert spare.samples == pytest.approx((60 + 165) * 0.8)

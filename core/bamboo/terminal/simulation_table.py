@@ -3,11 +3,14 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
+from rich.cells import cell_len
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from bamboo.simulation.figures import Spread
 from bamboo.simulation.job.job_record import Series, mean_over_time
@@ -25,18 +28,53 @@ DIGITS = {
     "usd_per_hour": 2, "usd": 2,
     "zone_gb_per_hour": 1, "zone_usd_per_hour": 2, "steps": 0,
 }  # fmt: skip
+GAP = 2  # columns of a terminal between two of a table
 Case = tuple[str, Spread]
 
 
-def simulation_table(cases: Sequence[Case]) -> Table:
-    """A line for each of at least one case: means, with standard deviations where there are several runs."""
-    shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    known = [figure for figure in HEADS if figure in cases[0][1].mean]
-    for head in ("CASE", "RUNS", *(HEADS[figure] for figure in known)):
-        shown.add_column(head, justify="left" if head == "CASE" else "right")
-    for name, found in cases:
-        cells = [_cell(found, figure) for figure in known]
-        shown.add_row(name, str(found.runs), *cells)
+def simulation_table(cases: Sequence[Case], width: int | None = None) -> Group:
+    """Means of each of at least one case, with standard deviations where there are several runs, for a terminal of so
+    many columns; None: as wide as they come. What is said of traffic between zones is left out where there is none.
+    """
+    crosses = any(found.mean.get("zone_gb_per_hour") for _, found in cases)
+    known = [f for f in HEADS if f in cases[0][1].mean and (crosses or not f.startswith("zone_"))]
+    heads = ("CASE", "RUNS", *(HEADS[figure] for figure in known))
+    return fitted(heads, [(name, str(found.runs), *(_cell(found, f) for f in known)) for name, found in cases], width)
+
+
+def fitted(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, left: Collection[str] = ()) -> Group:
+    """A line for each row if that is not too wide; else a column for each; else the lines in several parts, one below
+    the other, each with the first column, which names the row. left: heads of columns of words.
+    """
+    columns = [[head, *(row[i] for row in rows)] for i, head in enumerate(heads)]
+    words = {heads[0], *left}
+    if width is None or _wide(columns) <= width:
+        return Group(_table(columns, words))
+    turned = [list(heads), *([*row] for row in rows)]
+    if _wide(turned) <= width:
+        return Group(_table(turned, {heads[0]}))
+    parts: list[list[list[str]]] = []
+    for column in columns[1:]:
+        if parts and _wide([*parts[-1], column]) <= width:
+            parts[-1].append(column)
+        else:
+            parts.append([columns[0], column])
+    tables = [_table(part, words) for part in parts]
+    return Group(*(part for table in tables for part in (table, "")[: 1 if table is tables[-1] else 2]))
+
+
+def _wide(columns: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(cell_len, column)) for column in columns) + GAP * (len(columns) - 1)
+
+
+def _table(columns: Sequence[Sequence[str]], left: Collection[str]) -> Table:
+    """left: heads of columns that begin at the left; numbers end at the right."""
+    shown = Table(box=None, show_edge=False, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "left" if column[0] in left else "right"
+        shown.add_column(Text(column[0]), justify=justify, no_wrap=number > 0, overflow="fold")
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        shown.add_row(*map(Text, row))
     return shown
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bamboo.cli.dispatch import usage
+from bamboo.cli.simulation.output_files import check_plot
 from bamboo.terminal.option_groups import grouped
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ MOST_SEEDS = 1_000_000
 OF_A_JOB = ("profile", "replace_rate", "notice", "zones", "price", "zone_traffic_price", "plot", "events")
 OF_RESEARCH = ("workload", "stages", "start_hour", "without_bug")
 NOT_OF_STRATEGIES = (
-    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "zone_traffic_price", "plot", "events",
-    "without_bug", "jobs",
+    "model", "stages", "start_hour", "steps", "notice", "zones", "price", "plot", "events", "without_bug",
+    "jobs",
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class SimulateOptions:
         typer.Option(
             metavar="NAME",
             help="Compare published ways to train on such nodes, under the same assumptions: on-demand, checkpoint,"
-            " checkpoint-blocking,"
+            " checkpoint-blocking, torchrun-elastic, torchrun-fixed,"
             " morphing, templates, rerouting, memory-checkpoints, quorum, bamboo or all. May be given several times.",
         ),
     ] = None
@@ -127,7 +128,8 @@ class SimulateOptions:
     zone_traffic_price: Annotated[
         float,
         typer.Option(
-            metavar="USD", help="Of a job: price of a GB that crosses zones, each way; 0 if the cloud bills none."
+            metavar="USD",
+            help="Of a job or --strategy: price of a GB that crosses zones, each way; 0 if the cloud bills none.",
         ),
     ] = 0.01
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Of a job: draw the runs over time, as PNG.")] = None
@@ -273,6 +275,7 @@ def _simulate_strategies(ctx: typer.Context, job: Path | None, options: Simulate
         strategies=tuple(options.strategy or ()), workload=options.workload, profile=options.profile,
         traces=tuple(options.trace or ()), rates=() if options.trace else tuple(_rates(options)),
         seeds=_seeds(options.seeds or "5"), hours=options.hours, replace_rate=options.replace_rate,
+        zone_price=options.zone_traffic_price,
     )  # fmt: skip
     with RunProgress(runs(wanted), shown=not options.quiet) as progress:
         cases = compare(wanted, progress.done)
@@ -295,6 +298,7 @@ def _simulate_job(job: Path | None, options: SimulateOptions) -> None:
     if options.trace and options.preempt_rate:
         usage("--preempt-rate: cannot be combined with --trace")
     _check_numbers(options)
+    check_plot("--plot", options.plot)
     wanted = JobSimulation(
         job=job, profile=options.profile, traces=tuple(options.trace or ()),
         rates=() if options.trace else tuple(_rates(options)), seeds=_seeds(options.seeds or "10"),
@@ -374,5 +378,5 @@ def _print(cases: "list[Case]", form: SimulationFormat, over_time: "list[dict[st
     elif form is SimulationFormat.CSV:
         typer.echo(simulation_csv(cases), nl=False)
     else:
-        wide = None if sys.stdout.isatty() else 1000
-        Console(highlight=False, soft_wrap=True, width=wide).print(simulation_table(cases))
+        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
+        console.print(simulation_table(cases, console.width))

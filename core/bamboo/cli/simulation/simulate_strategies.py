@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bamboo.cli.dispatch import usage
 from bamboo.profiles.files import read_profile
@@ -31,13 +31,15 @@ class Comparison:
     seeds: range
     hours: float | None
     replace_rate: float
+    zone_price: float
 
 
 def compare(wanted: Comparison, done: Callable[[int], None]) -> list[tuple[str, Spread]]:
     """A case for each rate (or the traces) and strategy. done: is told of each run. A mistake ends the command."""
     names = _strategies(wanted.strategies)
     try:
-        place = workplace(read_profile(wanted.profile or f"{wanted.workload}-v100"))
+        known = workplace(read_profile(wanted.profile or f"{wanted.workload}-v100"))
+        place = replace(known, zone_price=wanted.zone_price)
         return [
             (f"{case} {name}", spread_of([_run(name, place, trace, wanted.hours, done) for trace in traces]))
             for case, traces in _cases(wanted, place.nodes)

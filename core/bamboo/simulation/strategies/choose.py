@@ -12,6 +12,7 @@ import msgspec
 from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.figures import SimulationError
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
 from bamboo.simulation.strategies.policies.memory_checkpoints import MemoryCheckpoints
@@ -24,7 +25,7 @@ from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy
 from bamboo.simulation.strategies.saving import blocking, young_daly
 from bamboo.simulation.strategies.timeline import steady, timeline
-from bamboo.traces.trace import Trace, price_series
+from bamboo.traces.trace import Trace, make_trace, price_series
 
 MOST_STAGES_TRIED = 32
 MOST_TRIED = 4  # numbers of stages, for each of three numbers of nodes
@@ -81,6 +82,24 @@ def _blocking(setting: Setting) -> Iterator[Policy]:
         yield Restarting(costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf)
 
 
+def _torchrun_elastic(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        saving = blocking(setting.costs, stages, setting.mtbf)
+        yield Restarting(
+            costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf, at_every_change=True
+        )  # fmt: skip
+
+
+def _torchrun_fixed(setting: Setting) -> Iterator[Policy]:
+    for stages in setting.tried:
+        saving = blocking(setting.costs, stages, setting.mtbf)
+        for pipelines in range(1, min(setting.nodes // stages, setting.costs.microbatches) + 1):
+            yield Restarting(
+                costs=setting.costs, choices=(stages,), saving=saving, mtbf=setting.mtbf,
+                fixed=Grid(stages, pipelines),
+            )  # fmt: skip
+
+
 def _morphing(setting: Setting) -> Iterator[Policy]:
     usual = setting.costs.best(setting.nodes, setting.choices)
     if usual.cells:
@@ -134,6 +153,8 @@ SPOT: Mapping[str, Callable[[Setting], Iterator[Policy]]] = MappingProxyType(
     {
         "checkpoint": _restart,
         "checkpoint-blocking": _blocking,
+        "torchrun-elastic": _torchrun_elastic,
+        "torchrun-fixed": _torchrun_fixed,
         "morphing": _morphing,
         "templates": _templates,
         "rerouting": _rerouting,
@@ -147,11 +168,14 @@ STRATEGIES = (ON_DEMAND, *SPOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """A model on its machines. nodes: held at most on the spot market. on_demand_nodes: of the baseline."""
+    """A model on its machines. nodes: held at most on the spot market. on_demand_nodes: of the baseline. zone_price:
+    USD for a GB that crosses zones, and for each of both ways.
+    """
 
     costs: Costs
     nodes: int
     on_demand_nodes: int
+    zone_price: float = ZONE_TRAFFIC_PRICE
 
 
 def workplace(profile: ModelProfile, *, batch: int | None = None, nodes: int | None = None) -> Workplace:
@@ -194,7 +218,9 @@ def _scaled(profile: ModelProfile, factor: float) -> ModelProfile:
 
 
 def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | None = None) -> StrategyResult:
-    """What a strategy comes to under a trace, with its best parameters; no progress if no grid fits into memory.
+    """What a strategy comes to under a trace, with its best parameters; no progress if no grid fits into memory. Of a
+    trace with several zones it takes the nodes of all, or of one, whichever has the largest product of throughput and
+    value: where a tenth more of one buys a tenth less of the other.
 
     Raises SimulationError if the profile has no prices, or if the trace has no nodes, or prices for others than these.
     """
@@ -203,6 +229,21 @@ def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | No
         raise SimulationError(f"{profile.name}: a profile without prices cannot be compared by cost")
     for problem in _problems(trace):
         raise SimulationError(problem)
+    found = [_best(name, place, one, hours) for one in (trace, *_single_zones(trace))]
+    return max(found, key=lambda one: one.throughput * one.value)
+
+
+def _single_zones(trace: Trace) -> Iterator[Trace]:
+    zones = dict.fromkeys(change.zone for change in trace.changes)
+    for zone in zones if len(zones) > 1 else ():
+        changes = [change for change in trace.changes if change.zone == zone]
+        yield make_trace(changes, trace.prices, duration=trace.duration, source=trace.source)
+
+
+def _best(name: str, place: Workplace, trace: Trace, hours: float | None) -> StrategyResult:
+    """With the parameters that train most."""
+    profile = place.costs.profile
+    assert profile.prices is not None
     duration = None if hours is None else hours * 3600
     spot = timeline(
         trace, capacity=place.nodes, start=profile.times.start, usd_per_hour=profile.prices.spot, duration=duration
@@ -216,7 +257,7 @@ def strategy_result(name: str, place: Workplace, trace: Trace, hours: float | No
     )
     if name == ON_DEMAND:
         return _on_demand(place, spot.duration / 3600)
-    found = (drive(policy, spot) for policy in SPOT[name](setting))
+    found = (drive(policy, spot, place.zone_price) for policy in SPOT[name](setting))
     best = max(found, key=lambda one: one.samples, default=None)
     return best or drive(OnDemand(costs=place.costs, grid=NOTHING), spot)
 

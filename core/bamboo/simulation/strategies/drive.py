@@ -4,9 +4,12 @@ Checkpoints are taken every so many seconds of training, and cost their pause ev
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE, traffic_usd
+from bamboo.simulation.strategies.crossing import crossing_bytes
 from bamboo.simulation.strategies.policy import Policy, Reaction, View
 from bamboo.simulation.strategies.timeline import HOUR, NodesChange, Timeline
 
@@ -15,7 +18,7 @@ from bamboo.simulation.strategies.timeline import HOUR, NodesChange, Timeline
 class StrategyResult:
     """Of a run. samples: trained, without those that were trained again. Seconds: productive, done again, without
     progress while something is repaired (stalled), for want of nodes (idle), and of checkpoints' pauses; together they
-    are the duration.
+    are the duration. usd: of nodes and of what crosses zones; zone_usd: of these for the latter, crossed: its bytes.
     """
 
     duration: float
@@ -28,6 +31,8 @@ class StrategyResult:
     stalled: float
     idle: float
     saving: float
+    crossed: float = 0.0
+    zone_usd: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -53,16 +58,17 @@ class StrategyResult:
         return self.node_seconds / self.duration
 
 
-def drive(policy: Policy, nodes: Timeline) -> StrategyResult:
-    """The whole timeline under one strategy."""
-    return _Drive(policy, nodes).run()
+def drive(policy: Policy, nodes: Timeline, zone_price: float = ZONE_TRAFFIC_PRICE) -> StrategyResult:
+    """The whole timeline under one strategy. zone_price: USD for a GB that crosses zones, and for each of both ways."""
+    return _Drive(policy, nodes, zone_price).run()
 
 
 class _Drive:
     """One run, and all of its state. unsaved: (seconds, rate) of what was trained since the newest checkpoint."""
 
-    def __init__(self, policy: Policy, nodes: Timeline) -> None:
-        self._policy, self._nodes = policy, nodes
+    def __init__(self, policy: Policy, nodes: Timeline, zone_price: float) -> None:
+        self._policy, self._nodes, self._zone_price = policy, nodes, zone_price
+        self._crossing = self._crossed = 0.0  # bytes between zones: of a sample at present, and of all so far
         self._now = self._samples = self._rate = 0.0
         self._until = 0.0  # nothing is trained before
         self._wake: float | None = None
@@ -88,11 +94,20 @@ class _Drive:
             for name in change.lost:
                 ready.pop(name, None)
             ready.update(dict.fromkeys(change.joined))
-            view = View(now=at, ready=tuple(ready), joined=change.joined, lost=change.lost, next_save=self._next_save())
+            view = View(
+                now=at, ready=self._ordered(ready), joined=change.joined, lost=change.lost, next_save=self._next_save()
+            )
             state, reaction = policy.react(state, view)
             if reaction is not None:
                 self._apply(reaction)
+            if self._nodes.zones:
+                self._crossing = crossing_bytes(policy.costs, policy.placement(state), self._nodes.zones)
         return self._result()
+
+    def _ordered(self, ready: Iterable[str]) -> tuple[str, ...]:
+        """Zone by zone, so that pipelines that are formed are in as few as possible; else as they came."""
+        zones = self._nodes.zones
+        return tuple(sorted(ready, key=lambda name: zones.get(name, ""))) if zones else tuple(ready)
 
     def _advance(self, at: float) -> None:
         stalled = max(0.0, min(at, self._until) - self._now)
@@ -106,6 +121,7 @@ class _Drive:
         self._saving += going - training
         self._trained += training
         self._samples += training * self._rate
+        self._crossed += training * self._rate * self._crossing
         if self._policy.saving:
             self._unsaved.append((training, self._rate))
             self._since += training
@@ -149,9 +165,9 @@ class _Drive:
         self._samples = max(0.0, self._samples - samples)
 
     def _result(self) -> StrategyResult:
-        nodes = self._nodes
+        nodes, across = self._nodes, traffic_usd(self._crossed, self._zone_price)
         return StrategyResult(
-            duration=nodes.duration, samples=self._samples, usd=nodes.usd, node_seconds=nodes.node_seconds,
+            duration=nodes.duration, samples=self._samples, usd=nodes.usd + across, node_seconds=nodes.node_seconds,
             preemptions=nodes.removed, productive=self._trained - self._redone, redone=self._redone,
-            stalled=self._stalled, idle=self._idle, saving=self._saving,
+            stalled=self._stalled, idle=self._idle, saving=self._saving, crossed=self._crossed, zone_usd=across,
         )  # fmt: skip

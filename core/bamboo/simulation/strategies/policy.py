@@ -1,7 +1,10 @@
 """The interface of all strategies: what they are told, and what they may do about it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from bamboo.simulation.strategies.costs import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,26 @@ class Reaction:
     wake: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where what is trained is. rows: nodes of each pipeline in the order of its stages; "" where others do the work.
+    copied: bytes that each node gives at every step to a neighbour in its pipeline, beside what the next stage needs.
+    """
+
+    rows: tuple[tuple[str, ...], ...] = ()
+    copied: float = 0.0
+
+
+def in_rows(cells: Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
+    """Cells one pipeline after the other, as pipelines."""
+    return tuple(tuple(cells[at : at + stages]) for at in range(0, len(cells), stages)) if stages else ()
+
+
 class Policy(Protocol):
     """A strategy with its parameters. State is whatever it wants to remember, a frozen value."""
+
+    @property
+    def costs(self) -> Costs: ...
 
     @property
     def saving(self) -> Saving | None: ...
@@ -52,3 +73,6 @@ class Policy(Protocol):
 
     def react(self, state: Any, view: View) -> tuple[Any, Reaction | None]:
         """To nodes that came or went, or to a wish to be asked. None: all goes on as it is."""
+
+    def placement(self, state: Any) -> Placement:
+        """Of what it trains in that state."""

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from bamboo.simulation.figures import Spread
+from bamboo.simulation.job.zone_traffic import GB
 from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.timeline import HOUR
 
@@ -15,6 +16,8 @@ def spread_of(outcomes: Sequence[StrategyResult]) -> Spread:
         "nodes": [one.nodes for one in outcomes],
         "throughput": [one.throughput for one in outcomes],
         "usd_per_hour": [one.usd_per_hour for one in outcomes],
+        "zone_gb_per_hour": [one.crossed / GB / (one.duration / HOUR) for one in outcomes],
+        "zone_usd_per_hour": [one.zone_usd / (one.duration / HOUR) for one in outcomes],
         "value": [one.value for one in outcomes],
         "goodput": [one.goodput for one in outcomes],
         "redone": [one.redone / one.duration for one in outcomes],

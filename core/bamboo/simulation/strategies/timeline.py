@@ -1,8 +1,8 @@
 """From a trace to what a job sees: nodes that it holds, when they are ready and gone, and what they cost. Pure."""
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bamboo.traces.trace import Change, Trace, price_series
 
@@ -20,13 +20,16 @@ class NodesChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Seconds. removed: nodes that were taken from the job, ready or not. usd: for all that it held."""
+    """Seconds. removed: nodes that were taken from the job, ready or not. usd: for all that it held. zones: of nodes,
+    if there are several.
+    """
 
     duration: float
     changes: tuple[NodesChange, ...]
     node_seconds: float
     usd: float
     removed: int
+    zones: Mapping[str, str] = field(default_factory=dict)
 
 
 def timeline(
@@ -54,7 +57,11 @@ def timeline(
     changes = tuple(
         NodesChange(at=at, joined=tuple(joined.get(at, ())), lost=tuple(lost.get(at, ()))) for at in moments
     )
-    return Timeline(duration=end, changes=changes, node_seconds=seconds, usd=usd, removed=removed)
+    zones = {name: zone for name, zone, *_ in spans}
+    return Timeline(
+        duration=end, changes=changes, node_seconds=seconds, usd=usd, removed=removed,
+        zones=zones if len(set(zones.values())) > 1 else {},
+    )  # fmt: skip
 
 
 def steady(nodes: int, hours: float, usd_per_hour: float) -> Timeline:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
 from bamboo.simulation.strategies.policies.rerouting import Places
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 
 OVERHEAD = 0.02  # of a step, for snapshots and logs; assumed
 
@@ -47,6 +47,13 @@ class MemoryCheckpoints:
             return after, Reaction(rate=self._rate(after), stall=stall, redo=costs.batch / 2)
         stall = costs.detection + costs.regroup(self.stages) + self.replay(state.grid)
         return after, Reaction(rate=self._rate(after), stall=stall)
+
+    def placement(self, state: Places) -> Placement:
+        """Each part of a snapshot goes to the node of the next stage."""
+        if not state.cells:
+            return Placement()
+        each = self.costs.stage(self.stages).state / self.window(state.grid)
+        return Placement(rows=in_rows(state.cells, self.stages), copied=each)
 
     def window(self, grid: Grid) -> int:
         """Steps until a whole snapshot is with the peer."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.policy import Reaction, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +20,7 @@ class OnDemand:
 
     def react(self, state: None, view: View) -> tuple[None, Reaction | None]:
         return None, Reaction(rate=self.costs.rate(self.grid)) if len(view.ready) >= self.grid.cells else None
+
+    def placement(self, state: None) -> Placement:
+        """In one zone, which has as many as one pays for."""
+        return Placement()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,9 @@ class Quorum:
             return state, None
         wake = planned - view.now if joining else None
         return after, Reaction(rate=self.rate(len(rows)), stall=stall, redo=redo, wake=wake)
+
+    def placement(self, state: Replicas) -> Placement:
+        return Placement(rows=state.rows)
 
     def _more(self, view: View, rows: tuple[tuple[str, ...], ...], count: int) -> tuple[tuple[str, ...], ...]:
         """So many replicas at most, of nodes that are in none."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, Costs
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 from bamboo.simulation.strategies.saving import pays
 
 HEAL_STEPS = 0.43  # that a heal takes, measured by bench/elastic.py
@@ -70,6 +70,11 @@ class Redundancy:
             return state, None
         wake = after.planned - view.now if after.planned else None
         return after, Reaction(rate=self._rate(after), stall=stall + more, wake=wake)
+
+    def placement(self, state: Owners) -> Placement:
+        """A replica gets the gradients of every step."""
+        copied = self.costs.stage(state.grid.stages).gradients if self.replicas and state.cells else 0.0
+        return Placement(rows=in_rows(state.cells, state.grid.stages), copied=copied)
 
     # losses
 

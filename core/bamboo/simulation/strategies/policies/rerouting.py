@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, ZERO_BUBBLE, Costs
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,9 @@ class Rerouting:
         if not hit and wake is None and left == state:
             return state, None
         return left, Reaction(rate=self._rate(left), stall=stall, redo=redo, wake=wake)
+
+    def placement(self, state: Places) -> Placement:
+        return Placement(rows=in_rows(state.cells, self.stages))
 
     def _alive(self, state: Places) -> list[int]:
         """Of each stage."""

@@ -4,13 +4,16 @@ Checkpoint and restart keeps the number of stages, and runs as many pipelines as
 checkpoints, the first strawman of Bamboo, NSDI 2023). Job morphing chooses both anew, the fastest grid for the nodes
 that are there (Varuna, EuroSys 2022), since its checkpoints are by layer. Both grow only right after a checkpoint, when
 nothing is lost by it, and only if that pays before the next loss is to be expected.
+
+What torchrun does of itself is less clever: with --nnodes=MIN:MAX every node that comes or goes stops all workers, and
+they begin anew ("Membership Changes" in its documentation); with --nnodes=N nobody trains while a node is missing.
 """
 
 from dataclasses import dataclass, replace
 
 from bamboo.planning.splits.resplit import Grid
 from bamboo.simulation.strategies.costs import NOTHING, Costs
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View, in_rows
 from bamboo.simulation.strategies.saving import pays
 
 
@@ -25,12 +28,17 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting:
-    """choices: numbers of stages; one of them for checkpoint and restart, several for morphing."""
+    """choices: numbers of stages; one of them for checkpoint and restart, several for morphing. fixed: the only grid
+    that is ever run; None: the fastest for the nodes that are there. at_every_change: all begin anew with every node
+    that comes or goes.
+    """
 
     costs: Costs
     choices: tuple[int, ...]
     saving: Saving
     mtbf: float
+    fixed: Grid | None = None
+    at_every_change: bool = False
 
     def begin(self) -> Running:
         return Running()
@@ -38,7 +46,7 @@ class Restarting:
     def react(self, state: Running, view: View) -> tuple[Running, Reaction | None]:
         costs = self.costs
         lost = not set(state.used).isdisjoint(view.lost)
-        grid = costs.best(len(view.ready), self.choices)
+        grid = self._grid(len(view.ready))
         if lost or not state.used:
             if not lost and not grid.pipelines:
                 return state, None
@@ -47,6 +55,9 @@ class Restarting:
             stall = detected + (costs.restart(grid.stages) if grid.pipelines else 0.0)
             return after, Reaction(rate=costs.rate(grid), stall=stall, redo=None if lost else 0.0)
         rate, new = costs.rate(state.grid), costs.rate(grid)
+        if self.at_every_change and (view.joined or view.lost):
+            after = Running(grid=grid, used=view.ready[: grid.cells])
+            return after, Reaction(rate=new, stall=costs.restart(grid.stages), redo=None)
         if grid == state.grid or not pays(rate, new, costs.restart(grid.stages), self.mtbf):
             return state, None
         if view.now < state.planned:
@@ -56,3 +67,11 @@ class Restarting:
             return replace(state, planned=view.now + wait), Reaction(rate=rate, wake=wait)
         after = Running(grid=grid, used=view.ready[: grid.cells])
         return after, Reaction(rate=new, stall=costs.restart(grid.stages), redo=None)
+
+    def placement(self, state: Running) -> Placement:
+        return Placement(rows=in_rows(state.used, state.grid.stages))
+
+    def _grid(self, nodes: int) -> Grid:
+        if self.fixed is None:
+            return self.costs.best(nodes, self.choices)
+        return self.fixed if self.fixed.cells <= nodes else NOTHING

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from bamboo.simulation.strategies.costs import Costs
-from bamboo.simulation.strategies.policy import Reaction, Saving, View
+from bamboo.simulation.strategies.policy import Placement, Reaction, Saving, View
 from bamboo.simulation.strategies.saving import pays
 
 Pipelines = tuple[tuple[str, ...], ...]
@@ -48,6 +48,9 @@ class Templates:
             stall = self.costs.detection + (self.costs.restart(self.shortest) if after else 0.0)
             return after, Reaction(rate=new, stall=stall, redo=None)
         return after, Reaction(rate=new, stall=stall, redo=self.costs.batch / 2)
+
+    def placement(self, state: Pipelines) -> Placement:
+        return Placement(rows=state)
 
     def _instantiate(self, ready: tuple[str, ...]) -> Pipelines:
         """The fastest pipelines of equal length, or of two lengths that use all nodes."""

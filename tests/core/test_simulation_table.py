@@ -1,0 +1,47 @@
+"""Tables of figures in terminals of any width."""
+
+import io
+
+import pytest
+from rich.console import Console, Group
+
+from bamboo.simulation.figures import Spread
+from bamboo.terminal.simulation_table import HEADS, fitted, simulation_table
+
+
+def printed(group: Group, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False, soft_wrap=True, color_system=None).print(group)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3, 9])
+@pytest.mark.parametrize("width", [60, 80, 120, 200, 1000])
+def test_a_table_fits_the_terminal_and_lacks_nothing(cases: int, width: int) -> None:
+    mean = {name: 100.0 + number for number, name in enumerate(HEADS)}
+    one = Spread(runs=5, mean=mean, deviation=dict.fromkeys(HEADS, 1.25), fatal_share=0.0)
+    lines = printed(simulation_table([(f"0.{case + 1}", one) for case in range(cases)], width), width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for number, name in enumerate(HEADS):
+        assert HEADS[name] in text
+        assert text.count(f"{100 + number}") >= cases
+    assert not any("…" in line for line in lines)
+
+
+def test_a_table_is_turned_or_cut_only_if_it_is_too_wide() -> None:
+    heads, row = ("CASE", "NODES", "USD"), ("0.1", "12.00", "3.10")
+    assert printed(fitted(heads, [row], 20), 80) == ["CASE  NODES   USD", "0.1   12.00  3.10"]
+    assert printed(fitted(heads, [row], 16), 80) == ["CASE     0.1", "NODES  12.00", "USD     3.10"]
+    many = [row, ("0.2", "11.00", "2.10"), ("0.3", "10.00", "1.10")]
+    assert printed(fitted(heads, many, 13), 80) == [
+        "CASE  NODES", "0.1   12.00", "0.2   11.00", "0.3   10.00", "",
+        "CASE   USD", "0.1   3.10", "0.2   2.10", "0.3   1.10",
+    ]  # fmt: skip
+
+
+def test_names_that_are_wider_than_the_terminal_are_folded() -> None:
+    name = "recording-of-" + "x" * 60
+    lines = printed(fitted(("CASE", "NODES"), [(name, "1.00"), ("b", "2.00")], 40), 40)
+    assert max(map(len, lines)) <= 40
+    assert "".join(line.split()[0] for line in lines[1:-1]).replace("1.00", "") == name
