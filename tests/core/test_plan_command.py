@@ -81,6 +81,10 @@ def test_bounds_that_nothing_keeps_are_a_failure(files: Path) -> None:
         (["--preempt-rate", "0.1", "--stages", "9"], "none of 0 grids can be used; allow more --nodes"),
         (["--preempt-rate", "0.1", "--pattern", "x"], "--pattern must be one of hourly, zones, diurnal, not 'x'"),
         (["--trace", "nothing.csv"], "nothing.csv"),
+        (["--preempt-rate", "0.1", "--deadline", "0"], "--deadline 0: expected a number above 0"),
+        (["--preempt-rate", "0.1", "--micro-batch", "4,7"], "--micro-batch 7: expected sizes of which training."),
+        (["--preempt-rate", "0.1", "--write", "/no/x"], "--write: cannot write /no/x: there is no folder /no"),
+        (["--preempt-rate", "0.1", "--plot", "/"], "--plot: expected a file, and / is a folder"),
     ],
 )
 def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: str) -> None:
@@ -88,6 +92,12 @@ def test_wrong_flags_get_one_sentence(files: Path, arguments: list[str], told: s
     assert done.exit_code == 2
     assert told in done.output
     assert "Traceback" not in done.output
+
+
+def test_only_as_many_standbys_as_are_asked_for(files: Path) -> None:
+    done = invoke(files, *QUICK, "--standby", "1", "--stages", "2", "--pipelines", "1", "--output", "json")
+    found = json.loads(done.stdout)
+    assert {one["plan"]["standby"] for one in (*found["front"], *found["compared"])} == {1}
 
 
 def test_without_any_price_there_is_nothing_to_weigh(files: Path) -> None:

@@ -21,8 +21,8 @@ PRICES = {
     [
         ({"format": "prices"}, "expected format 'bamboo-prices' version 1; found 'prices' version 1"),
         ({"machines": {}}, "not a price file: expected `object` of length >= 1"),
-        ({"machines": {"m": {}}}, "missing required field `spot`"),
-        ({"machines": {"m": {"spot": -1}}}, "expected `float` >= 0"),
+        ({"machines": {"m": {}}}, "machines.m: object missing required field `spot`"),
+        ({"machines": {"a": {"spot": 1}, "m": {"spot": -1}}}, "machines.m: expected `float` >= 0.0 - at `$.spot`"),
         ({"machines": {"m": {"spot": "1"}}}, "expected `float`, got `str`"),
         ({"machines": {"m": {"spot": 1, "cost": 2}}}, "unknown field `cost`"),
         ({"network": {"betweenZones": -0.1}}, "expected `float` >= 0"),
@@ -43,3 +43,6 @@ def test_a_price_files_profiles_are_seen_from_its_folder(tmp_path: Path) -> None
     assert [found[name].profile for name in "ab"] == [str(tmp_path / "sub" / "a.json"), "bert-v100"]
     with pytest.raises(PriceError, match=r"nothing\.yaml: no such file"):
         read_prices("nothing.yaml")
+    (tmp_path / "list.yaml").write_text("- a\n")
+    with pytest.raises(PriceError, match=r"list\.yaml: expected an object, got a list"):
+        read_prices(str(tmp_path / "list.yaml"))

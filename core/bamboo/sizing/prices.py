@@ -8,6 +8,7 @@ import msgspec
 from bamboo.job.fields import ManifestError
 from bamboo.job.yaml_file import load_document
 from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.text import printable
 
 FORMAT: Final = "bamboo-prices"
 VERSION: Final = 1
@@ -66,7 +67,8 @@ def read_prices(path: str) -> PriceList:
     try:
         document = load_document(path)
     except ManifestError as error:
-        raise PriceError("; ".join(str(problem).removeprefix("manifest: ") for problem in error.problems)) from None
+        told = (str(one) if one.path != "manifest" else f"{path}: {one.message}" for one in error.problems)
+        raise PriceError("; ".join(told)) from None
     prices = parse_prices(path, document)
     folder = Path(path).parent
     machines = {
@@ -81,8 +83,7 @@ def parse_prices(path: str, document: object) -> PriceList:
     try:
         prices = msgspec.convert(document, PriceList, strict=True)
     except msgspec.ValidationError as error:
-        told = str(error)
-        raise PriceError(f"{path}: not a price file: {told[:1].lower()}{told[1:]}") from None
+        raise PriceError(f"{path}: not a price file: {_wrong_machine(document) or _told(error)}") from None
     if prices.format != FORMAT or prices.version != VERSION:
         found = f"{prices.format!r} version {prices.version}"[:60]
         raise PriceError(f"{path}: expected format {FORMAT!r} version {VERSION}; found {found}")
@@ -92,3 +93,19 @@ def parse_prices(path: str, document: object) -> PriceList:
 def _from_folder(folder: Path, profile: str | None) -> str | None:
     """Names have no dot and no slash, files do."""
     return str(folder / profile) if profile is not None and ("." in profile or "/" in profile) else profile
+
+
+def _wrong_machine(document: object) -> str:
+    """What is wrong with the first machine that is, by its name; "" if it is something else."""
+    machines = document.get("machines") if isinstance(document, dict) else None
+    for name, machine in machines.items() if isinstance(machines, dict) else ():
+        try:
+            msgspec.convert(machine, MachinePrice, strict=True)
+        except msgspec.ValidationError as error:
+            return f"machines.{printable(str(name))[:60]}: {_told(error)}"
+    return ""
+
+
+def _told(error: msgspec.ValidationError) -> str:
+    told = str(error)
+    return told[:1].lower() + told[1:]

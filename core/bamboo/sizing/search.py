@@ -23,7 +23,7 @@ MOST_KEPT: Final = 3  # grids of which other protections are simulated
 MOST_LONGER: Final = 12  # candidates of the round before the last
 MOST_LAST: Final = 6  # candidates of the last round
 LOSSES: Final = (4.0, 6.0)  # expected in a run of the first rounds
-LAST_LOSSES: Final = 20.0  # and of the last one
+LAST_LOSSES: Final = 20.0  # and of the last one, after made-up nodes have settled
 SAME: Final = 0.005  # two plans of one grid that differ by less in time and cost: the one nearer to the job is enough
 LEAST_STEPS: Final = 20  # of a run
 LEAST_GAIN: Final = 0.005  # of time x cost, by which a change of the protection has to pay
@@ -93,7 +93,7 @@ class _Race:
         if not rate:
             return whole
         if math.isinf(losses):
-            return min(whole, HOUR * max(LAST_LOSSES / rate, market.settled_hours))
+            return min(whole, HOUR * (market.settled_hours + LAST_LOSSES / rate))
         start = self._world.machines[one.machine].profile.times.start
         steps = LEAST_STEPS * calm(self._world, one).seconds
         return min(whole, max(losses / rate * HOUR, 4 * start + steps))

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from bamboo.job.spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_record import JobFigures
+from bamboo.simulation.job.job_record import JobResult
 from bamboo.simulation.job.job_run import CUT, model_of, simulate_job
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.processes import in_processes
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import Point
-from bamboo.sizing.world import OTHER_SEED, TRIES, World
+from bamboo.sizing.world import HOUR, OTHER_SEED, TRIES, World
 
+LEAST_LATE_STEPS = 20.0  # after the nodes have settled, so that they count instead of the whole run
 SURE = 1.645  # standard deviations above the mean of a normal distribution, for 95 of 100
 
 
@@ -122,20 +124,38 @@ def _outcome(world: World, trial: PlanTrial, model: StepModel, seed: int) -> Tri
         if result.figures.steps or not trial.short:
             break
     ended = "" if result.outcome in (CUT[0], "Complete") else result.message
-    return outcome_of(result.figures, ended, world.steps)
+    return outcome_of(result, ended, world.spec.training, world.market.settled_hours)
 
 
-def outcome_of(figures: JobFigures, ended: str, steps: int) -> TrialOutcome:
-    """steps: of the whole job. Until training has begun is counted once; the rest is taken in proportion."""
+def outcome_of(result: JobResult, ended: str, training: TrainingSpec, settled: float) -> TrialOutcome:
+    """training: with the steps of the whole job. settled: hours after which nodes no longer depend on how the run
+    began. What was not simulated is taken in proportion to what was after that time, if the run went on so long and
+    trained then; else to all since training began.
+    """
+    figures = result.figures
     if ended or not figures.steps:
         hours = usd = math.inf
         traffic = 0.0
     else:
-        hours = figures.begun + (figures.hours - figures.begun) * steps / figures.steps
-        usd = figures.usd * hours / figures.hours
-        traffic = figures.zone_usd_per_hour * hours
+        rest = training.steps - figures.steps
+        pace = _pace(result, settled, training.global_batch_size)
+        hours = figures.hours + rest * pace[0]
+        usd = figures.usd + rest * pace[1]
+        traffic = figures.zone_usd_per_hour * figures.hours * training.steps / figures.steps
     return TrialOutcome(
         hours=hours, usd=usd, traffic_usd=traffic, nodes=figures.nodes, preemptions=figures.preemptions,
         takeovers=figures.takeovers, restores=figures.restores, fatal=figures.fatal, goodput=figures.goodput,
         throughput=figures.throughput, simulated=figures.hours, failed=ended,
     )  # fmt: skip
+
+
+def _pace(result: JobResult, settled: float, batch: int) -> tuple[float, float]:
+    """Hours and USD of a step of a run that has trained."""
+    figures, series = result.figures, result.series
+    width = series.hours[0]
+    late = [i for i, end in enumerate(series.hours) if settled and end - width >= settled]
+    steps = sum(series.throughput[i] for i in late) * width * HOUR / batch
+    if steps >= LEAST_LATE_STEPS:
+        return len(late) * width / steps, sum(series.usd_per_hour[i] for i in late) * width / steps
+    hours = figures.hours - figures.begun
+    return hours / figures.steps, figures.usd * hours / figures.hours / figures.steps

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.sizing.candidate import Candidate, edited, edits
@@ -16,14 +15,16 @@ from bamboo.sizing.choice import Bounds, amount
 from bamboo.sizing.search import SearchResult
 from bamboo.sizing.trials import Assessment
 from bamboo.sizing.world import World
+from bamboo.terminal.simulation_table import fitted
 
 FIGURES = ("TIME H", "COST USD", "TRAFFIC USD", "NODES", "SAMPLES/S", "GOODPUT")
 FIELDS = (
     "MACHINE", "GRID", "MICROBATCH", "MODE", "REPLICAS", "STANDBY", "PIPELINES FROM", "ON DEMAND", "CHECKPOINT",
     "ZONES",
 )  # fmt: skip
+WORDS = ("MACHINE", "MODE", "ZONES")  # all others are numbers
 MEANS = ("traffic_usd", "nodes", "throughput", "goodput", "preemptions", "takeovers", "restores", "fatal", "simulated")
-WIDTH = 100  # columns of the paragraph, where a terminal does not say
+WIDTH = 100  # columns of the paragraph, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,32 +38,34 @@ class PlanReport:
     like: Candidate
 
 
-def plan_text(report: PlanReport, width: int | None) -> str:
-    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at.
+def plan_text(report: PlanReport, width: int | None = None) -> str:
+    """A line for each plan of the front, the recommended one marked; the paragraph; what was looked at. width: columns
+    of the terminal, if there is one.
 
     What is the same in all plans is said once, below them.
     """
     front = report.found.front
     fields = [_fields(one.candidate) for one in front]
     same = [len({row[i] for row in fields}) == 1 and len(fields) > 1 for i in range(len(FIELDS))]
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("", *FIGURES, *(name for name, once in zip(FIELDS, same, strict=True) if not once)):
-        table.add_column(head, justify="left" if head in ("", "MACHINE", "MODE", "ZONES") else "right")
-    for one, row in zip(front, fields, strict=True):
+    rows = []
+    for number, (one, row) in enumerate(zip(front, fields, strict=True), start=1):
         kept = (value for value, once in zip(row, same, strict=True) if not once)
-        table.add_row("*" if one is report.found.chosen else "", *_figures(one), *kept)
-    out = io.StringIO()
-    Console(file=out, highlight=False, soft_wrap=True, width=width or 250, color_system=None).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+        rows.append((f"{'*' if one is report.found.chosen else ' '} {number}", *_figures(one), *kept))
+    heads = ("PLAN", *FIGURES, *(name for name, once in zip(FIELDS, same, strict=True) if not once))
+    lines = _printed(1000, fitted(heads, rows, width, WORDS))
     once = [f"{n.lower()} {v}" for n, v, one in zip(FIELDS, fields[0], same, strict=True) if one and v]
     told = [f"In all of them: {', '.join(once)}."] if once else []
     if report.found.chosen is not None:
         told += ["", report.told, "", _changes(report)]
-    wrapped = io.StringIO()
-    console = Console(file=wrapped, highlight=False, width=WIDTH, color_system=None)
-    for part in [*told, "", _looked_at(report)]:
+    return "\n".join([*lines, *_printed(min(WIDTH, width or WIDTH), *told, "", _looked_at(report))])
+
+
+def _printed(width: int, *parts: str | Group) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, highlight=False, width=width, color_system=None)
+    for part in parts:
         console.print(part, markup=False)
-    return "\n".join([*lines, *(line.rstrip() for line in wrapped.getvalue().splitlines())])
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def document(report: PlanReport) -> str:

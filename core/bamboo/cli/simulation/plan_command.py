@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from bamboo.cli.dispatch import usage
-from bamboo.cli.options import seconds
+from bamboo.cli.options import LONGEST_SECONDS, seconds
+from bamboo.cli.simulation.output_files import check_output_file, check_plot
 from bamboo.terminal.option_groups import grouped
 
 app = typer.Typer(rich_markup_mode=None)
@@ -167,11 +168,14 @@ def _check(options: PlanOptions) -> None:
             usage(f"{name} {value:g}: expected a probability from 0 to 1")
     for name, amount, most in (
         ("--budget", options.budget, 1e9),
+        ("--deadline", options.deadline, LONGEST_SECONDS),
         ("--hours", options.hours, 87_600.0),
         ("--notice", options.notice, 86_400.0),
     ):
         if amount is not None and not 0 < amount <= most:
             usage(f"{name} {amount:g}: expected a number above 0 and at most {most:.0f}")
+    check_output_file("--write", options.write)
+    check_plot("--plot", options.plot)
     if options.profile is None and options.prices is None:
         from bamboo.profiles.files import shipped_names
 

@@ -1,5 +1,6 @@
 """`bamboo plan JOB.yaml`: from its flags to a search, what it prints, and the manifest that it saves."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ def plan_job(wanted: PlanRequest) -> int:
     try:
         world = _world(wanted, source, spec)
         limits = _limits(wanted, spec, world.market)
-        like = as_the_job_is(next(iter(world.machines)), world.spec)
+        like = _like(limits, as_the_job_is(next(iter(world.machines)), world.spec))
         found = search(world, limits, like, partial(_simulated, world, wanted), partial(choose, bounds=bounds))
     except (SimulationError, NodeTraceError, ProfileError, PriceError) as error:
         usage(str(error))
@@ -86,7 +87,7 @@ def plan_job(wanted: PlanRequest) -> int:
     elif wanted.form == "csv":
         print(plan_csv(report), end="")
     else:
-        print(plan_text(report, None if sys.stdout.isatty() else 1000))
+        print(plan_text(report, shutil.get_terminal_size().columns if sys.stdout.isatty() else None))
     if found.chosen is None:
         print(f"bamboo: {told}", file=sys.stderr)
         return EXIT_FAILED
@@ -113,7 +114,7 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
         training = {key: value for key, value in document["spec"]["training"].items() if key != "until"}
         document = {**document, "spec": {**document["spec"], "training": {**training, "steps": wanted.steps}}}
     prices = read_prices(wanted.prices) if wanted.prices is not None else None
-    machines = _machines(prices, wanted.profile)
+    machines = _machines(prices, wanted)
     market = _market(wanted, spec)
     for machine in machines.values():
         if not has_price(machine, spec, market):
@@ -124,16 +125,17 @@ def _world(wanted: PlanRequest, source: ManifestSource, spec: JobSpec) -> World:
     )  # fmt: skip
 
 
-def _machines(prices: PriceList | None, profile: str | None) -> dict[str, MachineKind]:
+def _machines(prices: PriceList | None, wanted: PlanRequest) -> dict[str, MachineKind]:
     if prices is None:
-        assert profile is not None
-        known = read_profile(profile)
+        assert wanted.profile is not None
+        known = read_profile(wanted.profile)
         return {known.name: machine_of(known.name, known, None)}
     found = {}
     for name, price in prices.machines.items():
-        path = price.profile or profile
+        path = price.profile or wanted.profile
         if path is None:
-            raise PriceError(f"machines.{name}: expected a profile, or --profile for all machines without one")
+            wrong = f"machines.{name}: expected a profile, or --profile for all machines without one"
+            raise PriceError(f"{wanted.prices}: {wrong}")
         found[name] = machine_of(name, read_profile(path), price)
     return found
 
@@ -157,11 +159,22 @@ def _market(wanted: PlanRequest, spec: JobSpec) -> Market:
 
 
 def _limits(wanted: PlanRequest, spec: JobSpec, market: Market) -> Limits:
+    batch = spec.training.global_batch_size
+    for size in wanted.micro_batches:
+        if batch % size:
+            usage(f"--micro-batch {size}: expected sizes of which training.globalBatchSize, {batch}, is a multiple")
     most = summarize(market.recording).peak if market.recording is not None else 2 * wanted_workers(spec)
     return Limits(
         nodes=wanted.nodes or most, stages=wanted.stages, pipelines=wanted.pipelines,
         micro_batches=wanted.micro_batches, standby=wanted.standby,
     )  # fmt: skip
+
+
+def _like(limits: Limits, job: Candidate) -> Candidate:
+    """Where the search begins: the job as it is, within the limits."""
+    if limits.standby and job.standby not in limits.standby:
+        return replace(job, standby=limits.standby[0])
+    return job
 
 
 def _simulated(world: World, wanted: PlanRequest, about: str, trials: Sequence[PlanTrial]) -> list[Assessment | None]:
