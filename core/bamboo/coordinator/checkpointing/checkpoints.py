@@ -4,6 +4,7 @@ The root marks the commit after which the state is kept; whoever is named as a w
 and writes them while training goes on; when all are durable, one worker writes the manifest. See docs/checkpoints.md.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -164,13 +165,16 @@ def _wish(turn: Turn, at: int) -> None:
 def _lost_writers(turn: Turn, plan: Plan) -> list[WorkerId]:
     """Those that are gone, or that do not hold the stage any more that they should write; not who has written it."""
     state, c, lost = turn.state, turn.state.checkpoints, set()
+    holders = defaultdict[int, set[WorkerId]](set)
+    for cell in plan.cells():
+        holders[plan.state_of(cell)].update(plan.at(cell).holders)
     for stage, writers in enumerate(c.writers):
-        cells = [cell for cell in plan.cells() if plan.state_of(cell) == stage]
-        holders = {w for cell in cells for w in plan.at(cell).holders}
+        layers = plan.state_layers[stage]
+        unwritten = {c.dealt.get(layer) for layer in range(*layers) if layer not in c.parts}
         for worker in writers:
-            if c.writing is not None and not _unwritten(c, worker, plan.state_layers[stage]):
+            if c.writing is not None and worker not in unwritten:
                 continue
-            held = c.final or worker in holders or _writes_on(turn, worker, plan.state_layers[stage])
+            held = c.final or worker in holders[stage] or _writes_on(turn, worker, layers)
             if worker not in state.workers or not held:
                 lost.add(worker)
     return sorted(lost)
