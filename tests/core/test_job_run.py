@@ -114,3 +114,16 @@ def test_a_small_run_is_always_the_same() -> None:
 
 
 GOLDEN = [(14, 14, 0, 87929), (13, 13, 0, 98046), (11, 8, 0, 92857), (6, 4, 0, 11910)]
+
+
+def test_a_loss_while_a_stage_is_about_to_be_healed() -> None:
+    """n0 runs two stages, and n3 is to have one of them from the next boundary on. But n2 is lost before, so that the
+    step ends with n3 in n0's place and with somebody in n2's.
+    """
+    told: list[str] = []
+    changes = ((50.0, "remove", "n1"), (100.0, "add", "n3"))
+    run(job(3), nodes(3, *changes, duration=300.0), told=told)
+    healed = next(float(line.split()[0]) for line in told if "Healed" in line)
+    found = run(job(3), nodes(3, *changes, (healed + 0.02, "remove", "n2"), duration=300.0), told=told)
+    assert found.figures.fatal == 0
+    assert found.figures.steps > 500

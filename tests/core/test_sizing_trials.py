@@ -7,34 +7,57 @@ import msgspec
 import pytest
 from test_step_times import manifest
 
+from bamboo.job.spec import TrainingSpec
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.job_record import JobFigures
+from bamboo.simulation.job.job_record import JobRecord, JobResult
 from bamboo.sizing.candidate import as_the_job_is
 from bamboo.sizing.trials import PlanTrial, outcome_of, simulate_trial, simulate_trials
 from bamboo.sizing.world import Market
 from job_simulation_kit import HOUR, nodes
 from sizing_kit import assessed, layered, world
 
-FIGURES = JobFigures(
-    preemptions=3, takeovers=2, restores=1, fatal=0, repeated=4, pause=0.1, nodes=4.0, throughput=8.0,
-    usd_per_hour=2.0, usd=3.0, zone_gb_per_hour=1.0, zone_usd_per_hour=0.02, value=4.0, goodput=0.9, waited=0.0,
-    begun=0.5, hours=1.5, steps=100,
-)  # fmt: skip
+TRAINING = TrainingSpec(steps=20_000, global_batch_size=4, micro_batch_size=2)
 
 
-def test_a_run_that_is_cut_counts_its_start_once_and_the_rest_in_proportion() -> None:
-    found = outcome_of(FIGURES, "", 1000)
-    assert found.hours == pytest.approx(0.5 + 1.0 * 10)
-    assert found.usd == pytest.approx(3.0 * 10.5 / 1.5)
-    assert found.traffic_usd == pytest.approx(0.02 * 10.5)
-    assert found.simulated == 1.5
+def half_of_it_settled(end: float = 10.0) -> JobResult:
+    """Half an hour until it begins, then 1000 steps an hour on 8 nodes; from 5 h on 500 on 6, at 1 USD each."""
+    record = JobRecord(samples=4, begun=HOUR / 2)
+    record.paid(5 * HOUR, 8, 8.0)
+    record.paid(end * HOUR, 6, 6.0)
+    record.steps += [(HOUR / 2, 5 * HOUR, 4500), (5 * HOUR, end * HOUR, 500 * (end - 5))]
+    return JobResult(figures=record.figures(end * HOUR), series=record.series(end * HOUR), outcome="cut", message="")
 
 
-@pytest.mark.parametrize(("figures", "ended"), [(FIGURES, "all copies were lost"), (replace(FIGURES, steps=0), "")])
-def test_a_run_without_an_end_takes_for_ever(figures: JobFigures, ended: str) -> None:
-    found = outcome_of(figures, ended, 1000)
-    assert (found.hours, found.usd, found.traffic_usd) == (math.inf, math.inf, 0.0)
-    assert found.failed == ended
+def test_the_rest_goes_on_as_after_the_nodes_have_settled() -> None:
+    """7000 steps in 10 h, and 13000 at 500 an hour."""
+    found = outcome_of(half_of_it_settled(), "", TRAINING, 5.0)
+    assert (found.hours, found.usd) == pytest.approx((10 + 26, 70 + 26 * 6))
+
+
+@pytest.mark.parametrize("settled", [0.0, 9.97, 20.0])
+def test_without_steps_after_that_the_whole_run_is_what_the_rest_is_like(settled: float) -> None:
+    """7000 steps in 9.5 h."""
+    result = half_of_it_settled()
+    found = outcome_of(result, "", TRAINING, settled)
+    assert found.hours == pytest.approx(0.5 + 9.5 * 20 / 7)
+    assert found.usd == pytest.approx(70 * (0.5 + 9.5 * 20 / 7) / 10)
+    assert found.simulated == 10
+
+
+def test_what_has_ended_by_itself_has_taken_what_it_took() -> None:
+    whole = TrainingSpec(steps=7000, global_batch_size=4, micro_batch_size=2)
+    found = outcome_of(half_of_it_settled(), "", whole, 5.0)
+    assert (found.hours, found.usd) == pytest.approx((10, 70))
+
+
+def test_what_failed_or_never_trained_has_no_end() -> None:
+    never = JobResult(
+        figures=JobRecord(samples=4).figures(HOUR), series=JobRecord(samples=4).series(HOUR), outcome="cut", message=""
+    )
+    for found in (outcome_of(never, "", TRAINING, 5.0), outcome_of(half_of_it_settled(), "it failed", TRAINING, 5.0)):
+        assert math.isinf(found.hours)
+        assert math.isinf(found.usd)
+        assert found.traffic_usd == 0
 
 
 def test_what_95_of_100_runs_keep_is_above_the_mean_by_their_spread() -> None:

@@ -16,6 +16,7 @@ from bamboo.planning.shards import sharded
 from bamboo.profiles.profile import Layer, ModelProfile, Network
 from bamboo.simulation.job.step_times import LostWorkers, StepModel
 
+Rows = tuple[tuple[str, ...], ...]
 FAST = Network(flow=1e15, machine=1e15, latency=0.0)
 
 
@@ -142,3 +143,28 @@ def moved(plan: Plan, cell: Cell, heir: str) -> Plan:
     rows = [list(row) for row in plan.pipelines]
     rows[cell.pipeline][cell.stage] = Assignment(owner=heir)
     return msgspec.structs.replace(plan, epoch=plan.epoch + 1, pipelines=tuple(map(tuple, rows)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((("w0", "w0", "w2"),), (("w0", "n", "w0"),)),  # stage 1 is healed while stage 2 is taken over
+        ((("w0",), ("w0",), ("w2",)), (("w0",), ("n",), ("w0",))),
+    ],
+)
+def test_a_takeover_may_come_with_a_cell_of_somebody_who_is_there(before: Rows, after: Rows) -> None:
+    """A plan that was to heal at the next boundary is overtaken by one that cannot wait for it."""
+    job = spec(len(before[0]), len(before), 6)
+    first = plan_of(job, 6)
+    plans = [
+        msgspec.structs.replace(
+            first, epoch=first.epoch + number,
+            pipelines=tuple(tuple(Assignment(owner=worker) for worker in row) for row in rows),
+        )
+        for number, rows in enumerate((before, after))
+    ]  # fmt: skip
+    times = StepModel(profile(6), job)
+    calm = times.seconds(plans[0], first.target)
+    took, repeating = times.disturbed(*plans, first.target, LostWorkers(at={"w2": 4.0}, planned=5.0))
+    assert 5.0 < took < 3 * calm
+    assert 0 < repeating < took

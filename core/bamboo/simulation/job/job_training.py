@@ -135,7 +135,8 @@ class SimulatedTraining:
         assert self._begun is not None
         now, since = self._clock.now, self._since
         layout = next(one for one in self._begun.layouts if one.generation == self._generation)
-        lost = LostWorkers(at={w: max(0.0, at - since) for w, at in self._left.items()}, planned=now - since)
+        gone = {w: max(0.0, at - since) for w, at in self._left.items() if w in self._gone}
+        lost = LostWorkers(at=gone, planned=now - since)
         seconds, repeating = self._model.disturbed(self._begun, plan, layout, lost)
         if self._timer is not None:
             self._timer.cancel()

@@ -228,6 +228,8 @@ class _Execution:
     def _finish(self, now: float, number: int, cell: _Cell) -> None:
         instruction, (d, s) = cell.next, cell.place
         assert instruction is not None
+        if not cell.shadow and self._cells[cell.place] is not cell:
+            return  # another worker runs it now
         if cell.shadow and isinstance(instruction, Forward) and self._group.layers:
             cell.pieces = (cell.pieces + 1) % self._group.layers[s]  # one layer at a time
             if cell.pieces:
@@ -286,6 +288,7 @@ class _Execution:
         for place, heir in self._loss.heirs:
             self._ends.pop(place, None)
             known = self._mirrors.pop(place, None)
+            self._workers[self._owner[place]].cells.remove(self._cells[place])
             cell = self._own(place, heir)
             cell.advance = reused.get(place, 0)
             if known is not None:

@@ -22,7 +22,9 @@ SAFETY, MARGIN = 0.95, 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorkers:
-    """Owners that are lost in a step: at which second of it. planned: when all others have the plan without them."""
+    """Owners that are lost in a step: at which second of it. planned: when all others have the plan without them, which
+    may move cells of workers that are there as well.
+    """
 
     at: Mapping[WorkerId, float]
     planned: float
@@ -63,7 +65,7 @@ class StepModel:
         return self._steps[key]
 
     def disturbed(self, before: Plan, plan: Plan, layout: Layout, lost: LostWorkers) -> tuple[float, float]:
-        """A step that begins under one plan, and ends under the one that moves the cells of lost workers.
+        """A step that begins under one plan, and ends under the one that moves cells of lost workers, and maybe others.
 
         (seconds of the step, of these what the new owners take to repeat the lost work)
         """
@@ -77,7 +79,7 @@ class StepModel:
             moved = [
                 (place, Cell(rows[place[0]], place[1]))
                 for place in _places(group)
-                if before.at(Cell(rows[place[0]], place[1])).owner in lost.at
+                if _is_moved(before, plan, Cell(rows[place[0]], place[1]), lost)
             ]
             if not moved:
                 times = calm
@@ -105,7 +107,7 @@ class StepModel:
         if plan.mode is not RedundancyMode.EAGER_FORWARD:
             return 0
         number, lost = heir
-        at = lost.at[plan.at(cell).owner]
+        at = lost.at.get(plan.at(cell).owner, lost.planned)
         idle = sum(max(0.0, min(end, at) - begin) for begin, end in calm.gaps[number] if begin < at)
         took = MARGIN * group.forward[cell.stage]
         return int(SAFETY * idle / took) if took else group.microbatches[0]
@@ -119,7 +121,8 @@ class StepModel:
         free = {worker: max(end, lost.planned) for worker, end in own.items() if worker not in lost.at}
         runners = _runners(plan, layout)
         for cell, parts in runners.items():
-            if before.at(cell).owner not in lost.at and plan.at(cell).portions == before.at(cell).portions:
+            same = plan.at(cell).portions == before.at(cell).portions
+            if same and not _is_moved(before, plan, cell, lost):
                 ends[cell.pipeline, cell.stage] = own[plan.at(cell).owner]
                 continue
             for worker, count in parts:
@@ -273,6 +276,11 @@ class StepModel:
                     into[other] += given
         least = max([least, *(total / network.machine for total in (*out.values(), *into.values()))])
         return max([least, *(work.get(w, 0.0) + sum(states.update[s] for s in held) for w, held in holds.items())])
+
+
+def _is_moved(before: Plan, plan: Plan, cell: Cell, lost: LostWorkers) -> bool:
+    owner = before.at(cell).owner
+    return owner in lost.at or plan.at(cell).owner != owner
 
 
 def _summed(parts: Sequence[Sequence[Layer]], instruction: float) -> Stages:
