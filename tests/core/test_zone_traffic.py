@@ -8,7 +8,8 @@ from test_step_times import manifest, plan_of, profile, spec
 
 from bamboo.job.manifest import parse_manifest
 from bamboo.planning.plan import Assignment, Portion
-from bamboo.simulation.job.zone_traffic import TrafficKind, ZoneTraffic, step_traffic, traffic_usd
+from bamboo.simulation.job.zone_traffic import TrafficKind, ZoneTraffic, step_traffic
+from bamboo.simulation.zone_price import traffic_usd
 
 BOUNDARY, GRADIENTS = 64, 100  # bytes of a layer
 

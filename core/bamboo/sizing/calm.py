@@ -9,7 +9,8 @@ from bamboo.planning.plan import Peer, Plan
 from bamboo.profiles.profile import ModelProfile, for_microbatch
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.job.worker_memory import device_bytes
-from bamboo.simulation.job.zone_traffic import step_traffic, traffic_usd
+from bamboo.simulation.job.zone_traffic import step_traffic
+from bamboo.simulation.zone_price import traffic_usd
 from bamboo.sizing.candidate import Candidate, job_of
 from bamboo.sizing.pareto import Point
 from bamboo.sizing.world import World, packed

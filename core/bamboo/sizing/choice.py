@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bamboo.job.placement_spec import SpreadPolicy
 from bamboo.job.spec import RedundancyMode
-from bamboo.simulation.job.zone_traffic import traffic_usd
+from bamboo.simulation.zone_price import traffic_usd
 from bamboo.sizing.calm import Calm
 from bamboo.sizing.candidate import Candidate
 from bamboo.sizing.pareto import best_product

@@ -7,7 +7,7 @@ import msgspec
 
 from bamboo.job.fields import ManifestError
 from bamboo.job.yaml_file import load_document
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.text import printable
 
 FORMAT: Final = "bamboo-prices"

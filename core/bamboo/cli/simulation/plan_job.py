@@ -17,7 +17,7 @@ from bamboo.names import EXIT_FAILED
 from bamboo.profiles.files import read_profile
 from bamboo.profiles.profile import ProfileError
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.sizing.candidate import Candidate, as_the_job_is, edited, edits
 from bamboo.sizing.choice import Bounds, choose, on_demand, reasons
 from bamboo.sizing.edited_text import edited_text

@@ -36,7 +36,7 @@ from bamboo.simulation.job.job_training import SimulatedTraining
 from bamboo.simulation.job.node_supply import NodeSupply, SimulatedNode
 from bamboo.simulation.job.step_times import StepModel
 from bamboo.simulation.job.virtual_clock import VirtualClock
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
+from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Change, NodeChange, Trace
 
 ASKING_TICK, SHORTEST_TICK, LONGEST_TICK = 0.05, 0.5, 5.0  # seconds; ticks are rarer the longer nothing happens

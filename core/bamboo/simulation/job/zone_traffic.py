@@ -8,18 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from bamboo.job.spec import RedundancyMode
 from bamboo.planning.gradient_groups import nodes_of, share_of
 from bamboo.planning.plan import Cell, Layout, Plan, WorkerId
 from bamboo.planning.portions import ranges
 from bamboo.profiles.profile import ModelProfile
-
-GB: Final = 1e9
-# USD for a GB that crosses zones, billed to the one that sends it and again to the one that receives it: what EC2 takes
-# "in each direction". See docs/simulator.md for other clouds.
-ZONE_TRAFFIC_PRICE: Final = 0.01
 
 
 class TrafficKind(StrEnum):
@@ -125,11 +120,6 @@ def by_zone(transfers: Iterable[Transfer], zones: Mapping[WorkerId, str]) -> Zon
 
 def _sum(one: Mapping[TrafficKind, float], other: Mapping[TrafficKind, float]) -> dict[TrafficKind, float]:
     return {kind: one.get(kind, 0.0) + other.get(kind, 0.0) for kind in {**one, **other}}
-
-
-def traffic_usd(billed: float, price: float = ZONE_TRAFFIC_PRICE) -> float:
-    """Of so many bytes that cross zones. price: USD for each GB, and for each of both ways."""
-    return billed / GB * 2 * price
 
 
 def _boundaries(plan: Plan, cell: Cell, size: float, *, trained: bool) -> Iterator[Transfer]:

@@ -12,7 +12,6 @@ import msgspec
 from bamboo.planning.splits.resplit import Grid
 from bamboo.profiles.profile import ModelProfile
 from bamboo.simulation.figures import SimulationError
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE
 from bamboo.simulation.strategies.costs import NOTHING, Costs
 from bamboo.simulation.strategies.drive import StrategyResult, drive
 from bamboo.simulation.strategies.policies.memory_checkpoints import MemoryCheckpoints
@@ -25,6 +24,7 @@ from bamboo.simulation.strategies.policies.templates import Templates
 from bamboo.simulation.strategies.policy import Policy
 from bamboo.simulation.strategies.saving import blocking, young_daly
 from bamboo.simulation.strategies.timeline import steady, timeline
+from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE
 from bamboo.traces.trace import Trace, make_trace, price_series
 
 MOST_STAGES_TRIED = 32

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bamboo.simulation.job.zone_traffic import ZONE_TRAFFIC_PRICE, traffic_usd
 from bamboo.simulation.strategies.crossing import crossing_bytes
 from bamboo.simulation.strategies.policy import Policy, Reaction, View
 from bamboo.simulation.strategies.timeline import HOUR, NodesChange, Timeline
+from bamboo.simulation.zone_price import ZONE_TRAFFIC_PRICE, traffic_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Sequence
 
 from bamboo.simulation.figures import Spread
-from bamboo.simulation.job.zone_traffic import GB
 from bamboo.simulation.strategies.drive import StrategyResult
 from bamboo.simulation.strategies.timeline import HOUR
+from bamboo.simulation.zone_price import GB
 
 
 def spread_of(outcomes: Sequence[StrategyResult]) -> Spread:
